@@ -1,0 +1,239 @@
+"""Install Detectron2, which is not on PyPI under its own name and ships no wheels for new Pythons.
+
+By default the pinned wheel below is fetched, checked by its hash and repacked as a plain Python
+package: what we need of Detectron2 (C4 detectors, their data and evaluators) runs without its
+compiled part. `--from-source` builds the official repository instead, with a compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import csv
+import hashlib
+import importlib.metadata
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from kscl.errors import KsclError
+
+UPSTREAM = "https://github.com/facebookresearch/detectron2"
+UPSTREAM_COMMIT = "a59f0563"
+CARRIER = "sal-detectron2"
+CARRIER_VERSION = "0.7.2"
+CARRIER_SHA256 = "491af0c7f79bdb2d178e46f6cb16a97c4ac968d45c41ea3f6b6435d59bbee561"
+VERSION = f"0.6+{UPSTREAM_COMMIT}"
+WHEEL_TAG = "py3-none-any"
+REPRODUCIBLE_TIME = (2024, 4, 17, 0, 0, 0)  # the date of the upstream commit
+FROM_SOURCE = (f"git+{UPSTREAM}.git", "--no-build-isolation")
+
+# Of the carrier's requirements, `numpy<2` and `black` are not needed and left out.
+REQUIRES = (
+    "Pillow>=7.1",
+    "matplotlib",
+    "pycocotools>=2.0.2",
+    "termcolor>=1.1",
+    "yacs>=0.1.8",
+    "tabulate",
+    "cloudpickle",
+    "tqdm>4.29.0",
+    "tensorboard",
+    "fvcore",
+    "iopath>=0.1.7",
+    "omegaconf>=2.1,<2.4",
+    "hydra-core>=1.1",
+    "packaging",
+)
+
+METADATA = f"""Metadata-Version: 2.1
+Name: detectron2
+Version: {VERSION}
+Summary: Detectron2 at upstream commit {UPSTREAM_COMMIT} (2024-04-17), pure Python part only
+Home-page: {UPSTREAM}
+Author: FAIR
+License: Apache-2.0
+Requires-Python: >=3.8
+{"".join(f"Requires-Dist: {requirement}{chr(10)}" for requirement in REQUIRES)}
+Repacked by the KSCL transfer suite from the PyPI wheel {CARRIER} {CARRIER_VERSION}
+(sha256 {CARRIER_SHA256}).
+Left out: the compiled module detectron2._C, built for one Python version only, and the wheel's
+top-level package `tools`. The Python files of `detectron2` are those of the wheel, to the byte.
+"""
+
+EXAMPLES = """examples:
+  python tools/install_detectron2.py                 the pinned pure-Python Detectron2
+  python tools/install_detectron2.py --from-source   build the official repository (git, compiler)
+  python tools/install_detectron2.py --wheel FILE    use a wheel fetched elsewhere (same hash)
+"""
+
+
+def require_detectron2() -> None:
+    """Raise an error that says how to install Detectron2 where it is missing."""
+    try:
+        import detectron2  # noqa: F401
+    except ImportError as error:
+        raise KsclError(
+            f"Detectron2 is needed for detection and does not import here ({error}).\n"
+            "Install it with `kscl-install-detectron2`, or run `make setup` in the repository."
+        ) from error
+
+
+def importable_version() -> str | None:
+    """The version of a Detectron2 that imports, asked in a new process so that nothing is cached."""
+    code = "import detectron2.modeling, detectron2; print(detectron2.__version__)"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
+    )
+    return done.stdout.strip().splitlines()[-1] if done.returncode == 0 else None
+
+
+def installed_as() -> str | None:
+    try:
+        return importlib.metadata.version("detectron2")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def pip(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def pip_error(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return "\n  ".join((errors or lines or ["pip said nothing"])[-3:])
+
+
+def download_carrier(folder: Path) -> Path:
+    # The wheel is tagged for Python 3.10; only its pure Python files are used, under any version.
+    done = pip(
+        *("download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.10"),
+        *("--implementation", "cp", "--abi", "none", "--platform", "any"),
+        *("-d", str(folder), f"{CARRIER}=={CARRIER_VERSION}"),
+    )
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        raise KsclError(
+            f"{CARRIER} {CARRIER_VERSION} could not be downloaded from the package index:\n"
+            f"  {pip_error(done)}\n"
+            "Check the network, or fetch the wheel elsewhere and pass it with --wheel FILE."
+        )
+    return wheels[0]
+
+
+def check_hash(wheel: Path) -> None:
+    try:
+        found = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    except OSError as error:
+        raise KsclError(f"{wheel} cannot be read: {error.strerror}") from error
+    if found != CARRIER_SHA256:
+        raise KsclError(
+            f"{wheel.name} is not the file that was checked, so nothing was installed:\n"
+            f"  expected sha256 {CARRIER_SHA256}\n  found    sha256 {found}\n"
+            "Delete it (and pip's cache: `pip cache purge`) and try again; if it stays like this, "
+            "do not use it: build the official one with --from-source."
+        )
+
+
+def wanted(name: str) -> bool:
+    return name.startswith("detectron2/") and not Path(name).name.startswith("_C.")
+
+
+def repack(carrier: Path, folder: Path) -> Path:
+    """Write a wheel called detectron2 that holds only what is wanted, with metadata of its own."""
+    info = f"detectron2-{VERSION}.dist-info"
+    target = folder / f"detectron2-{VERSION}-{WHEEL_TAG}.whl"
+    recorded: list[tuple[str, str, int]] = []
+
+    with zipfile.ZipFile(carrier) as source, zipfile.ZipFile(target, "w") as wheel:
+
+        def add(name: str, content: bytes) -> None:
+            digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
+            recorded.append((name, f"sha256={digest.decode()}", len(content)))
+            entry = zipfile.ZipInfo(name, REPRODUCIBLE_TIME)
+            entry.external_attr = 0o644 << 16
+            wheel.writestr(entry, content, zipfile.ZIP_DEFLATED)
+
+        for name in sorted(filter(wanted, source.namelist())):
+            add(name, source.read(name))
+        licence = f"{CARRIER.replace('-', '_')}-{CARRIER_VERSION}.dist-info/LICENSE"
+        add(f"{info}/LICENSE", source.read(licence))
+        add(f"{info}/METADATA", METADATA.encode())
+        add(
+            f"{info}/WHEEL",
+            f"Wheel-Version: 1.0\nGenerator: kscl\nRoot-Is-Purelib: true\nTag: {WHEEL_TAG}\n".encode(),
+        )
+        table = io.StringIO()
+        csv.writer(table, lineterminator="\n").writerows([*recorded, (f"{info}/RECORD", "", "")])
+        wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD", REPRODUCIBLE_TIME), table.getvalue())
+    return target
+
+
+def install_wheel(wheel: Path) -> None:
+    done = pip("install", "-q", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
+    if done.returncode:
+        raise KsclError(
+            f"pip could not install Detectron2 into {sys.prefix}:\n  {pip_error(done)}\n"
+            "If the folder is not yours to write to, use an environment that is: `make setup`."
+        )
+
+
+def install_pinned(wheel: Path | None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        carrier = wheel or download_carrier(Path(folder))
+        check_hash(carrier)
+        install_wheel(repack(carrier, Path(folder)))
+
+
+def install_from_source() -> None:
+    print(f"building {UPSTREAM} (git, a C++ compiler and some minutes are needed)", flush=True)
+    done = pip("install", *FROM_SOURCE)
+    if done.returncode:
+        raise KsclError(
+            f"the official Detectron2 could not be built:\n  {pip_error(done)}\n"
+            "Without --from-source the pinned pure-Python one is installed; it needs no compiler."
+        )
+
+
+def install(from_source: bool = False, wheel: Path | None = None, force: bool = False) -> str:
+    """Install Detectron2 unless one imports already; return what there is now, in words."""
+    present = importable_version()
+    if present and not force:
+        return f"kept: Detectron2 {installed_as() or present} imports already"
+    if from_source:
+        install_from_source()
+    else:
+        install_pinned(wheel)
+    if importable_version() is None:
+        if not present:
+            pip("uninstall", "-q", "-y", "detectron2")
+        raise KsclError(
+            "Detectron2 was installed but does not import: its requirements are missing or do not "
+            "fit. `make setup` installs versions that are known to work together."
+        )
+    return f"installed: Detectron2 {installed_as()}, from {UPSTREAM}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog=os.path.basename(sys.argv[0]),
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--from-source", action="store_true", help="build the official repository")
+    parser.add_argument("--wheel", type=Path, help="take this file instead of downloading it")
+    parser.add_argument("--force", action="store_true", help="replace one that imports already")
+    arguments = parser.parse_args(argv)
+    try:
+        print(install(arguments.from_source, arguments.wheel, arguments.force))
+    except KsclError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,62 @@
+"""What all tools share on the command line: arguments, help, and errors a person can read."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from kscl.errors import KsclError
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+Main = Callable[[Sequence[str] | None], int | None]
+
+
+def parser(description: str, examples: str) -> argparse.ArgumentParser:
+    """A parser whose --help ends in commands that can be copied."""
+    return argparse.ArgumentParser(
+        prog=os.path.basename(sys.argv[0]),
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_config_arguments(arguments: argparse.ArgumentParser) -> None:
+    """The arguments of every tool that has a config, named as Detectron2's train_net names them."""
+    arguments.add_argument("--config-file", metavar="FILE", help="a YAML file; see configs/")
+    arguments.add_argument(
+        "--print-config",
+        action="store_true",
+        help="print the resolved config as YAML that can be fed back, and stop",
+    )
+    arguments.add_argument(
+        "overrides",
+        nargs=argparse.REMAINDER,
+        metavar="KEY VALUE",
+        help="settings that override the file, at the end: METHOD.NUM_SHOTS 3 SOLVER.EPOCHS 10",
+    )
+
+
+def command(main: Main) -> Main:
+    """Turn what a user can fix into `error: …` and exit code 2; a traceback is for bugs."""
+
+    @functools.wraps(main)
+    def wrapped(argv: Sequence[str] | None = None) -> int:
+        try:
+            return main(argv) or 0
+        except KsclError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return EXIT_USER_ERROR
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return EXIT_INTERRUPTED
+        except BrokenPipeError:  # `| head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+
+    return wrapped

@@ -1,0 +1,312 @@
+"""Configs: a tree of defaults, YAML files over it, KEY VALUE overrides over those.
+
+Strict: a key that is not in the tree, a value of the wrong type and a value that cannot be are
+errors, all reported at once, each with where it came from and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fvcore.common.config import BASE_KEY, CfgNode
+
+from kscl.config_rules import Broken, check_pretrain, value_of
+from kscl.defaults import WITHOUT_EFFECT_ON_RESULTS, pretrain_defaults
+from kscl.errors import KsclError
+from kscl.files import shipped_configs, write_atomically
+
+COMMAND_LINE = "command line"
+CONFIG_FILE = "config.yaml"
+IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+class ConfigError(KsclError):
+    """A config that cannot be used; the message lists every reason."""
+
+
+def load_config(
+    config_file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    defaults: Callable[[], CfgNode] = pretrain_defaults,
+    rules: Callable[[CfgNode], Iterable[Broken]] = check_pretrain,
+) -> CfgNode:
+    """Merge defaults, file and overrides, check the whole, and return it frozen."""
+    merge = _Merge(defaults())
+    if config_file is not None:
+        merge.file(find_config(config_file), ())
+    merge.overrides(list(overrides))
+    for keys, text in rules(merge.cfg):
+        merge.problems.append(merge.describe(keys, text))
+    if merge.problems:
+        count = len(merge.problems)
+        title = "1 problem" if count == 1 else f"{count} problems"
+        lines = "\n".join(f"  {i}. {text}" for i, text in enumerate(merge.problems, 1))
+        raise ConfigError(f"{title} in the configuration:\n{lines}")
+    merge.cfg.freeze()
+    return merge.cfg
+
+
+def find_config(name: str | Path) -> Path:
+    """A path as it is, or else one of the configs that ship with the package."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    parts = path.parts[1:] if path.parts[:1] == ("configs",) else path.parts
+    shipped = shipped_configs().joinpath(*parts)
+    if shipped.is_file():
+        return shipped
+    names = [p.relative_to(shipped_configs()).as_posix() for p in shipped_configs().rglob("*.yaml")]
+    nearest = difflib.get_close_matches("/".join(parts), names, n=3, cutoff=0.4)
+    raise ConfigError(
+        f"{name}: no such config file, here or among those shipped."
+        + (f" Nearest: {', '.join(nearest)}" if nearest else "")
+    )
+
+
+def config_values(cfg: CfgNode) -> dict[str, Any]:
+    """The whole config as plain dicts, lists and values."""
+    values = _plain(cfg)
+    assert isinstance(values, dict)
+    return values
+
+
+def config_yaml(cfg: CfgNode) -> str:
+    """The whole config as YAML that can be fed back."""
+    return yaml.safe_dump(config_values(cfg), sort_keys=False, default_flow_style=None, width=100)
+
+
+def save_config(cfg: CfgNode, output_dir: str | Path) -> Path:
+    """Every run keeps its resolved config beside its results."""
+    path = Path(output_dir) / CONFIG_FILE
+    write_atomically(path, config_yaml(cfg).encode())
+    return path
+
+
+def config_hash(cfg: CfgNode, without: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS) -> str:
+    """Equal for configs that give the same results: where things lie does not count."""
+    values = {
+        key: value
+        for key, value in _leaves(_plain(cfg))
+        if not any(key == name or key.startswith(f"{name}.") for name in without)
+    }
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def learning_rate(cfg: CfgNode) -> float:
+    if not cfg.SOLVER.SCALE_LR:
+        return cfg.SOLVER.BASE_LR
+    return cfg.SOLVER.BASE_LR * cfg.SOLVER.BATCH_SIZE / cfg.SOLVER.REFERENCE_BATCH_SIZE
+
+
+def derived_values(cfg: CfgNode) -> list[str]:
+    """What follows from the settings, one line each, for a person to check before a long run."""
+    batch, shots = cfg.SOLVER.BATCH_SIZE, cfg.METHOD.NUM_SHOTS
+    rate = f"learning rate {learning_rate(cfg):g}"
+    if not cfg.SOLVER.SCALE_LR:
+        lines = [f"batch {batch} → {rate}, not scaled (SOLVER.SCALE_LR False)"]
+    elif batch == cfg.SOLVER.REFERENCE_BATCH_SIZE:
+        lines = [f"batch {batch} → {rate}, as given"]
+    else:
+        lines = [f"batch {batch} → {rate} by linear scaling (SOLVER.SCALE_LR False to switch off)"]
+    lines.append(
+        f"K = {shots} → {shots + 1} views an image; a step costs about {(3 + shots) / 4:.2f} times "
+        "that of K = 1"
+    )
+    if cfg.DICTIONARY.TYPE == "queue":
+        from kscl.subspace import max_rank  # torch is slow to import, and only needed here
+
+        length, dim = cfg.DICTIONARY.QUEUE_LENGTH, cfg.HEAD.DIM
+        stored = max_rank(shots, cfg.METHOD.RHO) if cfg.METHOD.SIMILARITY == "projection" else 1
+        lines.append(
+            f"queue of {length:,} subspaces x {stored} x {dim} → "
+            f"{length * stored * dim * 4 / 2**20:.1f} MiB"
+        )
+    return lines
+
+
+def nearest_keys(key: str, keys: Iterable[str]) -> list[str]:
+    """Valid keys that someone who wrote `key` may have meant, best first."""
+    by_upper = {name.upper(): name for name in keys}
+    last = key.upper().rsplit(".", 1)[-1]
+    same_name = [name for upper, name in by_upper.items() if upper.rsplit(".", 1)[-1] == last]
+    close = difflib.get_close_matches(key.upper(), list(by_upper), n=3, cutoff=0.6)
+    return list(dict.fromkeys([*same_name, *(by_upper[name] for name in close)]))[:3]
+
+
+@dataclass
+class _Merge:
+    """A config in the making: its values so far, where each came from, and what was wrong."""
+
+    cfg: CfgNode
+    problems: list[str] = field(default_factory=list)
+    origin: dict[str, str] = field(default_factory=dict)
+
+    def file(self, path: Path, chain: tuple[Path, ...]) -> None:
+        if path.resolve() in chain:
+            names = " → ".join(p.name for p in (*chain, path))
+            raise ConfigError(f"{path}: {BASE_KEY} goes round in a circle: {names}")
+        try:
+            loader = yaml.SafeLoader(path.read_text(encoding="utf-8"))
+            root = loader.get_single_node()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{path} is not YAML: {error}") from error
+        if root is None:
+            return
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{path}: a config is a mapping of keys to values")
+        for name, node in root.value:
+            if name.value == BASE_KEY:
+                bases = node.value if isinstance(node, yaml.SequenceNode) else [node]
+                for base in bases:
+                    self.base(base, path, (*chain, path.resolve()))
+        self.mapping("", root, path, loader)
+
+    def base(self, node: yaml.Node, path: Path, chain: tuple[Path, ...]) -> None:
+        target = path.parent / Path(str(node.value)).expanduser()
+        if not target.is_file():
+            self.problems.append(f"{_at(path, node)}: {BASE_KEY} {node.value}: no such file")
+            return
+        self.file(target, chain)
+
+    def mapping(
+        self, prefix: str, mapping: yaml.MappingNode, path: Path, loader: yaml.SafeLoader
+    ) -> None:
+        seen = set()
+        for name, node in mapping.value:
+            key = f"{prefix}{name.value}"
+            if key == BASE_KEY:
+                continue
+            if key in seen:
+                self.problems.append(f"{_at(path, name)}: {key} stands twice in one file")
+                continue
+            seen.add(key)
+            is_section = isinstance(self.get(key), CfgNode)
+            if is_section and isinstance(node, yaml.MappingNode):
+                self.mapping(f"{key}.", node, path, loader)
+                continue
+            try:
+                value = loader.construct_object(node, deep=True)
+            except yaml.YAMLError:
+                self.problems.append(
+                    f"{_at(path, node)}: {key}: the tag {node.tag} is not plain YAML, and nothing "
+                    "is run from a config file: write the value itself"
+                )
+                continue
+            self.set(key, value, _at(path, name))
+
+    def overrides(self, words: list[str]) -> None:
+        if len(words) % 2:
+            self.problems.append(
+                f"{COMMAND_LINE}: overrides are pairs KEY VALUE, and '{words[-1]}' is left over"
+            )
+        for key, text in zip(words[::2], words[1::2], strict=False):
+            self.set(key, _parse(text, self.get(key)), COMMAND_LINE)
+
+    def get(self, key: str) -> object:
+        try:
+            return value_of(self.cfg, key)
+        except (KeyError, TypeError):
+            return None
+
+    def set(self, key: str, value: object, where: str) -> None:
+        parent, _, name = key.rpartition(".")
+        section = self.get(parent) if parent else self.cfg
+        free = isinstance(section, CfgNode) and section.is_new_allowed()
+        default = self.get(key)
+        if free:
+            section[name] = value  # type: ignore[index]
+        elif isinstance(default, CfgNode):
+            if default.is_new_allowed() and isinstance(value, dict):
+                for child, child_value in value.items():
+                    self.set(f"{key}.{child}", child_value, where)
+                return
+            keys = ", ".join(default) or "any name"
+            self.problems.append(f"{where}: {key} is a section with keys of its own: {keys}")
+        elif default is None:
+            valid = [name for name, _ in _leaves(_plain(self.cfg))]
+            nearest = nearest_keys(key, valid if "." in key else [*valid, *self.cfg])
+            hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+            self.problems.append(f"{where}: {key} is not a key{hint}")
+        else:
+            try:
+                section[name] = _as_type_of(default, value)  # type: ignore[index]
+            except TypeError as error:
+                self.problems.append(f"{where}: {key} takes {error}, not {value!r}")
+                return
+        self.origin[key] = where
+
+    def describe(self, keys: tuple[str, ...], text: str) -> str:
+        """A broken rule, with the values it concerns and where they came from."""
+        values = []
+        for key in keys:
+            origin = self.origin.get(key, "default")
+            values.append(f"{key} is {value_of(self.cfg, key)!r} ({origin})")
+        return f"{', '.join(values)}: {text}" if values else text
+
+
+def _at(path: Path, node: yaml.Node) -> str:
+    return f"{path}:{node.start_mark.line + 1}"
+
+
+def _parse(text: str, default: object) -> object:
+    """The value of an override; where text is wanted it is taken to the letter."""
+    if isinstance(default, str):
+        return text
+    for parse in (yaml.safe_load, ast.literal_eval):  # the second for (1, 2), as Detectron2 has it
+        try:
+            value = parse(text)
+        except (yaml.YAMLError, ValueError, SyntaxError):
+            continue
+        if not isinstance(value, str):
+            return list(value) if isinstance(value, tuple) else value
+    return text
+
+
+def _as_type_of(default: object, value: object) -> object:
+    """The value as the default's type; TypeError says in words what is wanted."""
+    if isinstance(default, list):
+        if not isinstance(value, list | tuple):
+            raise TypeError("a list")
+        kinds = {type(item) for item in default}
+        if len(kinds) == 1 and kinds <= {int, float, str}:
+            return [_as_type_of(default[0], item) for item in value]
+        return list(value)
+    wanted = type(default)
+    if isinstance(value, bool) is not (wanted is bool):
+        raise TypeError(IN_WORDS[wanted])
+    if wanted is float and isinstance(value, int | str):  # YAML 1.1 reads 1e-4 as text
+        try:
+            return float(value)
+        except ValueError:
+            raise TypeError(IN_WORDS[float]) from None
+    if not isinstance(value, wanted):
+        raise TypeError(IN_WORDS[wanted])
+    return value
+
+
+def _plain(node: object) -> object:
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_plain(value) for value in node]
+    return node
+
+
+def _leaves(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """(full key, value) of every leaf; an empty free section is a leaf."""
+    if isinstance(node, dict) and (node or not prefix):
+        for key, value in node.items():
+            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix, node

@@ -1,0 +1,7 @@
+"""The one exception type for what a user can fix; anything else that is raised is a bug."""
+
+from __future__ import annotations
+
+
+class KsclError(ValueError):
+    """A problem in the user's input: its message names the thing, the reason and the fix."""

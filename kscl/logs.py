@@ -1,0 +1,108 @@
+"""Logging: one line a person can read on the terminal, the same as JSON lines in a file.
+
+Only rank 0 speaks. Progress is a bar on a terminal and a plain line now and then when piped.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sized
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from tqdm import tqdm
+
+LOGGER = "kscl"
+LOG_FILE = "log.jsonl"
+SECONDS_BETWEEN_LINES = 10.0
+
+Item = TypeVar("Item")
+
+
+class _JsonLines(logging.Formatter):
+    """One object a line: time, level, message, and whatever was passed in `extra={"data": …}`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        data = getattr(record, "data", None)
+        if data:
+            line["data"] = data
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class _BesideTheBar(logging.StreamHandler[TextIO]):
+    """Writes above a running progress bar instead of through it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=self.stream)
+
+
+def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> logging.Logger:
+    """The logger of this process; on ranks other than 0 it is silent."""
+    logger = logging.getLogger(LOGGER)
+    logger.propagate = False
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    if rank != 0:
+        logger.addHandler(logging.NullHandler())
+        return logger
+    logger.setLevel(logging.INFO)
+    console = _BesideTheBar(sys.stderr)
+    console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger.addHandler(console)
+    if output_dir is not None:
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = logging.FileHandler(folder / LOG_FILE, encoding="utf-8")
+        lines.setFormatter(_JsonLines())
+        logger.addHandler(lines)
+    return logger
+
+
+def progress(
+    items: Iterable[Item], what: str, total: int | None = None, stream: TextIO | None = None
+) -> Iterator[Item]:
+    """Pass the items on, showing how many are done, the rate and the time that remains."""
+    stream = stream or sys.stderr
+    if total is None and isinstance(items, Sized):
+        total = len(items)
+    if stream.isatty():
+        yield from tqdm(items, desc=what, total=total, file=stream, dynamic_ncols=True)
+        return
+    start = last = time.monotonic()
+    done = 0
+    for item in items:
+        yield item
+        done += 1
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_LINES:
+            last = now
+            print(_progress_line(what, done, total, now - start), file=stream, flush=True)
+    print(_progress_line(what, done, total, time.monotonic() - start), file=stream, flush=True)
+
+
+def _progress_line(what: str, done: int, total: int | None, elapsed: float) -> str:
+    rate = done / max(elapsed, 1e-9)
+    line = f"{what}: {done:,}" + (f" of {total:,}" if total is not None else "")
+    line += f", {rate:,.1f}/s"
+    if total is not None and 0 < done < total:
+        line += f", about {_clock((total - done) / rate)} to go"
+    elif elapsed >= 1:
+        line += f", {_clock(elapsed)} in all"
+    return line
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

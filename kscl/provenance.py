@@ -1,0 +1,131 @@
+"""Where a number comes from: the code, the libraries and the machine that made it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import kscl
+
+PACKAGES = ("kscl", "linear_eval", "detection")
+LIBRARIES = ("torch", "torchvision", "timm", "detectron2", "fvcore", "iopath", "numpy")
+
+
+@functools.cache
+def code_version() -> dict[str, object]:
+    """Version, commit, whether files differ from that commit, and a hash of the source itself.
+
+    In a checkout git answers. An installed package carries the commit it was built from, and is
+    dirty when a file differs from what was installed; None means that it cannot be known.
+    """
+    home = Path(kscl.__file__).resolve().parent.parent
+    commit, dirty = _from_git(home)
+    if commit is None:
+        commit, dirty = _from_installation(home)
+    return {
+        "version": kscl.__version__,
+        "commit": commit,
+        "dirty": dirty,
+        "source_hash": source_hash(),
+    }
+
+
+def source_hash() -> str:
+    """Of every Python file of the packages: equal code has equal hashes, committed or not."""
+    home = Path(kscl.__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted((home / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(home).as_posix()}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def library_versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def hardware() -> dict[str, object]:
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_name(),
+        "cores": usable_cores(),
+        "memory_gib": round(total_memory() / 2**30, 1),
+        "gpus": gpus,
+    }
+
+
+def usable_cores() -> int:
+    """What this process may use, which in a container is less than what the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def total_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _git(home: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _from_git(home: Path) -> tuple[str | None, bool | None]:
+    top = _git(home, "rev-parse", "--show-toplevel")
+    # site-packages may lie inside somebody else's repository: its commit says nothing about us
+    if top is None or Path(top).resolve() != home:
+        return None, None
+    commit = _git(home, "rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    return commit, bool(_git(home, "status", "--porcelain"))
+
+
+def _from_installation(home: Path) -> tuple[str | None, bool | None]:
+    try:
+        info = json.loads((home / "kscl" / "build_info.json").read_text())
+        files = importlib.metadata.files("kscl") or []
+    except (OSError, ValueError, importlib.metadata.PackageNotFoundError):
+        return None, None
+    dirty = info["dirty"] or any(_changed(file) for file in files if file.suffix == ".py")
+    return info["commit"], dirty
+
+
+def _changed(file: importlib.metadata.PackagePath) -> bool:
+    import base64
+
+    if file.hash is None:
+        return False
+    try:
+        digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
+    except OSError:
+        return True
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value

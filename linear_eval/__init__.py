@@ -1,0 +1,1 @@
+"""How good frozen features are: linear probes and nearest neighbours."""
