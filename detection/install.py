@@ -84,7 +84,7 @@ def require_detectron2() -> None:
 
 
 def importable_version() -> str | None:
-    """The version of a Detectron2 that imports, asked in a new process so that nothing is cached."""
+    """The version of a Detectron2 that imports, asked in a new process: nothing is cached there."""
     code = "import detectron2.modeling, detectron2; print(detectron2.__version__)"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
@@ -165,10 +165,8 @@ def repack(carrier: Path, folder: Path) -> Path:
         licence = f"{CARRIER.replace('-', '_')}-{CARRIER_VERSION}.dist-info/LICENSE"
         add(f"{info}/LICENSE", source.read(licence))
         add(f"{info}/METADATA", METADATA.encode())
-        add(
-            f"{info}/WHEEL",
-            f"Wheel-Version: 1.0\nGenerator: kscl\nRoot-Is-Purelib: true\nTag: {WHEEL_TAG}\n".encode(),
-        )
+        about = ("Wheel-Version: 1.0", "Generator: kscl", "Root-Is-Purelib: true")
+        add(f"{info}/WHEEL", "\n".join((*about, f"Tag: {WHEEL_TAG}", "")).encode())
         table = io.StringIO()
         csv.writer(table, lineterminator="\n").writerows([*recorded, (f"{info}/RECORD", "", "")])
         wheel.writestr(zipfile.ZipInfo(f"{info}/RECORD", REPRODUCIBLE_TIME), table.getvalue())

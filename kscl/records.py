@@ -97,7 +97,10 @@ def make_record(
 
     `data` maps a role ("train", "test") to a fingerprint; `inputs` maps a role ("backbone") to
     the sha256 of the file that an earlier stage made; `details` holds what is no single number.
+    The fingerprints enter the protocol's hash: numbers on other data are never comparable.
     """
+    on_this_data = {role: print_["hash"] for role, print_ in data.items()}
+    protocol = Protocol(protocol.id, {**protocol.definition, "data": on_this_data})
     record: Json = {
         "schema": SCHEMA,
         "version": VERSION,

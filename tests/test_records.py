@@ -60,6 +60,12 @@ def test_protocols_with_another_definition_have_another_hash():
     assert Protocol("p", {"a": 1}).hash != Protocol("p", {"a": 2}).hash
 
 
+def test_the_same_protocol_on_other_data_has_another_hash():
+    other = {"train": {"hash": "cd", "files": 10, "bytes": 1000}}
+    assert a_record()["protocol"]["hash"] == a_record(seed=9)["protocol"]["hash"]
+    assert a_record()["protocol"]["hash"] != a_record(data=other)["protocol"]["hash"]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

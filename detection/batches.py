@@ -1,0 +1,104 @@
+"""Training batches as a pure function of (seed, iteration, rank).
+
+Detectron2 saves neither the sampler's position nor the state of its random generators, so a resumed
+run sees other images, cropped and flipped otherwise. Here iteration i has the same batch whenever
+and however it is reached: the order of images is Detectron2's own, replayed without reading any,
+and what is random within a batch is seeded by its number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from detectron2.config import CfgNode
+from detectron2.data import DatasetFromList, DatasetMapper, get_detection_dataset_dicts
+from detectron2.data.build import trivial_batch_collator
+from detectron2.data.common import AspectRatioGroupedDataset
+from detectron2.data.samplers import TrainingSampler
+from detectron2.utils import comm
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from detection.errors import DetectionError
+
+Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
+
+
+def seed_of(*parts: int | str) -> int:
+    """A 32-bit seed from whatever tells one random stream from another."""
+    return zlib.crc32("/".join(map(str, parts)).encode())
+
+
+def seed_everything(*parts: int | str) -> None:
+    seed = seed_of(*parts)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+class _Order(Sampler[Numbered]):
+    """From iteration `start` on: which images make up this rank's batch."""
+
+    def __init__(self, sizes: list[tuple[int, int]], batch: int, seed: int, start: int) -> None:
+        self.sizes, self.batch, self.seed, self.start = sizes, batch, seed, start
+
+    def __iter__(self) -> Iterator[Numbered]:
+        indices = TrainingSampler(len(self.sizes), seed=self.seed)
+        stream = (
+            {"index": index, "width": self.sizes[index][0], "height": self.sizes[index][1]}
+            for index in indices
+        )
+        # Wide and tall images in batches of their own, as ASPECT_RATIO_GROUPING has it.
+        grouped = ([image["index"] for image in batch] for batch in self._grouped(stream))
+        return itertools.islice(enumerate(grouped), self.start, None)
+
+    def _grouped(self, stream: Iterator[dict[str, int]]) -> Iterator[list[dict[str, int]]]:
+        return iter(AspectRatioGroupedDataset(stream, self.batch))
+
+
+class _Batches(Dataset[list[dict[str, Any]]]):
+    """The mapped images of a numbered batch."""
+
+    def __init__(self, dicts: list[dict[str, Any]], mapper: DatasetMapper, seed: int) -> None:
+        self.dicts = DatasetFromList(dicts, copy=False)  # serialised: workers share one copy
+        self.mapper, self.seed = mapper, seed
+
+    def __getitem__(self, numbered: Any) -> list[dict[str, Any]]:
+        iteration, indices = numbered
+        batch = []
+        for place, index in enumerate(indices):
+            # Detectron2's augmentations draw from numpy's global generator, torch's is left alone.
+            np.random.seed(seed_of(self.seed, "image", iteration, comm.get_rank(), place))
+            batch.append(self.mapper(self.dicts[index]))
+        return batch
+
+
+def build_train_loader(cfg: CfgNode, seed: int, start: int = 0) -> DataLoader[Any]:
+    """This rank's batches from iteration `start` on, without end."""
+    dicts = get_detection_dataset_dicts(
+        cfg.DATASETS.TRAIN, filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
+    )
+    world, total = comm.get_world_size(), cfg.SOLVER.IMS_PER_BATCH
+    if total % world:
+        raise DetectionError(
+            f"SOLVER.IMS_PER_BATCH is {total}, which {world} processes cannot share evenly. Take a "
+            f"multiple of {world}."
+        )
+    if not cfg.DATALOADER.ASPECT_RATIO_GROUPING:
+        sizes = [(1, 1)] * len(dicts)
+    else:
+        sizes = [(image["width"], image["height"]) for image in dicts]
+    return DataLoader(
+        _Batches(dicts, DatasetMapper(cfg, is_train=True), seed),
+        batch_size=None,
+        sampler=_Order(sizes, total // world, seed_of(seed, "order"), start),
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        collate_fn=trivial_batch_collator,
+        # Its own: a loader that starts draws a number, which a resumed run would draw elsewhere.
+        generator=torch.Generator().manual_seed(seed_of(seed, "loader")),
+    )

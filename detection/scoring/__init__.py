@@ -1,0 +1,43 @@
+"""AP of a saved inference pass, by both scorers; no model and no Detectron2 is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from detection.detections import Detections, GroundTruth, fitted
+from detection.errors import DetectionError
+from detection.scoring import coco101, voc07
+from detection.scoring.report import ScorerResult, as_table, metrics_of
+
+__all__ = ["SCORERS", "ScorerResult", "as_table", "metrics_of", "score"]
+
+SCORERS: dict[str, Callable[[Detections, GroundTruth], ScorerResult]] = {
+    voc07.NAME: voc07.score_voc07,
+    coco101.NAME: coco101.score_coco101,
+}
+
+
+def score(
+    detections: Detections,
+    ground_truth: GroundTruth,
+    scorers: Sequence[str] = tuple(SCORERS),
+    same_annotations: bool = True,
+) -> dict[str, ScorerResult]:
+    """For each scorer AP, AP50, AP75 (percent), the same of each class, curves, absent classes.
+
+    The annotations must be those that the detections were made with, unless `same_annotations`
+    is given up (they were corrected since, say); images and classes must agree in any case.
+    """
+    for name in scorers:
+        if name not in SCORERS:
+            raise DetectionError(f"there is no scorer '{name}'. Use {' or '.join(SCORERS)}.")
+    known = detections.ground_truth
+    if same_annotations and known and known != ground_truth.fingerprint:
+        raise DetectionError(
+            f"the annotations of {ground_truth.dataset} have changed since {detections.dataset} "
+            f"was evaluated (fingerprint {known} then, {ground_truth.fingerprint} now): numbers "
+            "from then and now would not compare. Restore them, or say that you want the changed "
+            "ones (--changed-annotations)."
+        )
+    in_order = fitted(detections, ground_truth)
+    return {name: SCORERS[name](in_order, ground_truth) for name in scorers}

@@ -1,0 +1,71 @@
+"""How much faster our VOC scorer is than Detectron2's evaluator, which it equals."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.evaluation import PascalVOCDetectionEvaluator
+from detectron2.evaluation.pascal_voc_evaluation import parse_rec
+from detectron2.structures import Boxes, Instances
+
+from detection.datasets import ground_truth_of, register_voc_folder
+from detection.detections import make_detections
+from detection.scoring import score, voc07
+from tests.benchmarks.harness import figure, time_ratio
+from tests.voc_sets import random_detections, random_things, write_voc
+
+NAME = "benchmark of scoring"
+IMAGES, CLASSES, DETECTIONS = 5_000, 20, 100
+
+
+@figure(
+    "voc07-scorer",
+    f"Detectron2's VOC evaluator / ours: {IMAGES} images, {CLASSES} classes, {DETECTIONS} boxes "
+    "an image, predictions and annotations in memory, one run",
+    at_least=10,
+)
+def voc07_scorer_against_detectron2() -> float:
+    rng = np.random.default_rng(0)
+    things = random_things(rng, IMAGES, CLASSES)
+    found = random_detections(rng, things, CLASSES, most=DETECTIONS, fewest=DETECTIONS)
+    with tempfile.TemporaryDirectory() as folder:
+        root = write_voc(
+            Path(folder), {"test": list(things)}, things, images=False, size=(300, 300)
+        )
+        register_voc_folder(NAME, root, "test", [f"class{index}" for index in range(CLASSES)])
+        try:
+            return _ratio(root, found)
+        finally:
+            DatasetCatalog.remove(NAME)
+            MetadataCatalog.pop(NAME, None)
+
+
+def _ratio(root: Path, found: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]) -> float:
+    theirs = PascalVOCDetectionEvaluator(NAME)
+    theirs.reset()
+    for image_id, (boxes, scores, category) in found.items():
+        instances = Instances((300, 300))
+        instances.pred_boxes = Boxes(torch.from_numpy(boxes))
+        instances.scores = torch.from_numpy(scores)
+        instances.pred_classes = torch.from_numpy(category)
+        theirs.process([{"image_id": image_id}], [{"instances": instances}])
+        parse_rec(str(root / "Annotations" / f"{image_id}.xml"))  # it keeps what it has parsed
+    truth = ground_truth_of(NAME)
+    ours = make_detections(NAME, truth.class_names, found)
+    results: dict[str, dict[str, float]] = {}
+
+    def run_theirs() -> None:
+        results["theirs"] = theirs.evaluate()["bbox"]
+
+    def run_ours() -> None:
+        results["ours"] = score(ours, truth, (voc07.NAME,))[voc07.NAME]
+
+    ratio = time_ratio(run_theirs, run_ours, rounds=1, warmup=0)  # theirs takes minutes
+    for key, value in results["theirs"].items():
+        # Its order of equal scores is left to chance, so on this many ties the two are only near.
+        assert abs(results["ours"][key] - value) < 0.5, (key, results)
+    return ratio
