@@ -124,7 +124,7 @@ RECIPES: dict[str, list[Op]] = {"moco_v1": MOCO_V1, "moco_v2": MOCO_V2, "simclr"
 
 
 def check_recipe(ops: object, where: str) -> list[str]:
-    """Every problem of a recipe, one sentence each, with the nearest valid name; none if it is good.
+    """Every problem of a recipe, a sentence each, with the nearest valid name; none if it is good.
 
     `where` is what the reader calls the list, for instance its config key.
     """
@@ -139,7 +139,7 @@ def _op_problems(op: object, where: str) -> list[str]:
     if not isinstance(op, Mapping) or "op" not in op:
         return [f"{where} must be a mapping with the op's name, like {{op: grayscale, p: 0.2}}"]
     name = op["op"]
-    if name not in OPS:
+    if not isinstance(name, str) or name not in OPS:
         return [f"{where}: there is no op {name!r}; {_nearest(name, OPS)}"]
     problems = []
     for key, value in op.items():

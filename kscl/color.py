@@ -1,0 +1,98 @@
+"""Colour steps on uint8 pictures, folded so that few passes over the pixels are needed.
+
+Brightness, contrast, saturation and grayscale all keep one form: every channel x becomes
+`own * x + luma * L(x) + shift` with L the luma of its pixel. So any run of them is three numbers,
+applied in one pass, as long as nothing in between would have been clipped to 0 … 255. Only a
+factor above 1 can clip, and then the run is applied before it goes on. Hue is not of this form
+(an all-linear hue is off by up to 51 / 255) and works on its own, in HSV.
+
+A grey picture is kept as one plane (height, width); hue and saturation leave it as it is.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+LUMA = (0.299, 0.587, 0.114)
+
+# PIL cuts decimals off where OpenCV rounds; a hair above -0.5 keeps whole numbers whole.
+TRUNCATION = -0.498
+
+
+class Fold(NamedTuple):
+    """A pending run of colour steps."""
+
+    own: float = 1.0
+    luma: float = 0.0
+    shift: float = 0.0
+
+
+UNCHANGED = Fold()
+FOLDED_STEPS = ("brightness", "contrast", "saturation")
+
+
+def fold_step(picture: np.ndarray, fold: Fold, name: str, factor: float) -> Fold:
+    """The run with one more step; `picture` is what the run so far has not been applied to."""
+    own, luma, shift = fold
+    if name == "brightness":
+        return Fold(factor * own, factor * luma, factor * shift + TRUNCATION)
+    if name == "contrast":
+        # torchvision rounds the mean luma that contrast pulls towards.
+        mean = int((own + luma) * mean_luma(picture) + shift + 0.5)
+        return Fold(factor * own, factor * luma, factor * shift + (1 - factor) * mean + TRUNCATION)
+    if picture.ndim == 2:
+        return fold
+    return Fold(factor * own, luma + (1 - factor) * own, shift + TRUNCATION)
+
+
+def apply_fold(picture: np.ndarray, fold: Fold) -> np.ndarray:
+    if fold is UNCHANGED:
+        return picture
+    own, luma, shift = fold
+    if picture.ndim == 2:
+        return cv2.transform(picture, np.array([[own + luma, shift]]))
+    red, green, blue = luma * LUMA[0], luma * LUMA[1], luma * LUMA[2]
+    matrix = [
+        [own + red, green, blue, shift],
+        [red, own + green, blue, shift],
+        [red, green, own + blue, shift],
+    ]
+    return cv2.transform(picture, np.array(matrix))
+
+
+def mean_luma(picture: np.ndarray) -> float:
+    first, second, third, _ = cv2.sumElems(picture)  # twice as fast as cv2.mean
+    grey = picture.ndim == 2
+    total = first if grey else LUMA[0] * first + LUMA[1] * second + LUMA[2] * third
+    return total / (picture.shape[0] * picture.shape[1])
+
+
+def to_grey(picture: np.ndarray) -> np.ndarray:
+    return picture if picture.ndim == 2 else cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+
+
+def shift_hue(picture: np.ndarray, turn: float) -> np.ndarray:
+    """Turn the hue by a share of the full circle."""
+    if picture.ndim == 2:
+        return picture
+    height, width, _ = picture.shape
+    hsv = cv2.cvtColor(picture, cv2.COLOR_RGB2HSV_FULL)
+    rows = hsv.reshape(height, 3 * width)
+    np.add(rows, _hue_row(int(turn * 255), width), out=rows)  # wraps around, as hue must
+    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
+
+
+@lru_cache(maxsize=1024)
+def _hue_row(turn: int, width: int) -> np.ndarray:
+    # One less: PIL's conversion cuts decimals of the hue off, OpenCV's rounds them.
+    return np.tile(np.array([(turn - 1) % 256, 0, 0], np.uint8), width)
+
+
+def solarize(picture: np.ndarray, threshold: float) -> np.ndarray:
+    """Invert what is at or above the threshold."""
+    levels = np.arange(256)
+    return cv2.LUT(picture, np.where(levels < threshold, levels, 255 - levels).astype(np.uint8))

@@ -1,0 +1,194 @@
+"""Figures of the views: how true to torchvision on PIL, how many times as fast; and the index."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image, ImageFilter
+from torchvision import transforms as T
+
+from kscl.augment import carry_out, crop_and_resize
+from kscl.blur import blur
+from kscl.data import ViewDataset
+from kscl.decode import decode_image
+from kscl.randomness import VIEWS, uniforms
+from kscl.recipes import MOCO_V2, with_defaults
+from kscl.sampling import draws_per_view, sample_crop, sample_view
+from kscl.sources import open_source
+from tests.benchmarks.harness import figure, seconds, time_ratio
+from tests.photos import jpeg, photo
+from tests.torchvision_route import carry_out_on_pil
+
+NUM_VIEWS, SIZE = 6, 224
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class InMemory:
+    """Encoded photos of 500 x 375, so that no disk is measured."""
+
+    where = "memory"
+    labels = None
+
+    def __init__(self, count: int = 8) -> None:
+        self.files = [jpeg(photo(seed), quality=90) for seed in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def read(self, index: int) -> bytes:
+        return self.files[index]
+
+
+@cache
+def photos() -> InMemory:
+    return InMemory()
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    threads = torch.get_num_threads(), cv2.getNumThreads()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads[0])
+        cv2.setNumThreads(threads[1])
+
+
+def blur_on_pil(image: Image.Image) -> Image.Image:
+    return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(0.1, 2.0)))
+
+
+MOCO_ON_PIL = T.Compose(
+    [
+        T.RandomResizedCrop(SIZE, scale=(0.2, 1.0)),
+        T.RandomApply([T.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+        T.RandomGrayscale(p=0.2),
+        T.RandomApply([T.Lambda(blur_on_pil)], p=0.5),
+        T.RandomHorizontalFlip(),
+        T.ToTensor(),
+        T.Normalize(MEAN, STD),
+    ]
+)
+
+
+def views_as_mocos_users_make_them() -> None:
+    for data in photos().files:
+        image = Image.open(io.BytesIO(data)).convert("RGB")
+        torch.stack([MOCO_ON_PIL(image) for _ in range(NUM_VIEWS)])
+
+
+def times_as_fast(mean_std: tuple[tuple[float, ...], tuple[float, ...]] | None) -> float:
+    dataset = ViewDataset(photos(), MOCO_V2, NUM_VIEWS, SIZE, 0, mean_std)
+    epoch = iter(range(1000))  # other views in every round, as there
+
+    def ours() -> None:
+        now = next(epoch)
+        for index in range(len(dataset)):
+            dataset[now, index]
+
+    random.seed(0)
+    torch.manual_seed(0)
+    with one_core():
+        return time_ratio(views_as_mocos_users_make_them, ours, rounds=15)
+
+
+@figure("views_float", "views/s over MoCo's recipe on PIL, one core, float out", at_least=5)
+def views_float() -> float:
+    return times_as_fast((MEAN, STD))
+
+
+@figure("views_uint8", "views/s over MoCo's recipe on PIL, one core, bytes out", at_least=6.5)
+def views_uint8() -> float:
+    return times_as_fast(None)
+
+
+@figure(
+    "views_difference",
+    "mean |difference| of MoCo v2 views to torchvision on PIL, same choices",
+    at_most=1.2,
+    unit="/255",
+)
+def views_difference() -> float:
+    ops = with_defaults(MOCO_V2)
+    differences = []
+    for index, data in enumerate(photos().files):
+        picture, image = decode_image(data), Image.open(io.BytesIO(data)).convert("RGB")
+        numbers = uniforms(0, 0, VIEWS, index, NUM_VIEWS * draws_per_view(ops))
+        for draws in numbers.reshape(NUM_VIEWS, -1).tolist():
+            steps = sample_view(ops, *picture.shape[:2], SIZE, draws)
+            view = carry_out(picture, steps, SIZE)
+            view = np.dstack([view] * 3) if view.ndim == 2 else view
+            differences.append(
+                np.abs(view.astype(int) - carry_out_on_pil(image, steps, SIZE)).mean()
+            )
+    return float(np.mean(differences))
+
+
+def sharpness(picture: np.ndarray) -> float:
+    grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    return float(cv2.Laplacian(grey, cv2.CV_32F).var())
+
+
+@figure(
+    "views_sharpness",
+    "worst deviation of a crop's Laplacian variance from PIL's (aliasing)",
+    at_most=3,
+    unit=" %",
+)
+def views_sharpness() -> float:
+    worst = 0.0
+    for index, data in enumerate(photos().files):
+        picture = decode_image(data)
+        draw = iter(uniforms(1, 0, VIEWS, index, 200).tolist()).__next__
+        for _ in range(4):
+            box = sample_crop(*picture.shape[:2], (0.2, 1.0), (3 / 4, 4 / 3), draw)
+            reference = carry_out_on_pil(Image.fromarray(picture), [("crop", box)], SIZE)
+            ratio = sharpness(crop_and_resize(picture, box, SIZE)) / sharpness(reference)
+            worst = max(worst, 100 * abs(ratio - 1))
+    return worst
+
+
+@figure(
+    "views_blur_sigma",
+    "worst deviation of the blur's effective sigma, 0.1 to 2.0",
+    at_most=3,
+    unit=" %",
+)
+def views_blur_sigma() -> float:
+    row = np.random.default_rng(0).integers(0, 256, (1, 400_000), dtype=np.uint8)
+    radius = 6
+    windows = np.lib.stride_tricks.sliding_window_view(row[0] - 127.5, 2 * radius + 1)
+    gram, squares = windows.T @ windows, np.arange(-radius, radius + 1) ** 2
+
+    def effective(sigma: float) -> float:
+        blurred = blur(row, sigma)[0, radius:-radius] - 127.5
+        kernel = np.linalg.solve(gram, windows.T @ blurred)
+        return float(np.sqrt((kernel * squares).sum() / kernel.sum()))
+
+    return max(100 * abs(effective(sigma) / sigma - 1) for sigma in np.linspace(0.1, 2.0, 20))
+
+
+@figure(
+    "index_100k", "start-up on a folder of 100,000 files, nothing cached", at_most=10, unit=" s"
+)
+def index_100k() -> float:
+    with tempfile.TemporaryDirectory() as root:
+        for folder in range(100):
+            os.makedirs(f"{root}/images/{folder:03d}")
+            for number in range(1000):
+                os.mknod(f"{root}/images/{folder:03d}/{number:05d}.jpg")
+        return seconds(lambda: open_source(f"{root}/images", cache_dir=f"{root}/cache"))
