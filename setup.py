@@ -51,7 +51,7 @@ setup(
         "kscl.configs",
     ],
     package_dir={"kscl.configs": "configs"},
-    package_data={"kscl.configs": ["**/*.yaml"]},
+    package_data={"kscl.configs": ["**/*.yaml"], "kscl.leaderboard": ["page/*"]},
     install_requires=[
         "torch>=2.5",
         "torchvision>=0.20",
@@ -83,6 +83,7 @@ setup(
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",
             "scikit-learn>=1.4",
+            "selenium>=4.20",
             "ruff>=0.9",
             "mypy>=1.11",
             "types-PyYAML",
@@ -90,9 +91,18 @@ setup(
     },
     entry_points={
         "console_scripts": [
+            "kscl-convert = detection.convert_cli:main",
             "kscl-doctor = kscl.doctor:main",
             "kscl-install-detectron2 = detection.install:main",
-            "kscl-make-shapes = kscl.shapes:main",
+            "kscl-leaderboard = kscl.leaderboard.cli:main",
+            "kscl-linear-eval = linear_eval.cli:main",
+            "kscl-make-shapes = kscl.shapes.cli:main",
+            "kscl-plan = kscl.plan:main",
+            "kscl-preflight = detection.preflight_cli:main",
+            "kscl-pretrain = kscl.pretrain:main",
+            "kscl-run-suite = kscl.suite.cli:main",
+            "kscl-score = detection.scoring.cli:main",
+            "kscl-train-net = detection.train_cli:main",
             "kscl-visualize-basis = kscl.basis_images:main",
         ]
     },

@@ -13,12 +13,20 @@ from pathlib import Path
 
 import kscl
 
+# Which packages can change a number of which kind of record; and what in them cannot change any.
+PRODUCERS = {
+    "pretrain": ("kscl",),
+    "linear": ("kscl", "linear_eval"),
+    "knn": ("kscl", "linear_eval"),
+    "detection": ("kscl", "detection"),
+}
 PACKAGES = ("kscl", "linear_eval", "detection")
+CHANGE_NO_NUMBER = ("kscl/leaderboard/", "kscl/suite/", "kscl/doctor.py", "kscl/basis_images.py")
 LIBRARIES = ("torch", "torchvision", "timm", "detectron2", "fvcore", "iopath", "numpy")
 
 
 @functools.cache
-def code_version() -> dict[str, object]:
+def code_version(kind: str | None = None) -> dict[str, object]:
     """Version, commit, whether files differ from that commit, and a hash of the source itself.
 
     In a checkout git answers. An installed package carries the commit it was built from, and is
@@ -32,18 +40,23 @@ def code_version() -> dict[str, object]:
         "version": kscl.__version__,
         "commit": commit,
         "dirty": dirty,
-        "source_hash": source_hash(),
+        "source_hash": source_hash(kind),
     }
 
 
-def source_hash() -> str:
-    """Of every Python file of the packages: equal code has equal hashes, committed or not."""
+@functools.cache
+def source_hash(kind: str | None = None) -> str:
+    """Of the Python files that can change a number of this kind of record; of all without a kind.
+
+    Equal code has equal hashes, committed or not.
+    """
     home = Path(kscl.__file__).resolve().parent.parent
     digest = hashlib.sha256()
-    for package in PACKAGES:
+    for package in PRODUCERS[kind] if kind else PACKAGES:
         for path in sorted((home / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(home).as_posix()}\0".encode())
-            digest.update(path.read_bytes())
+            name = path.relative_to(home).as_posix()
+            if kind is None or not name.startswith(CHANGE_NO_NUMBER):
+                digest.update(f"{name}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -115,7 +115,7 @@ def make_record(
         "config": {"hash": config_hash(cfg, without_effect), "values": config_values(cfg)},
         "data": {role: dict(print_) for role, print_ in data.items()},
         "inputs": dict(inputs or {}),
-        "code": dict(code_version()),
+        "code": dict(code_version(kind if kind in KINDS else None)),
         "libraries": library_versions(),
         "hardware": hardware(),
     }
@@ -203,15 +203,18 @@ def _problems(record: Json) -> list[str]:
     if not record["metrics"]:
         problems.append("metrics is empty: nothing was measured")
     for name, value in record["metrics"].items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-        ):
+        if not _is_finite(value):
             problems.append(f"metrics.{name} is {value!r}, not a finite number")
     if record["protocol"]["hash"] != _digest(record["protocol"]["definition"])[:16]:
         problems.append("protocol.hash does not fit protocol.definition")
     return problems
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def _record_id(record: Json) -> str:

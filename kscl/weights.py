@@ -102,7 +102,7 @@ LAYOUTS: dict[str, Layout] = {
 
 
 def save_backbone(path: str | Path, tensors: State, description: Description) -> None:
-    """Write `backbone.safetensors`, which timm.create_model takes as checkpoint_path (no classifier)."""
+    """Write `backbone.safetensors`, which timm.create_model takes as its checkpoint_path."""
     about = {"version": DESCRIPTION_VERSION, **asdict(description)}
     metadata = {DESCRIPTION: json.dumps(about, sort_keys=True), "format": "pt"}
     write_atomically(Path(path), safetensors.torch.save(tensors, metadata))

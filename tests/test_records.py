@@ -72,6 +72,7 @@ def test_the_same_protocol_on_other_data_has_another_hash():
         ({"metrics": {}}, "nothing was measured"),
         ({"metrics": {"top1": float("nan")}}, "finite"),
         ({"metrics": {"top1": "41"}}, "not a finite number"),
+        ({"metrics": {"top1": 10**400}}, "not a finite number"),
         ({"metrics": {"top1": True}}, "not a finite number"),
         ({"kind": "guess"}, "not one of pretrain"),
         ({"seed": "three"}, "seed is 'three'"),

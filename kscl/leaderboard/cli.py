@@ -1,0 +1,89 @@
+"""Make the leaderboard: records in, Markdown, CSV, JSON and one self-contained page out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kscl import cli
+from kscl.errors import KsclError
+from kscl.files import write_atomically
+from kscl.leaderboard.exports import as_csv, as_json
+from kscl.leaderboard.page import page
+from kscl.leaderboard.rows import Board, build_board
+from kscl.leaderboard.tables import markdown, overview
+
+FORMATS = ("md", "csv", "json", "html")
+NAME = "leaderboard"
+TITLE = "KSCL leaderboard"
+
+EXAMPLES = """  python tools/leaderboard.py output
+  python tools/leaderboard.py output /mnt/other_machine/output --output-dir board
+  python tools/leaderboard.py output --formats html --title "Shapes, ResNet-18"
+"""
+
+
+def write_board(
+    board: Board,
+    output_dir: str | Path,
+    *,
+    title: str = TITLE,
+    formats: Sequence[str] = FORMATS,
+) -> dict[str, Path]:
+    """Write the board in each format; the same records give the same bytes."""
+    folder = Path(output_dir)
+    make = {
+        "md": lambda: markdown(board, title),
+        "csv": lambda: as_csv(board),
+        "json": lambda: as_json(board, title),
+        "html": lambda: page(board, title, folder),
+    }
+    written = {}
+    for name in formats:
+        written[name] = folder / f"{NAME}.{name}"
+        # A record can hold half of a surrogate pair, which no file can.
+        write_atomically(written[name], make[name]().encode("utf-8", "replace"))
+    return written
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="records are read below these folders"
+    )
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("output/leaderboard"),
+        help="where the files go (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--formats", default=",".join(FORMATS), help="which of %(default)s (default: all)"
+    )
+    parser.add_argument("--title", default=TITLE, help="default: %(default)s")
+    parser.add_argument("--no-reported", action="store_true", help="leave published rows out")
+    parser.add_argument(
+        "--no-stale-check",
+        action="store_true",
+        help="do not compare code, data and backbone files with what was recorded",
+    )
+    arguments = parser.parse_args(argv)
+    formats = [name.strip() for name in arguments.formats.split(",") if name.strip()]
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        wrong = f"'{unknown[0]}' is not one of" if unknown else "choose some of"
+        raise KsclError(f"--formats: {wrong} {', '.join(FORMATS)}")
+    board = build_board(
+        arguments.folders,
+        check_stale=not arguments.no_stale_check,
+        with_reported=not arguments.no_reported,
+    )
+    for problem in board.problems:
+        print(f"not counted: {problem}", file=sys.stderr)
+    written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
+    print(overview(board))
+    for path in written.values():
+        print(path)
+    return 0

@@ -1,0 +1,109 @@
+// The page: what is written once, and what happens when a control moves.
+
+const DATA = JSON.parse(byId("data").textContent);
+const MAX_CHIPS = 16;
+const THEMES = ["auto", "light", "dark"];
+
+function buildHead() {
+  byId("title").textContent = DATA.title;
+  byId("summary").textContent = [counted(DATA.rows.length, "row"), counted(DATA.records, "record"),
+    counted(DATA.protocols.length, "protocol")].join(" · ");
+  byId("legend").textContent =
+    "± is the standard deviation over pretraining seeds (° over trials on one backbone). "
+    + "≈ not distinguishable from the best of its column. † test sampling only. "
+    + "Every metric column holds one protocol.";
+}
+
+function buildControls() {
+  const options = DATA.protocols.map((protocol, i) => el("option", { value: String(i) }, protocol.name));
+  byId("protocol").append(el("option", { value: "-1" }, "All protocols, side by side"), ...options);
+  byId("protocol").addEventListener("change", (event) => chooseProtocol(Number(event.target.value)));
+  const { chips, rest } = commonMethods();
+  byId("methods").append(...chips.map((method) => el("button", { type: "button", class: "chip",
+    "aria-pressed": "false", on: { click: (event) => toggleMethod(event.currentTarget, method) } }, method)),
+  rest ? el("span", { class: "quiet more" }, `and ${rest} more: use Find`) : "");
+  byId("search").addEventListener("input", (event) => {
+    state.search = event.target.value.trim().toLowerCase();
+    filter();
+  });
+  byId("reported").addEventListener("change", (event) => {
+    state.reported = event.target.checked;
+    filter();
+  });
+  document.addEventListener("keydown", (event) => {
+    const typing = /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName);
+    if (event.key === "/" && !typing && !event.ctrlKey && !event.metaKey) {
+      event.preventDefault();
+      byId("search").focus();
+    }
+  });
+}
+
+// The methods with the most rows, by name; beyond some number buttons help nobody.
+function commonMethods() {
+  const counts = new Map();
+  for (const { method } of DATA.rows) counts.set(method, (counts.get(method) || 0) + 1);
+  const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a) || (a < b ? -1 : 1));
+  return { chips: names.slice(0, MAX_CHIPS).sort(), rest: Math.max(0, names.length - MAX_CHIPS) };
+}
+
+function toggleMethod(chip, method) {
+  const on = !state.methods.has(method);
+  if (on) state.methods.add(method);
+  else state.methods.delete(method);
+  chip.setAttribute("aria-pressed", String(on));
+  filter();
+}
+
+function chooseProtocol(protocol) {
+  state.protocol = protocol;
+  const chosen = DATA.protocols[protocol];
+  byId("protocol-note").textContent = chosen
+    ? `Ranked by ${chosen.labels[chosen.metrics.indexOf(chosen.headline)]} · protocol hash ${chosen.hash}` : "";
+  byId("reported").closest("label").hidden = !chosen?.reported.length;
+  if (chosen) byId("metric").value = `${protocol}/${chosen.headline}`;
+  buildTable();
+  filter();
+}
+
+let waiting = 0;
+
+function filter() {
+  render();
+  sayCount();
+  cancelAnimationFrame(waiting);
+  waiting = requestAnimationFrame(drawPlots);
+}
+
+function buildNotes() {
+  const parts = [el("h2", {}, "The test"), el("p", {}, DATA.test)];
+  if (DATA.problems.length) {
+    parts.push(el("h2", { id: "problems" }, "Files that were not counted"),
+      el("ul", { class: "problems" }, DATA.problems.map((problem) => el("li", {}, problem))));
+  }
+  byId("notes").append(...parts);
+}
+
+function setTheme(theme) {
+  if (theme === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = theme;
+  byId("theme").textContent = `Theme: ${theme}`;
+  byId("theme").dataset.theme = theme;
+}
+
+setTheme("auto");
+byId("theme").addEventListener("click", (event) => {
+  const next = (THEMES.indexOf(event.currentTarget.dataset.theme) + 1) % THEMES.length;
+  setTheme(THEMES[next]);
+});
+buildHead();
+buildControls();
+buildPlots();
+buildNotes();
+window.addEventListener("beforeprint", () => placeMore(view.shown.length));
+// A panel is as wide as what one sees of the table, however wide the table is.
+new ResizeObserver(([{ target }]) => {
+  target.style.setProperty("--frame-width", `${target.clientWidth}px`);
+}).observe(byId("frame"));
+chooseProtocol(DATA.protocols.length === 1 ? 0 : -1);
+byId("protocol").value = String(state.protocol);

@@ -1,0 +1,207 @@
+// The plots below the table. They show the rows that the filters leave.
+
+const MAX_CURVES = 24;
+const MAX_CLASS_ROWS = 6;
+const MAX_CLASSES = 24;
+const MAX_KEYS = 12;
+const COLOURS = 6;
+
+const series = new Map(); // method → the number of its colour
+
+// KSCL has the accent; the others follow by name, and the seventh looks like the second.
+function chooseColours() {
+  const all = [...DATA.rows, ...DATA.protocols.flatMap((protocol) => protocol.reported)];
+  const others = new Set(all.map((row) => row.method).filter((name) => name !== "kscl"));
+  [...others].sort().forEach((name, i) => series.set(name, 1 + (i % (COLOURS - 1))));
+}
+
+const seriesOf = (method) => series.get(method) ?? 0;
+
+function chosenMetric() {
+  const [protocol, metric] = byId("metric").value.split("/");
+  const i = Number(protocol);
+  const label = DATA.protocols[i].labels[DATA.protocols[i].metrics.indexOf(metric)];
+  return { protocol: i, metric, label };
+}
+
+const passes = (row) => isShown({ row, words: wordsOf(row) });
+
+// Rows with this metric as {row, x, measure}; published ones too when they are shown.
+function points(chosen, x) {
+  const rows = [...DATA.rows, ...DATA.protocols[chosen.protocol].reported].filter(passes);
+  return rows
+    .map((row) => ({ row, x: x(row), measure: measureOf(row, chosen.protocol, chosen.metric) }))
+    .filter((point) => isNumber(point.x) && point.measure);
+}
+
+function scatter(place, chosen, found, axis, linesOf) {
+  if (!found.length) return empty(place, `No row here has both ${chosen.label} and ${axis.name}.`);
+  const heights = found.flatMap(({ measure }) => [measure.mean, ...(measure.interval || [])]);
+  const label = `${chosen.label} against ${axis.name}: ${counted(found.length, "row")}`;
+  const x = { ...axis, values: found.map((point) => point.x) };
+  const y = { values: heights, label: chosen.label };
+  return frame(place, { x, y, label }, (px, py, layer) => {
+    const places = spreadOut(found.map((point) => px(point.x)), 11);
+    found.forEach((point, i) => { point.px = places[i]; });
+    for (const line of linesOf ? linesOf(found) : []) {
+      const ends = line.map((point) => [point.px, py(point.measure.mean)]);
+      path(layer, ends, seriesOf(line[0].row.method), rowName(line[0].row));
+    }
+    for (const { row, measure, px: at } of found) {
+      const words = [rowName(row), `${chosen.label} ${metricWords(measure)}`, axis.words?.(row)];
+      dot(layer, at, py(measure.mean), { py, interval: measure.interval,
+        series: seriesOf(row.method), hollow: Boolean(row.metrics),
+        words: [...words, row.metrics && `reported: ${row.source}`].filter(Boolean).join("\n") });
+    }
+  });
+}
+
+function metricWords(measure) {
+  const spread = isNumber(measure.std) ? ` ± ${fixed(measure.std, 2)}` : "";
+  const interval = measure.interval ? ` (95 % ${intervalWords(measure)})` : "";
+  return fixed(measure.mean, 2) + spread + interval;
+}
+
+const intervalWords = ({ interval, interval_is: kind }) => (interval
+  ? `${fixed(interval[0], 2)} to ${fixed(interval[1], 2)}, ${kind}` : "");
+
+// Lines through the rows of a family that agree in `fixed`; `joins` says which row belongs to all.
+function lines(found, fixed, joins) {
+  const groups = new Map();
+  for (const point of found.filter(({ row }) => !joins(row))) {
+    const name = JSON.stringify([point.row.family, point.row[fixed]]);
+    groups.set(name, [...(groups.get(name) || []), point]);
+  }
+  return [...groups.values()].map((group) => {
+    const common = found.filter(({ row }) => joins(row) && row.family === group[0].row.family);
+    return [...common, ...group].sort((a, b) => a.x - b.x);
+  }).filter((line) => line.length > 1 && line[0].x < line[line.length - 1].x);
+}
+
+function plotShots(place, chosen) {
+  const found = points(chosen, (row) => row.K);
+  const ticks = [...new Set(found.map((point) => point.x))].sort((a, b) => a - b);
+  // With K = 1 there is no ρ: the lines of every ρ begin there.
+  const axis = { name: "K", label: "K, key views of an image", ticks, share: 0.1 };
+  scatter(place, chosen, found, axis, (all) => lines(all, "rho", (row) => row.K === 1));
+}
+
+function plotRho(place, chosen) {
+  const found = points(chosen, (row) => row.rho);
+  const ticks = [...new Set(found.map((point) => point.x))].sort((a, b) => a - b);
+  const axis = { name: "ρ", label: "ρ, eigenvalue mass kept", ticks, format: percent, share: 0.1 };
+  scatter(place, chosen, found, axis, (all) => lines(all, "K", () => false));
+}
+
+function plotCost(place, chosen) {
+  const hours = (row) => (row.epochs * row.figures.minutes_per_epoch) / 60;
+  const found = points(chosen, hours).filter((point) => point.x > 0);
+  const values = found.map((point) => point.x);
+  const log = Math.max(...values) > 20 * Math.min(...values);
+  const words = (row) => `${short(hours(row))} h${row.machine ? ` on ${row.machine}` : ""} ${row.note || ""}`;
+  scatter(place, chosen, found,
+    { name: "cost", label: `hours of pretraining${log ? " (log)" : ""}`, log, words });
+}
+
+function curveNames() {
+  const names = new Set();
+  for (const row of DATA.rows) {
+    for (const run of row.curves) for (const name of Object.keys(run.lines)) names.add(name);
+  }
+  return [...names].sort((a, b) => (b === "loss") - (a === "loss") || (a < b ? -1 : 1));
+}
+
+function plotCurves(place, rows, name) {
+  const runs = rows.flatMap((row) => row.curves.map((run) => ({ row, run })))
+    .filter(({ run }) => run.lines[name]).slice(0, MAX_CURVES);
+  if (!runs.length) return empty(place, "No pretraining record here holds curves.");
+  const label = `${name}, training curves of ${counted(runs.length, "run")}`;
+  const x = { label: runs[0].run.axis, values: runs.flatMap(({ run }) => run.lines[name][0]), share: 0.01 };
+  const y = { values: runs.flatMap(({ run }) => run.lines[name][1]), label: name };
+  return frame(place, { x, y, label }, (px, py, layer) => {
+    for (const { row, run } of runs) {
+      const [xs, ys] = run.lines[name];
+      path(layer, xs.map((v, i) => [px(v), py(ys[i])]), seriesOf(row.method),
+        `${rowName(row)} · seed ${run.seed}`);
+    }
+  });
+}
+
+// Where there are many classes, those in which the rows differ most.
+function plotClasses(place, rows, protocol) {
+  const entries = rows.filter((row) => Object.keys(resultOf(row, protocol)?.classes || {}).length)
+    .slice(0, MAX_CLASS_ROWS)
+    .map((row) => ({ name: rowName(row), series: seriesOf(row.method),
+      values: resultOf(row, protocol).classes }));
+  if (!entries.length) return empty(place, "No record here holds values for each class.");
+  const spread = (name) => {
+    const values = entries.map((entry) => entry.values[name]).filter(isNumber);
+    return Math.max(...values) - Math.min(...values);
+  };
+  const mean = (name) => {
+    const values = entries.map((entry) => entry.values[name]).filter(isNumber);
+    return values.reduce((a, b) => a + b, 0) / values.length;
+  };
+  let classes = [...new Set(entries.flatMap((entry) => Object.keys(entry.values)))];
+  if (classes.length > MAX_CLASSES) {
+    classes = classes.sort((a, b) => spread(b) - spread(a)).slice(0, MAX_CLASSES);
+  }
+  classes.sort((a, b) => mean(b) - mean(a));
+  return classChart(place, entries, classes, `values of ${counted(classes.length, "class")}`);
+}
+
+function drawPlots() {
+  if (!DATA.protocols.length) return;
+  const chosen = chosenMetric();
+  const rows = bestFirst(chosen).filter(passes);
+  plotShots(byId("plot-shots"), chosen);
+  plotRho(byId("plot-rho"), chosen);
+  plotCost(byId("plot-cost"), chosen);
+  plotCurves(byId("plot-curves"), rows, byId("curve").value);
+  plotClasses(byId("plot-classes"), rows, chosen.protocol);
+  const drawn = rows.filter((row) => row.curves.length || resultOf(row, chosen.protocol));
+  drawLegend([...drawn, ...DATA.protocols[chosen.protocol].reported.filter(passes)]);
+}
+
+function drawLegend(rows) {
+  const methods = [...new Set(rows.map((row) => row.method))];
+  methods.sort((a, b) => seriesOf(a) - seriesOf(b) || (a < b ? -1 : 1));
+  const more = methods.length > MAX_KEYS ? [el("span", {}, `and ${methods.length - MAX_KEYS} more`)] : [];
+  const keys = methods.slice(0, MAX_KEYS).map((name) => el("span", { class: `key s${seriesOf(name)}` }, name));
+  byId("chart-legend").replaceChildren(...keys, ...more);
+}
+
+// Best first by the chosen metric, so that what is cut off in a plot is the tail.
+function bestFirst(chosen) {
+  const value = (row) => measureOf(row, chosen.protocol, chosen.metric)?.mean ?? -Infinity;
+  return [...DATA.rows].sort((a, b) => value(b) - value(a));
+}
+
+function card(id, title, note, control) {
+  return el("figure", { class: "card" },
+    el("figcaption", {}, el("h3", {}, title), control || "", note && el("p", { class: "quiet" }, note)),
+    el("div", { id, class: "plot" }));
+}
+
+function buildPlots() {
+  if (!DATA.protocols.length) return byId("plots").remove();
+  chooseColours();
+  const options = DATA.protocols.flatMap((protocol, i) => protocol.metrics.map((metric, j) =>
+    el("option", { value: `${i}/${metric}` }, `${protocol.labels[j]} · ${protocol.name}`)));
+  byId("metric").append(...options);
+  byId("metric").value = `0/${DATA.protocols[0].headline}`;
+  byId("metric").addEventListener("change", drawPlots);
+  const curve = el("select", { id: "curve", "aria-label": "Curve", on: { change: drawPlots } },
+    curveNames().map((name) => el("option", {}, name)));
+  byId("charts").append(
+    card("plot-shots", "Against K", "Whiskers are 95 % intervals; rings are reported values."),
+    card("plot-rho", "Against ρ", "Lines join rows that differ in nothing else."),
+    card("plot-cost", "Accuracy against cost", "Hours of different machines are not one scale: the tooltip names the machine."),
+    card("plot-curves", "Training curves", `At most ${MAX_CURVES} runs, best rows first.`, curve),
+    card("plot-classes", "Per class", `The best ${MAX_CLASS_ROWS} rows; of many classes the ${MAX_CLASSES} that differ most.`),
+  );
+  let timer = 0;
+  new ResizeObserver(() => { clearTimeout(timer); timer = setTimeout(drawPlots, 60); })
+    .observe(byId("charts"));
+  return undefined;
+}
