@@ -1,5 +1,14 @@
-"""From a pretrained backbone to a Faster R-CNN and its AP, on real Detectron2."""
+"""From a pretrained backbone to a Faster R-CNN and its AP, on real Detectron2.
+
+Importing the package registers its head, Res5ROIHeadsExtraNorm, with Detectron2 where that is
+installed; scoring, preflight and reading data need no Detectron2.
+"""
+
+import contextlib
 
 from detection.install import require_detectron2
+
+with contextlib.suppress(ImportError):
+    from detection import heads  # noqa: F401
 
 __all__ = ["require_detectron2"]

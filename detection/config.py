@@ -14,7 +14,6 @@ from typing import Any
 import yaml
 from detectron2.config import CfgNode, get_cfg
 
-import detection.heads  # noqa: F401  (configs name its head, so it must be registered)
 from detection.errors import DetectionError
 from kscl.config import COMMAND_LINE, IN_WORDS, find_config, nearest_keys
 
