@@ -99,11 +99,13 @@ setup(
             "kscl-make-shapes = kscl.shapes.cli:main",
             "kscl-plan = kscl.plan:main",
             "kscl-preflight = detection.preflight_cli:main",
+            "kscl-prepare-data = detection.prepare_data:main",
             "kscl-pretrain = kscl.pretrain:main",
             "kscl-run-suite = kscl.suite.cli:main",
             "kscl-score = detection.scoring.cli:main",
             "kscl-train-net = detection.train_cli:main",
             "kscl-visualize-basis = kscl.basis_images:main",
+            "kscl-visualize-detections = detection.pictures:main",
         ]
     },
     cmdclass={"build_py": BuildWithCommit},
