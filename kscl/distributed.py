@@ -1,0 +1,77 @@
+"""The few collectives that the learner needs; with one process each of them does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def gather(local: Tensor) -> Tensor:
+    """The ranks' tensors (B, ...) one after another: (world · B, ...), without gradient."""
+    if world_size() == 1:
+        return local.detach()
+    local = local.detach().contiguous()  # a channels-last image would arrive with mixed-up pixels
+    parts = [torch.empty_like(local) for _ in range(world_size())]
+    dist.all_gather(parts, local)
+    return torch.cat(parts)
+
+
+def gather_with_gradient(local: Tensor) -> Tensor:
+    """Like `gather`; each rank gets back the sum of all ranks' gradients of its own part.
+
+    DistributedDataParallel then averages over ranks: the gradient of the mean loss of all ranks.
+    """
+    return local if world_size() == 1 else _Gather.apply(local)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        return gather(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        grad = grad.contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(world_size())[rank()]
+
+
+def average_(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its mean over ranks."""
+    if world_size() == 1 or not tensors:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    parts = (flat / world_size()).split([tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
+        tensor.copy_(part.view_as(tensor))
+
+
+def shuffled(encode: Callable[[Tensor], Tensor], images: Tensor, seed: int) -> Tensor:
+    """Encode this rank's images (B, ...) in batches mixed over all ranks: (B, D), in their order.
+
+    BatchNorm sees other companions in a key's batch than in its query's, so the two cannot
+    recognise each other by them (MoCo, section 3.3). All ranks draw the same order from `seed`.
+    """
+    ranks, batch = world_size(), len(images)
+    if ranks == 1:
+        return encode(images)
+    order = torch.randperm(ranks * batch, generator=torch.Generator().manual_seed(seed))
+    order = order.to(images.device)  # (world · B,)
+    mixed = gather(images)[order.chunk(ranks)[rank()]]  # (B, ...)
+    if images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last):
+        mixed = mixed.contiguous(memory_format=torch.channels_last)
+    embeddings = gather(encode(mixed))  # (world · B, D)
+    return embeddings[order.argsort().chunk(ranks)[rank()]]  # (B, D)

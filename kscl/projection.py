@@ -1,0 +1,190 @@
+"""Lengths of many queries on many stored subspaces, without ever keeping what is large.
+
+Stored bases are slot-major: `slots` (L, N, D) holds the first vector of every entry, then the
+second vector of every entry, and so on. A length is then built from L matrix products, one after
+another, and a slot that few entries fill is computed for those few only. Work goes over the entries
+in pieces whose temporaries stay in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Numbers in one temporary (queries x entries): a CPU's cache, or enough to fill a GPU.
+PIECE = {"cpu": 2**19}
+PIECE_ELSEWHERE = 2**25
+
+
+@contextmanager
+def full_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Autocast off, half precision widened to float32; float64 stays."""
+    with torch.autocast(tensors[0].device.type, enabled=False):
+        yield tuple(x if x.dtype == torch.float64 else x.float() for x in tensors)
+
+
+def all_lengths(query: Tensor, slots: Tensor, rank: Tensor | None = None) -> Tensor:
+    """‖W̃_nᵀ v‖ of queries (M, D) on slot-major bases (L, N, D): (M, N), differentiable in both.
+
+    `rank` (N,), if known, spares the work on vectors that are zero. Only the operands are kept for
+    the backward pass. The gradient at length 0 is 0.
+    """
+    with full_precision(query, slots) as (query, slots):
+        return _AllLengths.apply(query, slots, rank)
+
+
+def log_sum_of_negatives(
+    query: Tensor,
+    slots: Tensor,
+    rank: Tensor,
+    temperature: float,
+    own: Tensor | None = None,
+    signed: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """log Σ_n exp(s_n / τ) over stored entries, and the largest s_n; both (M,).
+
+    s_n is the projection length, or with `signed` the cosine to the first vector. Entries of rank 0
+    are empty and do not count, nor does entry own[m] for query m. Without any negative the results
+    are −∞ and −1. The gradient reaches the query only; it is computed here, at two matrix products
+    a slot, so the entries may change before the backward pass.
+    """
+    with full_precision(query, slots) as (query, slots):
+        return _LogSum.apply(query, slots, rank, temperature, own, signed)
+
+
+def _pieces(num_queries: int, slots: Tensor) -> Iterator[slice]:
+    size = max(1, PIECE.get(slots.device.type, PIECE_ELSEWHERE) // max(1, num_queries))
+    return (slice(start, start + size) for start in range(0, slots.shape[1], size))
+
+
+def _filled(slots: Tensor, rank: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
+    """Of every slot that holds anything: vectors (n', D), their entries (n',) or None for all."""
+    filled: list[tuple[Tensor, Tensor | None]] = [(slots[0], None)]
+    for slot in range(1, slots.shape[0]):
+        entries = None if rank is None else (rank > slot).nonzero().squeeze(1)  # (n',)
+        if entries is None or 2 * len(entries) > slots.shape[1]:
+            filled.append((slots[slot], None))
+        elif len(entries):
+            filled.append((slots[slot, entries], entries))
+    return filled
+
+
+def _measure(
+    query: Tensor, filled: list[tuple[Tensor, Tensor | None]]
+) -> tuple[list[Tensor], Tensor]:
+    """Inner products with each slot, (M, n') each, and the lengths (M, n)."""
+    dots = [query @ vectors.T for vectors, _ in filled]
+    if len(dots) == 1:
+        return dots, dots[0].abs()
+    squares = dots[0].square()
+    for dot, (_, entries) in zip(dots[1:], filled[1:], strict=True):
+        if entries is None:
+            squares.addcmul_(dot, dot)
+        else:
+            squares.index_add_(1, entries, dot.square())
+    return dots, squares.sqrt_()
+
+
+def _slot_gradients(
+    grad: Tensor, dots: list[Tensor], lengths: Tensor, filled: list[tuple[Tensor, Tensor | None]]
+) -> list[Tensor]:
+    """Gradients of the inner products, (M, n') each, from those of the lengths; uses up `dots`."""
+    if len(dots) == 1:
+        return [dots[0].sign().mul_(grad)]
+    # Below √tiny a length may have underflowed to 0; the quotient stays bounded, and 0 at dot 0.
+    grad = grad / lengths.clamp_min(torch.finfo(lengths.dtype).tiny ** 0.5)
+    return [
+        dot.mul_(grad if entries is None else grad[:, entries])
+        for dot, (_, entries) in zip(dots, filled, strict=True)
+    ]
+
+
+class _AllLengths(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, slots: Tensor, rank: Tensor | None) -> Tensor:
+        ctx.save_for_backward(query, slots, rank)
+        lengths = query.new_empty(query.shape[0], slots.shape[1])  # (M, N)
+        for piece in _pieces(query.shape[0], slots):
+            filled = _filled(slots[:, piece], None if rank is None else rank[piece])
+            lengths[:, piece] = _measure(query, filled)[1]
+        return lengths
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        query, slots, rank = ctx.saved_tensors
+        query_grad = torch.zeros_like(query) if ctx.needs_input_grad[0] else None  # (M, D)
+        slots_grad = torch.zeros_like(slots) if ctx.needs_input_grad[1] else None  # (L, N, D)
+        with full_precision(grad) as (grad,):
+            for piece in _pieces(query.shape[0], slots):
+                filled = _filled(slots[:, piece], None if rank is None else rank[piece])
+                dots, lengths = _measure(query, filled)
+                dot_grads = _slot_gradients(grad[:, piece], dots, lengths, filled)
+                for slot, (dot_grad, (vectors, entries)) in enumerate(
+                    zip(dot_grads, filled, strict=True)
+                ):
+                    if query_grad is not None:
+                        query_grad.addmm_(dot_grad, vectors)
+                    if slots_grad is not None:
+                        where = slice(None) if entries is None else entries
+                        slots_grad[slot, piece][where] = dot_grad.T @ query
+        return query_grad, slots_grad, None
+
+
+class _LogSum(torch.autograd.Function):
+    """One pass over the entries: a running maximum, sum, and sum of gradients (online softmax)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        slots: Tensor,
+        rank: Tensor,
+        temperature: float,
+        own: Tensor | None,
+        signed: bool,
+    ) -> tuple[Tensor, Tensor]:
+        top = query.new_full((query.shape[0], 1), -1)  # (M, 1) no similarity is below -1
+        total = torch.zeros_like(top)  # (M, 1) Σ exp((s − top) / τ)
+        ascent = torch.zeros_like(query)  # (M, D) Σ exp((s − top) / τ) ∂s/∂v
+        for piece in _pieces(query.shape[0], slots):
+            filled = _filled(slots[:1, piece] if signed else slots[:, piece], rank[piece])
+            dots, similarity = _measure(query, filled)  # (M, n)
+            if signed:
+                similarity = dots[0]
+            weight = _without(similarity, piece.start, rank[piece] == 0, own)  # (M, n)
+            higher = torch.maximum(top, weight.amax(1, keepdim=True))  # (M, 1)
+            weight = weight.sub_(higher).div_(temperature).exp_()  # (M, n)
+            rescale = ((top - higher) / temperature).exp()  # (M, 1)
+            total = total * rescale + weight.sum(1, keepdim=True)
+            top = higher
+            if ctx.needs_input_grad[0]:
+                ascent *= rescale
+                grads = [weight] if signed else _slot_gradients(weight, dots, similarity, filled)
+                for dot_grad, (vectors, _) in zip(grads, filled, strict=True):
+                    ascent.addmm_(dot_grad, vectors)
+        ctx.save_for_backward(ascent / (total * temperature).clamp_min(torch.finfo(top.dtype).tiny))
+        hardest = top.squeeze(1)
+        ctx.mark_non_differentiable(hardest)
+        return (top / temperature + total.log()).squeeze(1), hardest
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        (query_grad,) = ctx.saved_tensors  # (M, D)
+        return grad[:, None] * query_grad, None, None, None, None, None
+
+
+def _without(similarity: Tensor, start: int, empty: Tensor, own: Tensor | None) -> Tensor:
+    """A copy of similarities (M, n) in which empty entries and the queries' own stand at −∞."""
+    similarity = similarity.masked_fill(empty, -torch.inf) if empty.any() else similarity.clone()
+    if own is not None:
+        here = own - start  # (M,)
+        inside = ((here >= 0) & (here < similarity.shape[1])).nonzero().squeeze(1)
+        similarity[inside, here[inside]] = -torch.inf
+    return similarity
