@@ -13,6 +13,9 @@ help:  ## show this list
 setup:  ## make .venv with the pinned versions and Detectron2 (the others do it by themselves)
 	@$(PYTHON) tools/setup_environment.py --venv "$(VENV)" --python "$(PYTHON)"
 
+demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
+	$(PY) -W ignore tools/run_suite.py configs/suites/demo.yaml
+
 test: setup  ## run the tests (under 15 minutes on two cores)
 	$(PYTEST) -m "not slow and not gpu"
 

@@ -42,6 +42,24 @@ def add_config_arguments(arguments: argparse.ArgumentParser) -> None:
     )
 
 
+def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
+    """For tools that train: how many processes, and whether a run is new or goes on."""
+    arguments.add_argument(
+        "--num-gpus",
+        type=int,
+        default=1,
+        metavar="N",
+        help="processes on this machine, on its GPUs or else its cores (default: %(default)s)",
+    )
+    how = arguments.add_mutually_exclusive_group()
+    how.add_argument(
+        "--resume", action="store_true", help="go on from the newest checkpoint in OUTPUT_DIR"
+    )
+    how.add_argument(
+        "--auto-resume", action="store_true", help="go on if there is a checkpoint, else start"
+    )
+
+
 def command(main: Main) -> Main:
     """Turn what a user can fix into `error: …` and exit code 2; a traceback is for bugs."""
 

@@ -94,7 +94,7 @@ def config_hash(cfg: CfgNode, without: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS
     """Equal for configs that give the same results: where things lie does not count."""
     values = {
         key: value
-        for key, value in _leaves(_plain(cfg))
+        for key, value in leaves(_plain(cfg))
         if not any(key == name or key.startswith(f"{name}.") for name in without)
     }
     canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -234,7 +234,7 @@ class _Merge:
             keys = ", ".join(default) or "any name"
             self.problems.append(f"{where}: {key} is a section with keys of its own: {keys}")
         elif default is None:
-            valid = [name for name, _ in _leaves(_plain(self.cfg))]
+            valid = [name for name, _ in leaves(_plain(self.cfg))]
             nearest = nearest_keys(key, valid if "." in key else [*valid, *self.cfg])
             hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
             self.problems.append(f"{where}: {key} is not a key{hint}")
@@ -303,10 +303,10 @@ def _plain(node: object) -> object:
     return node
 
 
-def _leaves(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
+def leaves(node: object, prefix: str = "") -> Iterator[tuple[str, object]]:
     """(full key, value) of every leaf; an empty free section is a leaf."""
     if isinstance(node, dict) and (node or not prefix):
         for key, value in node.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+            yield from leaves(value, f"{prefix}.{key}" if prefix else key)
     else:
         yield prefix, node

@@ -52,6 +52,12 @@ RANGES: dict[str, Range] = {
     "SOLVER.WARMUP_EPOCHS": AT_LEAST_0,
     "SOLVER.ACCUMULATE": AT_LEAST_1,
     "SOLVER.CLIP_GRAD_NORM": AT_LEAST_0,
+    "CHECKPOINT.PERIOD_EPOCHS": AT_LEAST_1,
+    "CHECKPOINT.PERIOD_STEPS": AT_LEAST_0,
+    "CHECKPOINT.KEEP": AT_LEAST_1,
+    "EVAL.KNN_PERIOD": AT_LEAST_0,
+    "EVAL.KNN_K": AT_LEAST_1,
+    "EVAL.KNN_TEMPERATURE": POSITIVE,
     "LOG.PERIOD": AT_LEAST_1,
 }
 
@@ -76,6 +82,12 @@ def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
     yield from _check_input(cfg)
     yield from _check_method(cfg)
     yield from _check_schedule(cfg)
+    yield from _check_parts(cfg)
+    if cfg.EVAL.KNN_PERIOD and not (cfg.EVAL.KNN_TRAIN and cfg.EVAL.KNN_VAL):
+        yield (
+            ("EVAL.KNN_PERIOD", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),
+            "the check needs two sets of class folders: name both, or set the period to 0",
+        )
 
 
 def _check_input(cfg: CfgNode) -> Iterator[Broken]:
@@ -148,3 +160,18 @@ def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
                 ("SOLVER.MILESTONES", "SOLVER.EPOCHS"),
                 "must be rising epochs inside the training",
             )
+
+
+def _check_parts(cfg: CfgNode) -> Iterator[Broken]:
+    solver = cfg.SOLVER
+    if solver.ACCUMULATE >= 1 and solver.BATCH_SIZE % solver.ACCUMULATE:
+        yield (
+            ("SOLVER.ACCUMULATE", "SOLVER.BATCH_SIZE"),
+            "the batch is cut into equal parts: choose a divisor of it",
+        )
+    if solver.ACCUMULATE > 1 and cfg.DICTIONARY.TYPE == "minibatch":
+        yield (
+            ("SOLVER.ACCUMULATE", "DICTIONARY.TYPE"),
+            "each part would have its own few negatives, which is another loss: set ACCUMULATE 1 "
+            "and a smaller BATCH_SIZE",
+        )

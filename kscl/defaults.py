@@ -57,7 +57,7 @@ def pretrain_defaults() -> CfgNode:
 
     cfg.SOLVER = CfgNode()
     cfg.SOLVER.EPOCHS = 200
-    cfg.SOLVER.BATCH_SIZE = 256  # over all ranks
+    cfg.SOLVER.BATCH_SIZE = 256  # images a step, over all ranks and parts
     cfg.SOLVER.OPTIMIZER = "sgd"
     cfg.SOLVER.BASE_LR = 0.03  # at REFERENCE_BATCH_SIZE
     cfg.SOLVER.SCALE_LR = True  # in proportion to BATCH_SIZE / REFERENCE_BATCH_SIZE
@@ -68,11 +68,23 @@ def pretrain_defaults() -> CfgNode:
     cfg.SOLVER.SCHEDULE_BY = "epoch"  # or "step": how often the learning rate moves
     cfg.SOLVER.MILESTONES = [120, 160]  # epochs, for the step schedule
     cfg.SOLVER.GAMMA = 0.1
-    cfg.SOLVER.WARMUP_EPOCHS = 0
-    cfg.SOLVER.ACCUMULATE = 1  # batches gathered before a step
+    cfg.SOLVER.WARMUP_EPOCHS = 0.0
+    cfg.SOLVER.ACCUMULATE = 1  # parts in which a rank's share of the batch is computed
     cfg.SOLVER.CLIP_GRAD_NORM = 0.0  # 0 clips nothing
     cfg.SOLVER.AMP = "off"  # "bf16" or "fp16"
     cfg.SOLVER.CHANNELS_LAST = False
+
+    cfg.CHECKPOINT = CfgNode()
+    cfg.CHECKPOINT.PERIOD_EPOCHS = 1
+    cfg.CHECKPOINT.PERIOD_STEPS = 0  # also within epochs; 0 is never
+    cfg.CHECKPOINT.KEEP = 2  # the newest so many
+
+    cfg.EVAL = CfgNode()  # a nearest-neighbour check while training
+    cfg.EVAL.KNN_PERIOD = 0  # epochs between two checks; 0 is never
+    cfg.EVAL.KNN_TRAIN = ""  # class folders, for the neighbours
+    cfg.EVAL.KNN_VAL = ""  # class folders, for the questions
+    cfg.EVAL.KNN_K = 20
+    cfg.EVAL.KNN_TEMPERATURE = 0.07
 
     cfg.LOG = CfgNode()
     cfg.LOG.PERIOD = 50  # steps between two lines
@@ -85,5 +97,7 @@ WITHOUT_EFFECT_ON_RESULTS = (
     "DATA.TRAIN",  # the data's fingerprint stands for it
     "DATA.NUM_WORKERS",
     "DATA.CACHE_DIR",
+    "CHECKPOINT",
+    "EVAL",
     "LOG",
 )

@@ -96,13 +96,13 @@ def _progress_line(what: str, done: int, total: int | None, elapsed: float) -> s
     line = f"{what}: {done:,}" + (f" of {total:,}" if total is not None else "")
     line += f", {rate:,.1f}/s"
     if total is not None and 0 < done < total:
-        line += f", about {_clock((total - done) / rate)} to go"
+        line += f", about {clock((total - done) / rate)} to go"
     elif elapsed >= 1:
-        line += f", {_clock(elapsed)} in all"
+        line += f", {clock(elapsed)} in all"
     return line
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -97,7 +97,7 @@ def make_venv(venv: Path, python: str) -> None:
     if version < PINNED_PYTHON:
         raise SetupError(
             f"{python} is Python {version[0]}.{version[1]}; the pinned versions need "
-            f"{PINNED_PYTHON[0]}.{PINNED_PYTHON[1]} or later. Pass one with PYTHON=/path/to/python3."
+            f"{PINNED_PYTHON[0]}.{PINNED_PYTHON[1]} or later. Pass one with PYTHON=/path/to/it."
         )
     venv.mkdir(parents=True, exist_ok=True)
     (venv / MADE_BY_US).touch()
@@ -153,8 +153,8 @@ def main() -> int:
             if not works(python_of(venv)):
                 if venv.exists() and not (venv / MADE_BY_US).exists() and any(venv.iterdir()):
                     raise SetupError(
-                        f"{venv} exists but has no working Python with pip, and this set-up did not "
-                        "make it, so it is left alone. Pass another place with VENV=/path."
+                        f"{venv} exists but has no working Python with pip, and this set-up did "
+                        "not make it, so it is left alone. Pass another place with VENV=/path."
                     )
                 make_venv(venv, arguments.python)
             install(venv)

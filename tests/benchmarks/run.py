@@ -15,7 +15,7 @@ from kscl.files import write_atomically
 from kscl.provenance import code_version, hardware, library_versions
 from tests.benchmarks.harness import FIGURES, Figure, seconds
 
-EXAMPLES = """  python tools/benchmark.py                    every figure; exit code 1 if one is missed
+EXAMPLES = """  python tools/benchmark.py                    all; exit code 1 if one is missed
   python tools/benchmark.py --only views       those whose name contains "views"
   python tools/benchmark.py --list             names and bounds, nothing measured
 """

@@ -1,0 +1,50 @@
+"""Signals to stop, received as a request that the work looks at when it suits."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """True once SIGTERM or SIGINT has come; a second one interrupts at once."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def exit_code(self) -> int:
+        """What shells expect of a process that a signal has ended."""
+        return 128 + (self.signal or signal.SIGTERM)
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """Within this block signals to stop become a request; those that were ignored stay ignored."""
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():  # Python allows it only there
+        yield request
+        return
+    before = {
+        number: signal.signal(number, request.receive)
+        for number in STOP_SIGNALS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

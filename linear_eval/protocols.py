@@ -1,0 +1,156 @@
+"""Protocols: what makes two probes comparable, spelt out, named and hashed.
+
+A definition holds every setting that changes what is measured, and nothing else: not the backbone,
+not the seed, not the data (a record carries its fingerprint beside the protocol).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from kscl.records import Protocol
+from linear_eval.config import CENTRE, linear_eval_defaults
+
+IMAGENET_LINEAR_MOCO = "imagenet-linear-moco"
+LINEAR_ONLINE = "linear-online"  # the same kind of probe with other settings, or on other data
+LINEAR_CACHED = "linear-cached"
+KNN = "knn"
+
+IMAGENET = {"classes": 1000, "train images": 1_281_167, "val images": 50_000}
+
+Json = dict[str, Any]
+
+
+def protocol_of(cfg: CfgNode, sizes: dict[str, int]) -> Protocol:
+    """The protocol of a run; `sizes` counts what IMAGENET counts."""
+    definition = definition_of(cfg)
+    if cfg.PROBE == "online":
+        to_the_letter = not deviations(cfg, sizes)
+        return Protocol(IMAGENET_LINEAR_MOCO if to_the_letter else LINEAR_ONLINE, definition)
+    return Protocol({"cached": LINEAR_CACHED, "knn": KNN}[cfg.PROBE], definition)
+
+
+def deviations(cfg: CfgNode, sizes: dict[str, int]) -> list[str]:
+    """In what an online probe differs from MoCo's on ImageNet; nothing if it is that."""
+    ours, theirs = flat(definition_of(cfg)), flat(definition_of(linear_eval_defaults()))
+    differing = [
+        f"{key} is {ours.get(key)}, not {theirs.get(key)}"
+        for key in dict.fromkeys([*theirs, *ours])
+        if ours.get(key) != theirs.get(key)
+    ]
+    return differing + [
+        f"{sizes[what]:,} {what}, not {count:,}"
+        for what, count in IMAGENET.items()
+        if sizes[what] != count
+    ]
+
+
+def definition_of(cfg: CfgNode) -> Json:
+    common: Json = {
+        "features": "pooled, frozen, evaluation mode",
+        "batch_norm": _batch_norm(cfg),
+        "precision": {"off": "float32"}.get(cfg.SOLVER.AMP, cfg.SOLVER.AMP),
+        "train_images_per_class": cfg.DATA.IMAGES_PER_CLASS or "all",
+        "test_view": {
+            "resize": cfg.INPUT.RESIZE,
+            "centre_crop": cfg.INPUT.SIZE,
+            "crops": 1,
+            "interpolation": "bilinear",
+        },
+    }
+    return common | {"online": _online, "cached": _cached, "knn": _knn}[cfg.PROBE](cfg)
+
+
+def flat(node: Json, prefix: str = "") -> Json:
+    """Nested names joined by dots."""
+    found: Json = {}
+    for key, value in node.items():
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        )
+    return found
+
+
+def _online(cfg: CfgNode) -> Json:
+    solver = cfg.SOLVER
+    return {
+        "head": {"layer": "linear", "weight_std": solver.INIT_STD, "bias": 0},
+        "train_view": CENTRE if cfg.INPUT.AUGMENT == CENTRE else _random_crop(cfg),
+        "optimizer": {
+            "name": "sgd",
+            "lr": solver.LR,
+            "momentum": solver.MOMENTUM,
+            "weight_decay": solver.WEIGHT_DECAY,
+            "lr_scaling": "none",
+        },
+        "batch_size": solver.BATCH_SIZE,
+        "epochs": solver.EPOCHS,
+        "schedule": _schedule(cfg),
+        "reported": "last epoch",
+    }
+
+
+def _cached(cfg: CfgNode) -> Json:
+    cached, solver = cfg.CACHED, cfg.SOLVER
+    views: list[Any] = [*cached.VIEWS]
+    if cached.RANDOM_CROPS:
+        views.append({"count": cached.RANDOM_CROPS, **_random_crop(cfg)})
+    common: Json = {
+        "train_views": views,
+        "standardize": cached.STANDARDIZE,
+        "chosen_on": {"held_out_of_train": cached.HOLD_OUT, "stratified": True},
+        "reported": "chosen point, trained again on all of train",
+    }
+    if cached.METHOD == "lbfgs":
+        return common | {
+            "optimizer": {"name": "lbfgs", "max_iterations": cached.LBFGS_ITERATIONS},
+            "grid": {"l2": list(cached.L2)},
+        }
+    return common | {
+        "head": {"layer": "linear", "weight_std": solver.INIT_STD, "bias": 0},
+        "optimizer": {"name": "sgd", "momentum": solver.MOMENTUM},
+        "grid": {"lr": list(cached.LRS), "weight_decay": list(cached.WEIGHT_DECAYS)},
+        "batch_size": solver.BATCH_SIZE,
+        "epochs": solver.EPOCHS,
+        "schedule": _schedule(cfg),
+    }
+
+
+def _knn(cfg: CfgNode) -> Json:
+    return {
+        "k": cfg.KNN.K,
+        "temperature": cfg.KNN.TEMPERATURE,
+        "similarity": "cosine",
+        "vote": "exp(similarity / temperature)",
+    }
+
+
+def _random_crop(cfg: CfgNode) -> Json:
+    given = cfg.INPUT
+    return {
+        "random_resized_crop": given.SIZE,
+        "scale": list(given.SCALE),
+        "ratio": list(given.RATIO),
+        "horizontal_flip": given.FLIP,
+        "interpolation": "bilinear",
+    }
+
+
+def _schedule(cfg: CfgNode) -> Json:
+    if cfg.SOLVER.SCHEDULE == "cosine":
+        return {"name": "cosine", "by": "epoch", "warmup": 0}
+    milestones, gamma = list(cfg.SOLVER.MILESTONES), cfg.SOLVER.GAMMA
+    return {"name": "step", "milestones": milestones, "gamma": gamma, "by": "epoch", "warmup": 0}
+
+
+def _batch_norm(cfg: CfgNode) -> Json | str:
+    words = {
+        "keep": "as stored",
+        "calibrate": "statistics of train images",
+        "auto": "as stored; of random weights, statistics of train images",
+    }[cfg.BACKBONE.BATCH_NORM]
+    if cfg.BACKBONE.BATCH_NORM == "keep":
+        return words
+    return {"statistics": words, "images": cfg.BACKBONE.CALIBRATION_IMAGES}

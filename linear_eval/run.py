@@ -1,0 +1,170 @@
+"""One evaluation from a config: a backbone and two folders of images in, a record out."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from kscl.amx import avoid_broken_amx
+from kscl.config import CONFIG_FILE, config_values, save_config
+from kscl.distributed import rank, world_size
+from kscl.launch import device, on_first_rank
+from kscl.logs import LOGGER, set_up_logging
+from kscl.records import RECORD_FILE, Protocol, write_record
+from kscl.run_folder import find_start, only_run_in
+from kscl.signals import StopRequest, stop_requests
+from linear_eval.backbone import Frozen, freeze
+from linear_eval.cached import probe_cached
+from linear_eval.config import CENTRE
+from linear_eval.data import LabelledImages, open_data
+from linear_eval.errors import LinearEvalError
+from linear_eval.features import Features, cached_features
+from linear_eval.nearest import probe_knn
+from linear_eval.online import probe_online
+from linear_eval.outcome import Outcome
+from linear_eval.protocols import IMAGENET_LINEAR_MOCO, deviations, protocol_of
+from linear_eval.report import in_words, record_of, sizes_of, summary, write_classifier
+from linear_eval.state import Saver, Stopped, saved_state
+from linear_eval.views import cached_views, geometry
+
+log = logging.getLogger(LOGGER)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank is told."""
+
+    cfg: CfgNode
+    resume: bool = False
+    auto_resume: bool = False
+
+
+def run_all(jobs: Sequence[Job]) -> int:
+    """One rank's part of several evaluations, one after another; the exit code."""
+    for job in jobs:
+        if code := run(job):
+            return code
+    if rank() == 0:
+        print(summary([Path(job.cfg.OUTPUT_DIR) for job in jobs]), flush=True)
+    return 0
+
+
+def run(job: Job) -> int:
+    """One rank's part of one evaluation, from the folder's claim to the record."""
+    cfg, folder = job.cfg, Path(job.cfg.OUTPUT_DIR)
+    set_up_logging(rank=rank())
+    if cfg.SOLVER.AMP == "bf16" and device().type == "cpu":
+        avoid_broken_amx()
+    with contextlib.ExitStack() as until_the_end, stop_requests() as stop:
+
+        def claim() -> bool:
+            until_the_end.enter_context(only_run_in(folder))
+            check_folder(job)
+            return (folder / RECORD_FILE).exists()
+
+        has_ended = on_first_rank(claim)
+        set_up_logging(folder, rank())
+        if has_ended:
+            log.info("this evaluation has ended: %s", folder / RECORD_FILE)
+            return 0
+        on_first_rank(lambda: save_config(cfg, folder))
+        try:
+            evaluate(cfg, folder, stop)
+        except Stopped as stopped:
+            log.info("%s", stopped)
+            return stopped.exit_code
+    return 0
+
+
+def check_folder(job: Job) -> None:
+    """Start in an empty folder, go on in that of the same run; anything else is an error."""
+    folder = Path(job.cfg.OUTPUT_DIR)
+    if job.resume and not (folder / CONFIG_FILE).exists():
+        raise LinearEvalError(
+            f"there is nothing to resume in {folder}; --auto-resume starts where there is nothing"
+        )
+    # Most of a probe's state is its cached features, so a run without a checkpoint goes on too.
+    find_start(job.cfg, resume=False, auto_resume=job.resume or job.auto_resume)
+
+
+def evaluate(cfg: CfgNode, folder: Path, stop: StopRequest) -> None:
+    began = time.monotonic()
+    train, val = open_data(cfg)
+    protocol = protocol_of(cfg, sizes_of(train, val))
+    if rank() == 0:
+        announce(cfg, protocol, train, val)
+    frozen = freeze(cfg, train)
+    about = {
+        "config": config_values(cfg),
+        "backbone": frozen.loaded.tensors_sha256,
+        "data": {"train": train.fingerprint["hash"], "val": val.fingerprint["hash"]},
+    }
+    saved = on_first_rank(lambda: saved_state(folder, about))
+    before = saved["seconds"] if saved else 0.0
+
+    def seconds() -> float:
+        return before + time.monotonic() - began
+
+    saver = Saver(folder, about, cfg.CHECKPOINT.SECONDS, stop, seconds)
+    outcome = probe(cfg, frozen, train, val, saver, saved)
+    frozen.check_unchanged()
+    if outcome is not None:
+        record = record_of(cfg, protocol, frozen, train, val, outcome, seconds())
+        write_classifier(outcome, val, folder)
+        path = write_record(record, folder)
+        log.info("%s", in_words(record, outcome.remark))
+        log.info("written: %s", path)
+
+
+def probe(
+    cfg: CfgNode,
+    frozen: Frozen,
+    train: LabelledImages,
+    val: LabelledImages,
+    saver: Saver,
+    saved: Json | None,
+) -> Outcome | None:
+    """The probe that the config names; only rank 0 has an outcome."""
+
+    def features(images: LabelledImages, views: list[str]) -> Features:
+        where, workers = cfg.DATA.CACHE_DIR, cfg.DATA.NUM_WORKERS
+        return cached_features(
+            frozen,
+            images,
+            views,
+            geometry(cfg),
+            cache_dir=where,
+            num_workers=workers,
+            stop=saver.stop,
+        )
+
+    of_val = features(val, [CENTRE])
+    if cfg.PROBE == "online":
+        outcome = probe_online(cfg, frozen, train, val, of_val, saver, saved)
+        return outcome if rank() == 0 else None
+    of_train = features(train, cached_views(cfg) if cfg.PROBE == "cached" else [CENTRE])
+    if rank() != 0:
+        return None  # what is left takes one process
+    if cfg.PROBE == "knn":
+        return probe_knn(cfg, train, val, of_train, of_val, device())
+    return probe_cached(cfg, train, val, of_train, of_val, device(), saver, saved)
+
+
+def announce(cfg: CfgNode, protocol: Protocol, train: LabelledImages, val: LabelledImages) -> None:
+    log.info(
+        "%s: %s train and %s val images of %d classes; on %d x %s",
+        *(protocol.id, f"{len(train):,}", f"{len(val):,}", len(train.classes)),
+        *(world_size(), device().type),
+    )
+    if cfg.PROBE == "online" and protocol.id != IMAGENET_LINEAR_MOCO:
+        differences = "; ".join(deviations(cfg, sizes_of(train, val)))
+        log.info("not %s: %s", IMAGENET_LINEAR_MOCO, differences)

@@ -1,0 +1,159 @@
+"""Figures of the engine: what a step costs beyond its encoders, and what a second rank gives."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+
+from kscl.config import load_config
+from kscl.data import Batch, build_train_loader
+from kscl.distributed import rank, world_size
+from kscl.engine import settle, take_step, to_device
+from kscl.memory import keep_freed_memory
+from kscl.training import Training, build_training
+from tests.benchmarks.harness import figure, time_ratio
+from tests.commands import ROOT
+from tests.runs import draw_images
+
+CPU = torch.device("cpu")
+ROUNDS = 5
+
+
+def config(*words: object) -> CfgNode:
+    return load_config(None, ["SOLVER.CHANNELS_LAST", "True", *map(str, words)])
+
+
+def preloaded(cfg: CfgNode) -> Batch:
+    share = cfg.SOLVER.BATCH_SIZE // world_size()
+    shape = (share, cfg.METHOD.NUM_SHOTS + 1, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
+    generator = torch.Generator().manual_seed(rank())
+    pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+    return Batch(pixels, torch.arange(share), [])
+
+
+def new_training(cfg: CfgNode) -> Training:
+    return build_training(cfg, num_images=10_000, steps_per_epoch=100, device=CPU)
+
+
+@figure("engine-overhead", "a K=5 step of ResNet-50 over its bare encoder passes", at_most=1.05)
+def overhead() -> float:
+    return in_own_process("step_over_bare_encoders")
+
+
+def step_over_bare_encoders() -> float:
+    cfg = config("INPUT.SIZE", 128, "SOLVER.BATCH_SIZE", 16)
+    training, batch = new_training(cfg), preloaded(cfg)
+    views = to_device(batch.views, cfg, CPU)
+    encoder, key_encoder = training.learner.encoder, training.learner.key_encoder
+    assert key_encoder is not None
+
+    def bare() -> None:
+        query = encoder(views[:, 0])
+        with torch.no_grad():
+            for view in views[:, 1:].unbind(1):
+                key_encoder(view)
+        query.sum().backward()
+        encoder.zero_grad()
+
+    return time_ratio(lambda: take_step(training, batch), bare, rounds=ROUNDS)
+
+
+@figure("engine-loader-overlap", "a step fed by one worker over one on preloaded tensors")
+def loader_overlap() -> float:
+    return in_own_process("fed_by_a_worker_over_preloaded")
+
+
+def fed_by_a_worker_over_preloaded() -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        images = draw_images(Path(folder) / "images", count=256, side=96)
+        words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "SOLVER.BATCH_SIZE", 32]
+        cfg = config(*words, "DATA.TRAIN", images, "DATA.NUM_WORKERS", 1)
+        training, batch = new_training(cfg), preloaded(cfg)
+        batches: Iterator[Batch] = iter(build_train_loader(cfg, last_step=8 * ROUNDS))
+
+        def fed() -> None:
+            take_step(training, next(batches))
+
+        return time_ratio(fed, lambda: take_step(training, batch), rounds=ROUNDS)
+
+
+@figure("engine-two-ranks", "images/s of two gloo ranks over one, one thread each", at_least=1.8)
+def two_ranks() -> float:
+    """The same global batch, alone and shared; the two take turns in the same minutes."""
+    context = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        members = []
+        for name, ranks in (("alone", 1), ("pair", 2)):
+            for number in range(ranks):
+                ours, theirs = context.Pipe()
+                place = (f"{folder}/{name}", number, ranks)
+                process = context.Process(target=steps_on_request, args=(place, theirs))
+                process.start()
+                members.append((name, ours, process))
+        alone = [pipe for name, pipe, _ in members if name == "alone"]
+        pair = [pipe for name, pipe, _ in members if name == "pair"]
+        for pipe in (*alone, *pair):
+            pipe.recv()  # ready
+        ratios = [seconds_of_a_step(alone) / seconds_of_a_step(pair) for _ in range(ROUNDS)]
+        for _, pipe, process in members:
+            pipe.send("end")
+            process.join()
+    return statistics.median(ratios)
+
+
+def seconds_of_a_step(pipes: list[Connection]) -> float:
+    begun = time.perf_counter()
+    for pipe in pipes:
+        pipe.send("step")
+    for pipe in pipes:
+        pipe.recv()
+    return time.perf_counter() - begun
+
+
+def steps_on_request(place: tuple[str, int, int], pipe: Connection) -> None:
+    store, number, ranks = place
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    if ranks > 1:
+        dist.init_process_group("gloo", f"file://{store}", rank=number, world_size=ranks)
+    words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "METHOD.NUM_SHOTS", 3]
+    cfg = config(*words, "SOLVER.BATCH_SIZE", 64)
+    training, batch = new_training(cfg), preloaded(cfg)
+    settle(training)
+    take_step(training, batch)
+    pipe.send("ready")
+    while pipe.recv() == "step":
+        take_step(training, batch)
+        pipe.send("done")
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def in_own_process(name: str) -> float:
+    """With the threads and the allocator that a run has."""
+    command = [sys.executable, "-W", "ignore", "-m", __name__, name]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return float(done.stdout)
+
+
+if __name__ == "__main__":
+    measures: tuple[Callable[[], float], ...] = (
+        step_over_bare_encoders,
+        fed_by_a_worker_over_preloaded,
+    )
+    measure = {measure.__name__: measure for measure in measures}[sys.argv[1]]
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    keep_freed_memory()
+    print(measure())

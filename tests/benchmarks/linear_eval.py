@@ -1,0 +1,144 @@
+"""Figures of the linear evaluation: the cached probe, its grid, and nearest neighbours."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from sklearn.neighbors import KNeighborsClassifier
+
+from kscl.knn import knn_predict
+from kscl.signals import StopRequest
+from linear_eval.backbone import freeze
+from linear_eval.cached import grid_points
+from linear_eval.config import load_linear_eval_config
+from linear_eval.data import ViewsOfImages, load_batches, open_data
+from linear_eval.grid import Rows, standardised, start_training, train_points
+from linear_eval.online import StepBatches, start, take_step, view_maker
+from linear_eval.run import probe
+from linear_eval.state import Saver
+from tests.benchmarks.harness import figure, seconds, time_ratio
+
+CLASSES, DIM = 10, 512
+IMAGES, VAL_IMAGES, EPOCHS = 1000, 100, 100
+CPU = torch.device("cpu")
+
+
+def random_features(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ten classes that overlap, so that neighbours disagree."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(0, CLASSES, (count,), generator=generator)
+    return centres[labels] + 4 * torch.randn(count, DIM, generator=generator), labels
+
+
+@figure(
+    "linear_eval_grid_of_16",
+    "time of a 16-point grid over that of one point, 20k x 512 cached features, 10 classes",
+    at_most=3,
+)
+def grid_of_16() -> float:
+    features, labels = random_features(20_000, 1)
+    rows = standardised(Rows(features, np.arange(len(features))[None], labels))
+    cfg = load_linear_eval_config("linear_eval/linear_cached.yaml", ["SOLVER.EPOCHS", "2"])
+    points = grid_points(cfg)
+    assert len(points) == 16
+
+    def train(count: int) -> None:
+        start = start_training(count, CLASSES, DIM, 0.01, 0, CPU)
+        train_points(rows, points[:count], start, cfg.SOLVER, 0)
+
+    return time_ratio(lambda: train(16), lambda: train(1))
+
+
+@figure(
+    "linear_eval_knn",
+    "kNN of 10k in 50k x 512 features, scikit-learn's brute force over ours; equal predictions",
+    at_least=2,
+)
+def knn() -> float:
+    train, labels = random_features(50_000, 2)
+    test, _ = random_features(10_000, 3)
+    theirs = KNeighborsClassifier(
+        20,
+        algorithm="brute",
+        metric="cosine",
+        weights=lambda distance: np.exp((1 - distance) / 0.07),
+        n_jobs=torch.get_num_threads(),
+    ).fit(train.numpy(), labels.numpy())
+    found: dict[str, np.ndarray] = {}
+
+    def ours_predict() -> None:
+        found["ours"] = knn_predict(train, labels, test).numpy()
+
+    def theirs_predict() -> None:
+        found["theirs"] = theirs.predict(test.numpy())
+
+    ratio = time_ratio(theirs_predict, ours_predict, rounds=3, warmup=0)
+    assert np.array_equal(found["ours"], found["theirs"]), "the predictions differ"
+    return ratio
+
+
+@figure(
+    "linear_eval_cached_probe",
+    "imagenet-linear-moco (100 x one timed epoch) over linear-cached (2 views stored, 16 points, "
+    "100 epochs); scaled down from 20k to 1,000 images, 64 px, ResNet-18: both grow with the count",
+    at_least=30,
+)
+def cached_probe() -> float:
+    with _pictures() as folder:
+        cfg = _config(folder, "linear_eval/linear_cached.yaml", folder / "cache")
+        train, val = open_data(cfg)
+        frozen = freeze(cfg, train)
+        online = _config(folder, "linear_eval/imagenet_linear_moco.yaml", folder / "cache")
+        saver = Saver(folder, {}, 1e9, StopRequest(), lambda: 0.0)
+        rounds = []
+        for turn in range(3):
+            fresh = _config(folder, "linear_eval/linear_cached.yaml", folder / f"cache{turn}")
+            cached = seconds(lambda cfg=fresh: probe(cfg, frozen, train, val, saver, None))
+            epoch = seconds(lambda: _online_epoch(online, frozen, train))
+            rounds.append(EPOCHS * epoch / cached)
+        return sorted(rounds)[1]
+
+
+def _online_epoch(cfg, frozen, train) -> None:  # type: ignore[no-untyped-def]
+    state = start(cfg, frozen, len(train.classes))
+    batches = StepBatches(len(train), cfg, 0, -(-len(train) // cfg.SOLVER.BATCH_SIZE))
+    for batch in load_batches(ViewsOfImages(train, view_maker(cfg)), batches, 0):
+        take_step(state, frozen, batch, train.targets, cfg.SOLVER, False)
+
+
+def _config(folder: Path, name: str, cache: Path):  # type: ignore[no-untyped-def]
+    words = {
+        "BACKBONE.WEIGHTS": "random",
+        "BACKBONE.NAME": "resnet18",
+        "BACKBONE.CALIBRATION_IMAGES": 64,
+        "DATA.TRAIN": folder / "train",
+        "DATA.VAL": folder / "val",
+        "DATA.CACHE_DIR": cache,
+        "DATA.NUM_WORKERS": 0,
+        "INPUT.SIZE": 64,
+        "INPUT.RESIZE": 73,
+        "SOLVER.EPOCHS": EPOCHS,
+    }
+    return load_linear_eval_config(name, [str(word) for pair in words.items() for word in pair])
+
+
+@contextlib.contextmanager
+def _pictures() -> Iterator[Path]:
+    """Class folders of noise: what is in a picture does not change the time it takes."""
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        for split, count in (("train", IMAGES), ("val", VAL_IMAGES)):
+            for number in range(count):
+                folder = Path(name) / split / f"class_{number % CLASSES}"
+                folder.mkdir(parents=True, exist_ok=True)
+                pixels = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                picture = Image.fromarray(pixels).resize((80, 64))
+                picture.save(folder / f"{number}.jpg")
+        yield Path(name)
