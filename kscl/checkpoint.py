@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from kscl.errors import KsclError
-from kscl.files import sha256_of
+from kscl.files import sha256_of, sync_folder
 from kscl.logs import LOGGER
 from kscl.weights import read_plain
 
@@ -49,7 +49,7 @@ def save_checkpoint(folder: Path, step: int, content: Mapping[str, Any], keep: i
             raise OSError(errno.ENOSPC, "too little room")
         checksum = _write(unfinished, content)
         path = unfinished.rename(folder / f"checkpoint-{step:09d}-{checksum}.pt")
-        _sync(folder)
+        sync_folder(folder)
     except OSError as error:
         if error.errno in DISK_FULL:
             raise _disk_full(folder, needed) from error
@@ -165,11 +165,3 @@ def _size(number: float) -> str:
             return f"{number:.4g} {unit}"
         number /= 1024
     return f"{number:.4g} GiB"
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

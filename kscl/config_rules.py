@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from fvcore.common.config import CfgNode
 
@@ -69,16 +69,22 @@ def value_of(cfg: CfgNode, key: str) -> object:
     return node
 
 
-def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
-    """Every broken rule, not only the first."""
-    for key, names in CHOICES.items():
-        value = value_of(cfg, key)
-        if value not in names:
+def check_values(
+    cfg: CfgNode, choices: Mapping[str, tuple[str, ...]], ranges: Mapping[str, Range]
+) -> Iterator[Broken]:
+    """The rules that concern one key each."""
+    for key, names in choices.items():
+        if value_of(cfg, key) not in names:
             yield (key,), f"must be one of {', '.join(names)}"
-    for key, (allowed, text) in RANGES.items():
+    for key, (allowed, text) in ranges.items():
         value = value_of(cfg, key)
         if not isinstance(value, int | float) or not allowed(value):  # NaN is in no range
             yield (key,), f"must be {text}"
+
+
+def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
+    """Every broken rule, not only the first."""
+    yield from check_values(cfg, CHOICES, RANGES)
     yield from _check_input(cfg)
     yield from _check_method(cfg)
     yield from _check_schedule(cfg)

@@ -28,7 +28,7 @@ def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
         else:
             os.link(name, path)  # fails where the name is taken, also in a race
             os.unlink(name)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except FileExistsError as error:
         os.unlink(name)
         raise KsclError(f"{path} is there already and is never written over") from error
@@ -51,7 +51,8 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make a renaming in it last through a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

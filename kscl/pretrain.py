@@ -281,7 +281,7 @@ def finish(
         details={
             "curves": thinned_curves(rows),
             "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],
-            "backbone_sha256": sha256_of(backbone),
+            "outputs": {"backbone": sha256_of(backbone)},
             "processes": world_size(),
         },
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from kscl.config import load_config
-from kscl.config_rules import AT_LEAST_0, AT_LEAST_1, POSITIVE, Broken, Range, value_of
+from kscl.config_rules import AT_LEAST_0, AT_LEAST_1, POSITIVE, Broken, Range, check_values
 
 CENTRE, FLIP = "centre", "flip"
 
@@ -129,13 +129,7 @@ def load_linear_eval_config(
 
 def check_linear_eval(cfg: CfgNode) -> Iterator[Broken]:
     """Every broken rule, not only the first."""
-    for key, names in CHOICES.items():
-        if value_of(cfg, key) not in names:
-            yield (key,), f"must be one of {', '.join(names)}"
-    for key, (allowed, text) in RANGES.items():
-        value = value_of(cfg, key)
-        if not isinstance(value, int | float) or not allowed(value):  # NaN is in no range
-            yield (key,), f"must be {text}"
+    yield from check_values(cfg, CHOICES, RANGES)
     yield from _check_input(cfg)
     yield from _check_schedule(cfg)
     yield from _check_grid(cfg)

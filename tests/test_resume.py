@@ -21,7 +21,6 @@ from tests.commands import ROOT
 from tests.runs import Run, draw_images, end_all, is_finished, same_bits, wait_until
 
 EXACT = ("learner", "optimizer", "scaler", "step", "window", "data", "bad_images")
-STEPS = 18
 LONGEST_WAIT = 0.3  # seconds, about a tenth of what a run takes
 
 # Between them: every kind of state that a run can have.
@@ -29,11 +28,13 @@ SETTINGS: dict[str, list[object]] = {
     "queue, SGD": [],
     "memory bank, AdamW": ["DICTIONARY.TYPE", "memory_bank", "SOLVER.OPTIMIZER", "adamw"],
     "two ranks, averaged statistics": ["KEY_ENCODER.BATCH_NORM", "eval"],
+    # Sums of three depend on their order, so the buckets of gradients must be the same ones too.
+    "three ranks": ["SOLVER.BATCH_SIZE", 24],
 }
 
 
 def ranks_of(setting):
-    return 2 if setting.startswith("two") else 1
+    return {"two": 2, "three": 3}.get(setting.split()[0], 1)
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +58,11 @@ def undisturbed(tmp_path_factory, images):
 
 def assert_same_run(run, expected):
     final = run.state()
-    assert final["step"] == STEPS
     for part in EXACT:
         assert same_bits(final[part], expected[part]), f"{part} differs"
     steps = [json.loads(line)["step"] for line in (run.folder / METRICS_FILE).open()]
-    assert steps == [3, 6, 9, 12, 15, 18]
+    assert steps == sorted(set(steps)), "a step was logged twice"
+    assert steps[-1] == final["step"]
     assert (run.folder / "record.json").exists()
     assert not list((run.folder / CHECKPOINT_FOLDER).glob(UNFINISHED))
 
@@ -127,7 +128,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("setting", "kills"), list(zip(SETTINGS, (20, 15, 15), strict=True)))
+@pytest.mark.parametrize(("setting", "kills"), list(zip(SETTINGS, (15, 15, 15, 5), strict=True)))
 def test_fifty_kills_do_not_change_a_bit(tmp_path, images, undisturbed, setting, kills):
     kill_runs(tmp_path, images, setting, undisturbed(setting), kills, (0, 0, 1, 2))
 
@@ -218,7 +219,7 @@ def test_a_signal_to_stop_saves_the_step_and_ends_cleanly_on_all_ranks(
     for process in processes:
         process.join(60)
     assert {process.exitcode for process in processes} <= {128 + number, 128 + signal.SIGTERM}
-    assert 1 <= run.state()["step"] < STEPS
+    assert 1 <= run.state()["step"] < undisturbed(setting)["step"]
     assert "--resume goes on" in run.log.read_text()
     run.finish("--resume")
     assert_same_run(run, undisturbed(setting))

@@ -81,8 +81,7 @@ def links(records: Sequence[Loaded]) -> list[Link]:
 
 def made_backbone(record: Json) -> str | None:
     """The sha256 of the backbone file that a pretraining made."""
-    details = record["details"]
-    return text(inside(details, "outputs", "backbone")) or text(details.get("backbone_sha256"))
+    return text(inside(record, "details", "outputs", "backbone"))
 
 
 def _backbone(loaded: Loaded) -> str:
