@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
-PYTEST = $(PY) -m pytest
+PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile
 
 .PHONY: help setup demo test test-slow test-gpu lint format bench doctor clean
 

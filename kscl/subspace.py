@@ -85,7 +85,9 @@ class _FitSubspaces(torch.autograd.Function):
         rank = kept_rank(eigenvalues, rho)  # (B,)
         kept = torch.arange(keys.shape[1], device=keys.device) < rank[:, None]  # (B, K)
         scale = torch.where(kept, eigenvalues.rsqrt(), 0)[:, :length]  # (B, L) 1/√λ, 0 if dropped
-        basis = orthonormalised((vectors[:, :, :length] * scale[:, None]).mT @ keys)  # (B, L, D)
+        basis = (vectors[:, :, :length] * scale[:, None]).mT @ keys  # (B, L, D)
+        if rho > 0.9:  # below, every kept λ is at least 1 − ρ, and rounding stays small
+            basis = orthonormalised(basis)
         trace = eigenvalues.sum(1).clamp_min(torch.finfo(keys.dtype).tiny)  # (B,)
         mass = (eigenvalues * kept).sum(1) / trace  # (B,)
         ctx.save_for_backward(keys, eigenvalues, vectors, scale, basis, kept)
@@ -120,7 +122,7 @@ class _FitSubspaces(torch.autograd.Function):
 def orthonormalised(basis: Tensor) -> Tensor:
     """Gram-Schmidt over rows (B, L, D) that are orthonormal but for rounding; zero rows stay zero.
 
-    Near ρ = 1 a kept λ may be tiny, and V u / √λ magnifies the rounding of u along larger vectors.
+    A kept λ may be tiny, and V u / √λ then magnifies the rounding of u along larger vectors.
     """
     rows = [F.normalize(basis[:, 0], dim=1)]
     for slot in range(1, basis.shape[1]):

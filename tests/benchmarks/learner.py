@@ -141,9 +141,8 @@ def training_step(num_shots: int, norm: str) -> tuple[Learner, Callable[[], floa
     queue = Queue(4096, RANK if num_shots > 1 else 1, DIM)
     learner = Learner(encoder, queue, num_shots=num_shots, key_batch_norm=norm)
     views = torch.randn(num_shots + 1, 32, 64, 64, 3).permute(1, 0, 4, 2, 3)
-    while int(queue.count) < len(queue):
-        keys = unit(512, num_shots, DIM)
-        queue.store(fit_subspaces(keys, 0.4), torch.arange(512))
+    alike = F.normalize(unit(4096, 1, DIM) + 0.6 * unit(4096, num_shots, DIM), dim=2)  # cosine 0.7
+    queue.store(fit_subspaces(alike, 0.4), torch.arange(4096))
 
     def step() -> float:
         learner.zero_grad()

@@ -29,6 +29,11 @@ IMAGES, VAL_IMAGES, EPOCHS = 1000, 100, 100
 CPU = torch.device("cpu")
 
 
+def two_threads() -> None:
+    """What the bounds were set for; figures before this one may have asked for fewer."""
+    torch.set_num_threads(2)
+
+
 def random_features(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Ten classes that overlap, so that neighbours disagree."""
     generator = torch.Generator().manual_seed(seed)
@@ -43,6 +48,7 @@ def random_features(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     at_most=3,
 )
 def grid_of_16() -> float:
+    two_threads()
     features, labels = random_features(20_000, 1)
     rows = standardised(Rows(features, np.arange(len(features))[None], labels))
     cfg = load_linear_eval_config("linear_eval/linear_cached.yaml", ["SOLVER.EPOCHS", "2"])
@@ -62,6 +68,7 @@ def grid_of_16() -> float:
     at_least=2,
 )
 def knn() -> float:
+    two_threads()
     train, labels = random_features(50_000, 2)
     test, _ = random_features(10_000, 3)
     theirs = KNeighborsClassifier(
@@ -91,6 +98,7 @@ def knn() -> float:
     at_least=30,
 )
 def cached_probe() -> float:
+    two_threads()
     with _pictures() as folder:
         cfg = _config(folder, "linear_eval/linear_cached.yaml", folder / "cache")
         train, val = open_data(cfg)
