@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from kscl.logs import LOGGER
+from kscl.logs import LOGGER, SECONDS_BETWEEN_LINES
 from linear_eval.chance import hold_out
 from linear_eval.config import CENTRE
 from linear_eval.data import LabelledImages
@@ -192,12 +193,18 @@ def _sgd(
         if saved is not None and saved["stage"] == stage:
             training = Training(**saved["training"]).to(device)
         before = cfg.SOLVER.EPOCHS if stage == REFIT else 0
+        told = time.monotonic()
 
         def after_epoch(training: Training) -> None:
             def content() -> Json:
                 return {"stage": stage, "sweep": sweep, "training": training.state_dict()}
 
-            saver.offer(before + len(training.losses), content)
+            nonlocal told
+            done = len(training.losses)
+            if time.monotonic() - told > SECONDS_BETWEEN_LINES:
+                told = time.monotonic()
+                log.info("%s: epoch %d of %d", stage, done, cfg.SOLVER.EPOCHS)
+            saver.offer(before + done, content)
 
         training = train_points(rows, points, training, cfg.SOLVER, cfg.SEED, after_epoch)
         weights, biases = training.classifiers(len(points))

@@ -17,9 +17,9 @@ from kscl.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 before = 0
-for turn in range(12):
+for turn in range(40):
     torch.ones(10_000_000)
-    if turn == 1:
+    if turn == 29:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
