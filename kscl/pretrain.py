@@ -26,7 +26,7 @@ from kscl.config import (
     load_config,
     save_config,
 )
-from kscl.data import build_train_loader, steps_per_epoch
+from kscl.data import TrainLoader, build_train_loader, steps_per_epoch
 from kscl.distributed import rank, world_size
 from kscl.encoder import backbone_state_dict
 from kscl.engine import settle, train
@@ -41,7 +41,7 @@ from kscl.online_knn import KnnCheck
 from kscl.provenance import code_version
 from kscl.records import RECORD_FILE, Protocol, make_record, write_record
 from kscl.run_folder import find_start, only_run_in
-from kscl.signals import stop_requests
+from kscl.signals import StopRequest, stop_requests
 from kscl.sources import ImageSource, open_source
 from kscl.training import Training, build_training, restore
 from kscl.weights import DESCRIPTION_VERSION, Description, read_plain, save_backbone
@@ -108,16 +108,24 @@ def run(job: Job) -> int:
         if saved is not None:
             refuse_other_data(saved["data"], data, cfg.DATA.TRAIN)
             restore(training, saved)
-        # Before anything else is written: it tells whose folder this is.
+        loader = build_train_loader(
+            cfg,
+            first_step=training.step,
+            last_step=training.total_steps,
+            rank=rank(),
+            world_size=world_size(),
+        )
+        loader.bad_images.reasons.update(saved["bad_images"] if saved is not None else {})
+        knn = KnnCheck(cfg) if cfg.EVAL.KNN_PERIOD else None
+        # Nothing is left to refuse. The config is written first: it tells whose folder this is.
         on_first_rank(lambda: save_config(cfg, folder))
         set_up_logging(folder, rank())
         announce(training, data, checkpoint)
-        bad = saved["bad_images"] if saved is not None else {}
-        if training.step < training.total_steps:
-            stopped_with, bad = go_on(training, data, bad, folder / CHECKPOINT_FOLDER)
-            if stopped_with:
-                return stopped_with
-        on_first_rank(lambda: finish(training, data, bad, folder))
+        with stop_requests() as stop:
+            if not go_on(training, loader, knn, data, stop):
+                return stop.exit_code
+        bad_images = all_reasons(loader.bad_images)
+        on_first_rank(lambda: finish(training, data, bad_images, folder))
     return 0
 
 
@@ -129,20 +137,16 @@ def open_in_turn(cfg: CfgNode) -> ImageSource:
 
 
 def go_on(
-    training: Training, data: dict[str, Any], bad: dict[int, str], checkpoints: Path
-) -> tuple[int, dict[int, str]]:
-    """Train to the end: (0, bad images met), or to a signal: (its exit code, …)."""
-    cfg, folder = training.cfg, checkpoints.parent
-    num_views = cfg.METHOD.NUM_SHOTS + 1
-    knn = KnnCheck(cfg) if cfg.EVAL.KNN_PERIOD else None
-    loader = build_train_loader(
-        cfg,
-        first_step=training.step,
-        last_step=training.total_steps,
-        rank=rank(),
-        world_size=world_size(),
-    )
-    loader.bad_images.reasons.update(bad)
+    training: Training,
+    loader: TrainLoader,
+    knn: KnnCheck | None,
+    data: dict[str, Any],
+    stop: StopRequest,
+) -> bool:
+    """Train to the end, or until asked to stop; whether the end was reached."""
+    cfg, folder = training.cfg, Path(training.cfg.OUTPUT_DIR)
+    if training.step == training.total_steps:
+        return True
     budget = measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS).with_encode(settle(training))
     log.info("a process: %s", budget)
 
@@ -161,14 +165,15 @@ def go_on(
         log.info("epoch %d: kNN %.2f %%", epoch, top1)
         return {KNN_TOP1: top1}
 
-    log_folder = folder if rank() == 0 else None
     run_log = RunLog(
-        log_folder, training.step, training.total_steps, training.steps_per_epoch, num_views
+        folder if rank() == 0 else None,
+        training.step,
+        training.total_steps,
+        training.steps_per_epoch,
+        cfg.METHOD.NUM_SHOTS + 1,
     )
-    with run_log, stop_requests() as stop:
-        if not train(training, loader, checkpoints, run_log, stop, about, check):
-            return stop.exit_code, {}
-    return 0, all_reasons(loader.bad_images)
+    with run_log:
+        return train(training, loader, folder / CHECKPOINT_FOLDER, run_log, stop, about, check)
 
 
 def announce(training: Training, data: dict[str, Any], checkpoint: Path | None) -> None:

@@ -257,6 +257,7 @@ def test_the_nearest_neighbour_check_needs_two_sets_with_the_same_classes(
     shutil.copytree(one_class, tmp_path / "val" / "class0")
     sets = ["EVAL.KNN_TRAIN", images, "EVAL.KNN_VAL", tmp_path / "val"]
     assert "class1 are in one of them only" in error_of(run.command(more=sets))
+    assert [path.name for path in run.folder.iterdir()] == [".lock"]
 
 
 def test_the_tool_runs_as_a_command_and_its_errors_are_for_people(images, tmp_path):
