@@ -13,7 +13,7 @@ Broken = tuple[tuple[str, ...], str]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "DATA.BAD_IMAGES": ("skip", "error"),
-    "HEAD.TYPE": ("mlp", "linear"),
+    "HEAD.TYPE": ("mlp", "mlp_bn", "linear"),
     "METHOD.SIMILARITY": ("projection", "cosine", "mean_cosine"),
     "KEY_ENCODER.TYPE": ("momentum", "shared"),
     "KEY_ENCODER.BATCH_NORM": ("train", "eval"),

@@ -40,18 +40,31 @@ def build_encoder(
     dim: int = 128,
     input_size: int = 224,
 ) -> Encoder:
-    """A timm backbone by name, and MoCo's head; `hidden_dim` 0 is the feature dimension."""
+    """A timm backbone by name, and MoCo's head; `hidden_dim` 0 is the feature dimension.
+
+    `mlp_bn` is MoCo v3's: BatchNorm after each layer centres the embeddings, so that they cannot
+    all drift one way, and with them the fresh keys away from a queue of older ones.
+    """
     if dim < 1:
         raise KsclError(f"embeddings of dimension {dim} hold nothing; HEAD.DIM is 128 in the paper")
     backbone = build_backbone(name, kwargs)
     features = feature_dim(backbone, input_size)
     hidden = hidden_dim or features
+    layers: list[nn.Module]
     if head == "mlp":
         layers = [nn.Linear(features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, dim)]
+    elif head == "mlp_bn":
+        layers = [
+            nn.Linear(features, hidden, bias=False),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, dim, bias=False),
+            nn.BatchNorm1d(dim, affine=False),
+        ]
     elif head == "linear":
         layers = [nn.Linear(features, dim)]
     else:
-        raise KsclError(f"there is no head '{head}'; choose mlp or linear")
+        raise KsclError(f"there is no head '{head}'; choose mlp, mlp_bn or linear")
     return Encoder(backbone, nn.Sequential(*layers))
 
 

@@ -33,6 +33,8 @@ from kscl.signals import StopRequest, stop_requests
 EXIT_BUG = 1
 SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 PATIENCE = datetime.timedelta(hours=1)  # of ranks that wait while rank 0 reads a large index
+CONNECT_PATIENCE = datetime.timedelta(seconds=3)
+PORT_OF_RANK_0 = "kscl/port of rank 0"
 GRACE_SECONDS = 5.0  # for the other ranks to say why, once one has failed
 POLL_SECONDS = 0.2
 
@@ -51,7 +53,7 @@ def launch(worker: Worker, argument: object, num_gpus: int) -> int:
             raise KsclError("torchrun has started the processes already: leave --num-gpus out")
         if gpus:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        with _process_group():
+        with _process_group(**_meeting_place()):
             return worker(argument)
     if gpus and num_gpus > gpus:
         raise KsclError(f"--num-gpus {num_gpus}, but this machine has {gpus}")
@@ -93,9 +95,31 @@ def any_rank(flag: bool) -> bool:
     return bool(votes)
 
 
+def _meeting_place() -> dict[str, Any]:
+    """Where ranks that torchrun started meet: in a store that rank 0 opens anew at every start.
+
+    torchrun's own store outlives a restart. Ranks would find the addresses of dead ones in it, and
+    wait for them (https://github.com/pytorch/pytorch/issues/135712).
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}  # the environment says where
+    shared, number, count = next(dist.rendezvous("env://", timeout=PATIENCE))
+    host = os.environ["MASTER_ADDR"]
+    store: dist.TCPStore | None = None
+    if number == 0:
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+        shared.set(PORT_OF_RANK_0, str(store.port))
+    while store is None:
+        with contextlib.suppress(dist.DistNetworkError):  # the port of a rank 0 that is no more
+            port = int(shared.get(PORT_OF_RANK_0))
+            store = dist.TCPStore(host, port, is_master=False, timeout=CONNECT_PATIENCE)
+            store.set_timeout(PATIENCE)
+    return {"store": store, "rank": number, "world_size": count}
+
+
 @contextlib.contextmanager
 def _process_group(**where: Any) -> Any:
-    """Meet the other ranks; under torchrun the environment says where, and nothing is given."""
+    """Meet the other ranks, if not here then where the environment says."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=PATIENCE, **where)
     try:

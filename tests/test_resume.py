@@ -257,7 +257,6 @@ def test_ranks_end_with_their_launcher_and_hear_signals_through_it(tmp_path, ima
     assert_same_run(run, undisturbed(setting))
 
 
-@pytest.mark.slow  # the restarted ranks wait for each other now and then: not yet understood
 def test_a_restart_by_torchrun_goes_on(tmp_path, images, undisturbed):
     setting = "two ranks, averaged statistics"
     run = Run(tmp_path / "run", images, *SETTINGS[setting])

@@ -7,6 +7,7 @@ anywhere and start it again: it goes on.
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="print the commands of all stages, in order, for a scheduler of your own",
     )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="stages to run side by side (the suite's jobs, or 1)"
+    )
     arguments = parser.parse_args(argv)
     suite = read_suite(arguments.suite)
     stages = plan(suite)
@@ -49,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table(states))
         return 0
     show = _live_table if sys.stderr.isatty() else _Lines(states)
-    code = run_stages(states, state_dir, show)
+    code = run_stages(states, state_dir, show, max(1, arguments.jobs or suite.jobs))
     for state in states:
         if state.status == FAILED and state.log is not None:
             print(f"\n{state.stage.name} failed; the end of {state.log}:\n{_tail(state.log)}")
@@ -89,14 +93,18 @@ def _time(state: State) -> str:
 def _live_table(states: list[State]) -> None:
     """Draw the table anew over the one before."""
     text = table(states)
-    running = next((state for state in states if state.status == RUNNING), None)
-    last = _tail(running.log, 1)[:100] if running and running.log else ""
-    lines = [*text.splitlines(), last]
+    running = [state for state in states if state.status == RUNNING and state.log]
+    lines = text.splitlines() + [_last_line(state) for state in running]
     up = getattr(_live_table, "height", 0)
     sys.stderr.write(f"\033[{up}F" if up else "")
-    sys.stderr.write("".join(f"\033[2K{line}\n" for line in lines))
+    sys.stderr.write("".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
     sys.stderr.flush()
     _live_table.height = len(lines)  # type: ignore[attr-defined]
+
+
+def _last_line(state: State) -> str:
+    width = shutil.get_terminal_size().columns - 1
+    return f"{state.stage.name}: {_tail(state.log, 1) if state.log else ''}"[:width]
 
 
 class _Lines:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -15,11 +17,13 @@ from pathlib import Path
 
 from kscl.errors import KsclError
 from kscl.files import write_atomically
+from kscl.provenance import usable_cores
 from kscl.signals import stop_requests
 from kscl.suite.stages import KEY_LENGTH, Stage
 
 DONE, TO_DO, RUNNING, FAILED, WAITS = "done", "to do", "running", "failed", "not run"
 POLL_SECONDS = 0.2
+SHOW_SECONDS = 1.0
 TERMINATION_PATIENCE = 60.0  # seconds for a stage to save what it has
 
 
@@ -48,25 +52,52 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
     return states
 
 
-def run_stages(states: list[State], state_dir: Path, show: Callable[[list[State]], None]) -> int:
-    """Run what is not done; the exit code is that of a signal, 1 if any stage failed, or 0."""
-    by_stage = {id(state.stage): state for state in states}
+def run_stages(
+    states: list[State], state_dir: Path, show: Callable[[list[State]], None], jobs: int = 1
+) -> int:
+    """Run what is not done, so many stages at a time.
+
+    The exit code is that of a signal, 1 if any stage failed, or 0.
+    """
     state_dir.mkdir(parents=True, exist_ok=True)
+    running: list[_Job] = []
     with stop_requests() as stop:
-        for state in states:
-            if state.status == DONE:
-                continue
-            needs = [by_stage[id(stage)] for stage in state.stage.needs]
-            waits_for = [need for need in needs if need.status != DONE]
-            if waits_for and state.stage.kind != "board":
-                state.status = WAITS
+        try:
+            while not stop:
+                _settle(states)
+                ready = [state for state in states if _is_ready(state, states)]
+                running += [_begin(state, jobs) for state in ready[: jobs - len(running)]]
+                if not running:
+                    break
                 show(states)
-                continue
-            _run(state, state_dir, lambda: show(states), stop)
+                _wait(running, stop)
+                for job in [job for job in running if job.process.poll() is not None]:
+                    running.remove(job)
+                    _finish(job, state_dir)
+        finally:
+            for job in running:
+                _end(job)
             show(states)
-            if stop:
-                return stop.exit_code
+    if stop:
+        return stop.exit_code
     return 1 if any(state.status in (FAILED, WAITS) for state in states) else 0
+
+
+def _settle(states: list[State]) -> None:
+    """Mark what can no longer run. The board can: it shows what there is."""
+    by_stage = {id(state.stage): state for state in states}
+    for state in states:
+        if state.status == TO_DO and state.stage.kind != "board":
+            needs = [by_stage[id(stage)].status for stage in state.stage.needs]
+            if FAILED in needs or WAITS in needs:
+                state.status = WAITS
+
+
+def _is_ready(state: State, states: list[State]) -> bool:
+    needs = {id(stage) for stage in state.stage.needs}
+    before = [other.status for other in states if id(other.stage) in needs]
+    ended = (DONE, FAILED, WAITS) if state.stage.kind == "board" else (DONE,)
+    return state.status == TO_DO and all(status in ended for status in before)
 
 
 def program_path(name: str) -> str:
@@ -78,14 +109,24 @@ def program_path(name: str) -> str:
     return found
 
 
-def _run(state: State, state_dir: Path, show: Callable[[], None], stop: object) -> None:
+@dataclass
+class _Job:
+    """A stage that runs."""
+
+    state: State
+    process: subprocess.Popen[bytes]
+    start: float
+
+
+def _begin(state: State, jobs: int) -> _Job:
     stage = state.stage
-    start = time.monotonic()
     state.status, state.seconds = RUNNING, 0.0
-    show()
     # Only the leaderboard runs when a stage before it failed: it is made of the others.
     missing = {need.folder for need in stage.needs if not Path(need.folder).exists()}
     arguments = [word for word in stage.arguments if word not in missing]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    if jobs > 1:  # threads of stages that run side by side would be in each other's way
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // jobs)))
     assert state.log is not None
     with state.log.open("ab") as log:
         log.write(f"$ {' '.join(stage.command)}\n".encode())
@@ -96,49 +137,46 @@ def _run(state: State, state_dir: Path, show: Callable[[], None], stop: object) 
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches us; we tell the stage to save and stop
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
+            env=environment,
+            preexec_fn=_end_with_suite if sys.platform == "linux" else None,
         )
-        try:
-            _wait(process, state, start, show, stop)
-        except BaseException:
-            _end(process)
-            raise
-    state.seconds = time.monotonic() - start
-    if process.returncode == 0 and not stop:
-        state.status = DONE
+    return _Job(state, process, time.monotonic())
+
+
+def _end_with_suite() -> None:
+    """In the stage's process: be told to stop when the suite is gone, even if it was killed."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait(running: list[_Job], stop: object) -> None:
+    """Until one ends, we are asked to stop, or it is time to show how far they are."""
+    until = time.monotonic() + SHOW_SECONDS
+    while time.monotonic() < until and not stop:
+        if any(job.process.poll() is not None for job in running):
+            break
+        time.sleep(POLL_SECONDS)
+    for job in running:
+        job.state.seconds = time.monotonic() - job.start
+
+
+def _finish(job: _Job, state_dir: Path) -> None:
+    state, stage = job.state, job.state.stage
+    state.seconds = time.monotonic() - job.start
+    state.status = DONE if job.process.returncode == 0 else FAILED
+    if state.status == DONE:
         note = {"key": stage.key, "kind": stage.kind, "seconds": round(state.seconds, 1)}
         write_atomically(_note_path(state_dir, stage), json.dumps(note).encode())
-    else:
-        state.status = FAILED
 
 
-def _wait(
-    process: subprocess.Popen[bytes],
-    state: State,
-    start: float,
-    show: Callable[[], None],
-    stop: object,
-) -> None:
-    shown = start
-    while process.poll() is None:
-        time.sleep(POLL_SECONDS)
-        state.seconds = time.monotonic() - start
-        if time.monotonic() - shown > 1.0:
-            shown = time.monotonic()
-            show()
-        if stop:
-            _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(job: _Job) -> None:
     """Ask the stage to save and stop, and wait for it; then insist."""
+    job.state.status = FAILED
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(TERMINATION_PATIENCE)
-            except subprocess.TimeoutExpired:
-                continue
+        if job.process.poll() is None:
+            os.killpg(job.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.process.wait(TERMINATION_PATIENCE)
 
 
 def _result_is_there(stage: Stage) -> bool:

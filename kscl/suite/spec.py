@@ -47,6 +47,7 @@ class Suite:
     evaluations: tuple[Evaluation, ...]
     seeds: tuple[int, ...] = (0,)
     num_gpus: int = 1
+    jobs: int = 1  # stages that run side by side
     shapes: dict[str, Any] = field(default_factory=dict)  # arguments of make_shapes, if it is used
     pretrain_overrides: Overrides = field(default_factory=dict)  # of every pretraining
     basis_image: str = ""  # drawn into the page for pretrained contenders
@@ -57,6 +58,7 @@ SUITE_KEYS = {
     "output_dir": str,
     "seeds": list,
     "num_gpus": int,
+    "jobs": int,
     "shapes": dict,
     "pretrain_overrides": dict,
     "basis_image": str,
