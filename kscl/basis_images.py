@@ -20,6 +20,7 @@ from kscl import cli
 from kscl.augment import make_views, normalise, numbers_needed
 from kscl.config import config_yaml, load_config
 from kscl.decode import UnreadableImage, decode_image
+from kscl.defaults import pretrain_defaults
 from kscl.encoder import Encoder, build_encoder, calibrate_batch_norm
 from kscl.errors import KsclError
 from kscl.projection import full_precision
@@ -29,9 +30,11 @@ from kscl.subspace import kept_rank, max_rank
 from kscl.weights import read_plain
 
 FORMATS = ("png", "svg", "pdf")
+CALIBRATION_VIEWS = 16  # of the picture, for the BatchNorm statistics of random weights
 EXAMPLES = """\
   python tools/visualize_basis.py --image cat.jpg --checkpoint output/pretrain/checkpoints/C.pt
-  python tools/visualize_basis.py --image cat.jpg --random-weights --output basis.png basis.pdf
+  python tools/visualize_basis.py --image cat.jpg --checkpoint C.pt METHOD.RHO 0.9 INPUT.SIZE 160
+  python tools/visualize_basis.py --image cat.jpg --random-weights --output a.png --output a.pdf
 """
 
 
@@ -54,7 +57,7 @@ def basis_images(views: Tensor, keys: Tensor, rho: float) -> BasisImages:
     # The sign of an eigenvector means nothing; this one makes a mean of views look like them.
     weights = weights * torch.where(weights.sum(1, keepdim=True) < 0, -1, 1)
     images = torch.einsum("ik,kchw->ichw", weights, views)
-    share = eigenvalues / eigenvalues.sum()
+    share = eigenvalues / eigenvalues.sum().clamp_min(torch.finfo(eigenvalues.dtype).tiny)
     return BasisImages(weights, images, share, int(kept_rank(eigenvalues[None], rho)))
 
 
@@ -65,7 +68,7 @@ def draw(views: Tensor, basis: BasisImages, outputs: Sequence[Path], rho: float)
 
     ink, faint, positive, negative, band = "#1d2733", "#7d8893", "#1f6fb4", "#c2452d", "#eef4fa"
     rows, columns = len(basis.weights), len(views)
-    cell, left, gap, top = 1.25, 1.55, 0.34, 1.15  # inches, as all measures below
+    cell, left, gap, top = 1.25, 1.62, 0.34, 1.15  # inches, as all measures below
     across, down = cell + 0.12, cell + 0.42
     last = left + columns * across + gap
     width, height = last + cell + 0.25, top + rows * down
@@ -105,9 +108,9 @@ def draw(views: Tensor, basis: BasisImages, outputs: Sequence[Path], rho: float)
         else:
             text(0.25, y + 0.95, "dropped", color=faint)
         for column, weight in enumerate(weights.tolist()):
-            colour, x = positive if weight >= 0 else negative, left + column * across
+            words, x = in_words(weight), left + column * across
+            colour = {"+": positive, "−": negative}.get(words[0], faint)
             picture(x, y, views[column], colour, 0.5 + 2.5 * abs(weight) / heaviest, alpha)
-            words = f"{weight:+.2f}".replace("-", "−")
             text(x + cell / 2, y + cell + 0.2, words, fontsize=10, ha="center", color=colour)
         text(last - gap / 2 - 0.06, y + cell / 2 + 0.05, "=", ha="center", fontsize=14, color=tone)
         picture(last, y, to_display(basis.images[row], weights), tone, 0.8, max(alpha, 0.8))
@@ -119,10 +122,16 @@ def draw(views: Tensor, basis: BasisImages, outputs: Sequence[Path], rho: float)
             raise KsclError(f"{output} cannot be written: {error.strerror}") from error
 
 
+def in_words(weight: float) -> str:
+    """With its sign, unless it is 0 but for rounding."""
+    words = f"{weight:+.2f}".replace("-", "−")
+    return words if words.strip("+−0.") else "0.00"
+
+
 def to_display(image: Tensor, weights: Tensor) -> Tensor:
     """Into [0, 1]: a mean of views as it is, a difference of views around mid-grey."""
-    if bool((weights >= 0).all()):
-        return image / weights.sum().clamp_min(1e-9)
+    if bool((weights >= 0).all()) and bool(weights.any()):
+        return image / weights.sum()
     return 0.5 + 0.5 * image / image.abs().max().clamp_min(1e-9)
 
 
@@ -142,11 +151,13 @@ def views_of(path: Path, cfg: CfgNode, num_shots: int, seed: int) -> Tensor:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], CfgNode]:
-    """The learner's tensors and the config of its run."""
+    """The learner's tensors, and the config of its run over the defaults of this release."""
     content = read_plain(path)
     if not {"learner", "config"} <= set(content):
         raise KsclError(f"{path} is no checkpoint of tools/pretrain.py: no learner, or no config")
-    return content["learner"], CfgNode(content["config"])
+    cfg = pretrain_defaults()
+    cfg.merge_from_other_cfg(CfgNode(content["config"]))
+    return content["learner"], cfg
 
 
 def key_encoder(cfg: CfgNode, state: dict[str, Tensor] | None) -> Encoder:
@@ -187,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="of tools/pretrain.py; brings its config",
+        help="of tools/pretrain.py; its config stands in for the defaults",
     )
     weights.add_argument("--random-weights", action="store_true", help="an untrained encoder")
     parser.add_argument("--image", type=Path, required=True, metavar="FILE")
@@ -197,33 +208,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output",
         type=output_path,
-        nargs="+",
-        default=[Path("basis.png")],
+        action="append",
         metavar="FILE",
-        help="the ending decides: png, svg or pdf; several are allowed (default: basis.png)",
+        help="ends in png, svg or pdf; may be given several times (default: basis.png)",
     )
     arguments = parser.parse_args(argv)
-    state = None
-    cfg = load_config(arguments.config_file, arguments.overrides)
+    outputs = arguments.output or [Path("basis.png")]
+    state, start = None, pretrain_defaults()
     if arguments.checkpoint:
-        state, saved = read_checkpoint(arguments.checkpoint)
-        cfg = cfg if arguments.config_file or arguments.overrides else saved
+        state, start = read_checkpoint(arguments.checkpoint)
+    cfg = load_config(arguments.config_file, arguments.overrides, lambda: start)
     if arguments.print_config:
         print(config_yaml(cfg))
         return 0
-    num_shots = arguments.num_shots or cfg.METHOD.NUM_SHOTS
+    num_shots = cfg.METHOD.NUM_SHOTS if arguments.num_shots is None else arguments.num_shots
     rho = cfg.METHOD.RHO if arguments.rho is None else arguments.rho
     max_rank(num_shots, rho)
     torch.manual_seed(arguments.seed)
     encoder = key_encoder(cfg, state)
     views = views_of(arguments.image, cfg, num_shots, arguments.seed)  # (K, 3, H, W)
-    inputs = normalise(views, cfg.INPUT.MEAN, cfg.INPUT.STD)  # (K, 3, H, W)
+    mean, std = cfg.INPUT.MEAN, cfg.INPUT.STD
     if state is None:
-        calibrate_batch_norm(encoder, inputs[:, None])
+        more = views_of(arguments.image, cfg, CALIBRATION_VIEWS, arguments.seed + 1)
+        calibrate_batch_norm(encoder, normalise(more, mean, std)[:, None])
     with torch.no_grad():
-        keys = encoder(inputs)  # (K, D)
+        keys = encoder(normalise(views, mean, std))  # (K, D)
     basis = basis_images(views / 255, keys, rho)
-    draw(views / 255, basis, arguments.output, rho)
-    mass, drawn = float(basis.share[: basis.kept].sum()), ", ".join(map(str, arguments.output))
+    draw(views / 255, basis, outputs, rho)
+    mass, drawn = float(basis.share[: basis.kept].sum()), ", ".join(map(str, outputs))
     print(f"{basis.kept} of {num_shots} eigenvectors hold {mass:.1%} of the mass; drawn to {drawn}")
     return 0

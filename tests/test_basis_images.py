@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from kscl.basis_images import basis_images, main, to_display
+from kscl.basis_images import basis_images, draw, in_words, main, to_display
 from kscl.config import config_values, load_config
 from kscl.errors import KsclError
 from kscl.learner import build_learner
@@ -35,6 +36,13 @@ def views_and_keys(shots: int = 4) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     keys = F.normalize(torch.randn(1, 9).double() + 0.5 * torch.randn(shots, 9).double(), dim=1)
     return torch.rand(shots, 3, 5, 5).double(), keys
+
+
+def save_checkpoint(folder: Path, settings: list[str]) -> Path:
+    cfg = load_config(None, [*SMALL, *settings])
+    content = {"learner": build_learner(cfg).state_dict(), "config": config_values(cfg), "step": 1}
+    torch.save(content, folder / "checkpoint.pt")
+    return folder / "checkpoint.pt"
 
 
 class TestBasisImages:
@@ -68,6 +76,16 @@ class TestBasisImages:
         torch.testing.assert_close(shown, views[0])
         assert basis.weights[1:].abs().max() < 1e-6
 
+    def test_what_weighs_nothing_is_written_without_a_sign_and_drawn_grey(self) -> None:
+        assert [in_words(w) for w in (0.126, -0.3, 0.004, -0.004)] == [
+            "+0.13",
+            "−0.30",
+            "0.00",
+            "0.00",
+        ]
+        nothing = to_display(torch.zeros(3, 2, 2), torch.zeros(4))
+        assert torch.equal(nothing, torch.full((3, 2, 2), 0.5))
+
     def test_what_is_displayed_lies_within_black_and_white(self) -> None:
         basis = basis_images(*views_and_keys(), 1.0)
         for image, weights in zip(basis.images, basis.weights, strict=True):
@@ -86,15 +104,46 @@ class TestTool:
     ) -> None:
         outputs = [tmp_path / "new" / f"basis.{ending}" for ending in ("png", "svg", "pdf")]
         arguments = ["--image", str(picture), "--random-weights", "--num-shots", "3"]
-        code = main(
-            [*arguments, "--rho", "0.9", "--output", *map(str, outputs), "--seed", "1", *SMALL]
-        )
-        assert code == 0
+        arguments += ["--rho", "0.9", "--seed", "1"]
+        for output in outputs:
+            arguments += ["--output", str(output)]
+        assert main([*arguments, *SMALL]) == 0
         assert "of 3 eigenvectors" in capsys.readouterr().out
         with Image.open(outputs[0]) as drawn:
             assert drawn.size[0] > drawn.size[1] > 400
         assert outputs[1].read_bytes().startswith(b"<?xml")
         assert outputs[2].read_bytes().startswith(b"%PDF")
+
+    def test_shows_views_with_their_weights_and_which_eigenvectors_are_kept(
+        self, tmp_path: Path
+    ) -> None:
+        views, keys = views_and_keys(3)
+        basis = basis_images(views, keys, 0.8)
+        assert 0 < basis.kept < 3
+        draw(views, basis, [tmp_path / "basis.svg"], 0.8)
+        # Matplotlib draws letters as paths and leaves the words themselves in comments.
+        words = re.findall("<!-- (.*) -->", (tmp_path / "basis.svg").read_text())
+        assert [word for word in words if word.startswith("view ")] == [
+            "view 1",
+            "view 2",
+            "view 3",
+        ]
+        assert [word for word in words if word in ("kept", "dropped")] == (
+            ["kept"] * basis.kept + ["dropped"] * (3 - basis.kept)
+        )
+        shares = [f"{share:.1%} of the mass" for share in basis.share.tolist()]
+        assert [word for word in words if word.endswith("% of the mass")][1:] == shares
+        weights = [float(w.replace("−", "-")) for w in words if re.fullmatch(r"[+−]?\d\.\d\d", w)]
+        assert weights == pytest.approx(basis.weights.flatten().tolist(), abs=0.006)
+        assert words.count("basis image") == 1
+
+    def test_one_view_of_an_untrained_encoder_can_be_drawn(
+        self, picture: Path, tmp_path: Path
+    ) -> None:
+        arguments = ["--image", str(picture), "--random-weights", "--num-shots", "1"]
+        output = tmp_path / "basis.png"
+        assert main([*arguments, "--output", str(output), *SMALL, "HEAD.TYPE", "mlp_bn"]) == 0
+        assert output.exists()
 
     @pytest.mark.parametrize(
         "method", [[], ["DICTIONARY.TYPE", "minibatch", "KEY_ENCODER.TYPE", "shared"]]
@@ -102,10 +151,7 @@ class TestTool:
     def test_takes_weights_and_config_from_a_checkpoint(
         self, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: list[str]
     ) -> None:
-        cfg = load_config(None, [*SMALL, *method, "METHOD.NUM_SHOTS", "4"])
-        checkpoint = tmp_path / "checkpoint.pt"
-        state = build_learner(cfg).state_dict()
-        torch.save({"learner": state, "config": config_values(cfg), "step": 1}, checkpoint)
+        checkpoint = save_checkpoint(tmp_path, [*method, "METHOD.NUM_SHOTS", "4"])
         drawn = []
         for seed in ("0", "0", "5"):
             output = tmp_path / f"basis{len(drawn)}.png"
@@ -115,6 +161,17 @@ class TestTool:
         assert "of 4 eigenvectors" in capsys.readouterr().out
         assert drawn[0] == drawn[1] != drawn[2]
 
+    def test_overrides_change_single_settings_of_the_checkpoints_config(
+        self, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        checkpoint = save_checkpoint(tmp_path, ["METHOD.NUM_SHOTS", "4"])
+        arguments = ["--image", str(picture), "--checkpoint", str(checkpoint)]
+        arguments += ["--output", str(tmp_path / "basis.png")]
+        assert main([*arguments, "METHOD.NUM_SHOTS", "2", "INPUT.SIZE", "48"]) == 0
+        assert "of 2 eigenvectors" in capsys.readouterr().out
+        assert main([*arguments, "METHOD.SHOTS", "2"]) == 2
+        assert "METHOD.NUM_SHOTS" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("arguments", "named"),
         [
@@ -122,7 +179,7 @@ class TestTool:
             (["--image", "{text}", "--random-weights"], "no image that can be read"),
             (["--image", "{picture}", "--checkpoint", "{text}"], "notes.txt"),
             (["--image", "{picture}", "--random-weights", "--rho", "1.5"], "rho is 1.5"),
-            (["--image", "{picture}", "--random-weights", "--num-shots", "-1"], "-1 key views"),
+            (["--image", "{picture}", "--random-weights", "--num-shots", "0"], "0 key views"),
         ],
     )
     def test_what_a_user_can_fix_is_one_line_without_a_traceback(
