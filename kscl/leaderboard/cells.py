@@ -65,7 +65,11 @@ def p_value(p: float | None) -> str:
 
 
 def section_names(sections: Sequence[Section]) -> list[str]:
-    return [f"{section.protocol.id} · {section.protocol.hash}" for section in sections]
+    return [section_name(section) for section in sections]
+
+
+def section_name(section: Section) -> str:
+    return f"{section.protocol.id} · {section.protocol.hash}"
 
 
 def section_letters(sections: Sequence[Section]) -> list[str]:

@@ -9,10 +9,12 @@ from pathlib import Path
 from kscl import cli
 from kscl.errors import KsclError
 from kscl.files import write_atomically
+from kscl.leaderboard.differences import differences
 from kscl.leaderboard.exports import as_csv, as_json
+from kscl.leaderboard.insert import insert, origin
 from kscl.leaderboard.page import page
 from kscl.leaderboard.rows import Board, build_board
-from kscl.leaderboard.tables import markdown, overview
+from kscl.leaderboard.tables import LEGEND, markdown, overview
 
 FORMATS = ("md", "csv", "json", "html")
 NAME = "leaderboard"
@@ -21,6 +23,7 @@ TITLE = "KSCL leaderboard"
 EXAMPLES = """  python tools/leaderboard.py output
   python tools/leaderboard.py output /mnt/other_machine/output --output-dir board
   python tools/leaderboard.py output --formats html --title "Shapes, ResNet-18"
+  python tools/leaderboard.py output/cifar10 --against moco_v2 --insert RESULTS.md cifar10
 """
 
 
@@ -69,6 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="do not compare code, data and backbone files with what was recorded",
     )
+    parser.add_argument(
+        "--against", metavar="METHOD", help="show how every row differs from this one, in Markdown"
+    )
+    parser.add_argument(
+        "--insert",
+        nargs=2,
+        metavar=("FILE", "NAME"),
+        help="also put the overview into FILE, between <!-- board NAME --> and its end mark",
+    )
     arguments = parser.parse_args(argv)
     formats = [name.strip() for name in arguments.formats.split(",") if name.strip()]
     unknown = [name for name in formats if name not in FORMATS]
@@ -83,7 +95,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in board.problems:
         print(f"not counted: {problem}", file=sys.stderr)
     written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
-    print(overview(board))
+    shown = [overview(board)]
+    if arguments.against:
+        shown.append(differences(board, arguments.against))
+    if arguments.insert:
+        path, name = arguments.insert
+        insert(Path(path), name, "\n\n".join([shown[0], LEGEND, *shown[1:], origin(board)]))
+    print("\n\n".join(shown))
     for path in written.values():
         print(path)
     return 0

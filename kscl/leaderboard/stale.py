@@ -48,12 +48,14 @@ def _data(loaded: Loaded, hash_of: Hash) -> list[str]:
     reasons = []
     trained_on = text(inside(loaded.record, "config", "values", "DATA", "TRAIN"))
     for role, recorded in sorted(loaded.record["data"].items()):
-        path, then = text(inside(recorded, "path")), text(inside(recorded, "hash"))
-        if path is None and loaded.record["kind"] == "pretrain":
-            path = trained_on
-        now = hash_of(Path(path)) if path and then else None
-        if now is not None and now != then:
-            reasons.append(f"{role} data was {then}, is {now}")
+        parts = inside(recorded, "parts")  # of data that lies in several places
+        for part in parts if isinstance(parts, list) else [recorded]:
+            path, then = text(inside(part, "path")), text(inside(part, "hash"))
+            if path is None and loaded.record["kind"] == "pretrain":
+                path = trained_on
+            now = hash_of(Path(path)) if path and then else None
+            if now is not None and now != then:
+                reasons.append(f"{role} data was {then}, is {now}")
     return reasons
 
 

@@ -94,6 +94,20 @@ def welch_p(one: Sequence[float], others: Sequence[Sequence[float]]) -> np.ndarr
     return np.where(exact, np.where(np.abs(difference) <= ROUNDING * scale, 1.0, 0.0), p)
 
 
+def welch_interval(
+    one: Sequence[float], other: Sequence[float], level: float = LEVEL
+) -> tuple[float, float] | None:
+    """Of the difference of two means, one − other; None where a group has fewer than two values."""
+    if min(len(one), len(other)) < 2:
+        return None
+    means, errors = _moments([one, other])
+    error = float(errors.sum())
+    freedom = error**2 / float((errors**2 / (np.array([len(one), len(other)]) - 1)).sum() or 1)
+    half = float(stdtrit(freedom, (1 + level) / 2)) * error**0.5 if error > 0 else 0.0
+    difference = float(means[0] - means[1])
+    return difference - half, difference + half
+
+
 def _moments(groups: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
     """Mean and squared standard error of every group."""
     means = np.array([np.mean(group) for group in groups])

@@ -46,7 +46,7 @@ def markdown(board: Board, title: str) -> str:
     parts += ["## The test", text(THE_TEST)]
     stale = [(row, reason) for row in board.rows for reason in row.stale]
     if stale:
-        lines = [f"- {text(' '.join(_identity(row)))}: {text(reason)}" for row, reason in stale]
+        lines = [f"- {' '.join(identity(row))}: {text(reason)}" for row, reason in stale]
         parts += ["## Stale rows", "\n".join(lines)]
     if board.problems:
         lines = [f"- {text(problem)}" for problem in board.problems]
@@ -72,8 +72,8 @@ def overview(board: Board) -> str:
         ]
         counts = [cells.n_pretrain(row), cells.n_finetune(row)]
         mark = "stale" if row.stale else ""
-        lines.append([*map(text, _identity(row)), *values, *cells.figures(row), *counts, mark])
-    return _table([str(name) for name in header], lines)
+        lines.append([*identity(row), *values, *cells.figures(row), *counts, mark])
+    return table([str(name) for name in header], lines)
 
 
 def _section_table(section: Section) -> str:
@@ -90,7 +90,7 @@ def _section_table(section: Section) -> str:
         lines.append(
             [
                 "" if rank is None else str(rank),
-                *map(text, _identity(row)),
+                *identity(row),
                 *(_value(result.measures.get(metric)) for metric in metrics),
                 _interval(headline),
                 cells.p_value(p),
@@ -99,13 +99,13 @@ def _section_table(section: Section) -> str:
                 ", ".join(marks(row, section)),
             ]
         )
-    return _table(header, lines)
+    return table(header, lines)
 
 
 def _reported_table(section: Section) -> str:
     labels = cells.metric_labels(section)
     header = [*IDENTITY, *labels, "min/epoch", "n", "source", "note"]
-    return _table(header, [_reported_cells(row, section) for row in section.reported])
+    return table(header, [_reported_cells(row, section) for row in section.reported])
 
 
 def _reported_cells(row: Reported, section: Section) -> list[str]:
@@ -146,8 +146,8 @@ def text(words: str) -> str:
     return re.sub(r"([\\`*_{}\[\]|~#!])", r"\\\1", " ".join(words.split()))
 
 
-def _identity(row: Row) -> list[str]:
-    return cells.identity(row)
+def identity(row: Row) -> list[str]:
+    return [text(word) for word in cells.identity(row)]
 
 
 def _measure(row: Row, section: Section, metric: str) -> Measure | None:
@@ -191,7 +191,7 @@ def _column_key(sections: Sequence[Section]) -> str:
     return "\n".join(lines)
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Padded, so that it reads as a table on a terminal too; columns empty throughout are kept."""
     widths = [max([3, len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(header)]
     to_left = [name in TEXT_COLUMNS for name in header]
