@@ -25,6 +25,7 @@ from kscl.errors import KsclError
 from kscl.files import sha256_of, write_atomically
 
 RANDOM = "random"
+NAMED = "BACKBONE.NAME resnet50 (--arch resnet50 in tools/convert.py)"
 OUR_FILE = "kscl backbone"
 DESCRIPTION = "kscl_backbone"
 DESCRIPTION_VERSION = 1
@@ -129,7 +130,7 @@ def load_backbone(
     if description is None:
         if arch is None:
             raise KsclError(
-                f"{path} does not say which network it holds: name the timm model (--arch resnet50)"
+                f"{path} does not say which network it holds: name the timm model, as in {NAMED}"
             )
         description = Description(arch, dict(kwargs or {}))
     elif arch is not None and (arch, _lists(kwargs)) != (description.arch, description.kwargs):
@@ -209,7 +210,7 @@ def read_plain(path: Path) -> dict[str, Any]:
 
 def _random_backbone(arch: str | None, kwargs: Mapping[str, Any] | None, seed: int) -> Loaded:
     if arch is None:
-        raise KsclError("random weights of which network? Name the timm model (--arch resnet50)")
+        raise KsclError(f"random weights of which network? Name the timm model, as in {NAMED}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = build_backbone(arch, kwargs).eval()

@@ -92,6 +92,22 @@ def averaged_norm() -> dict[str, Tensor]:
     return learner.key_encoder.state_dict()
 
 
+def mates_of_keys() -> Tensor:
+    """What the key encoder is given together, (K, B): the first pixels of images that tell."""
+    learner = make("queue")
+    given: list[Tensor] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        given.append(inputs[0][:, 0, 0, 0])
+
+    assert learner.key_encoder is not None
+    learner.key_encoder.register_forward_pre_hook(note)
+    views = torch.randn(BATCH, 4, 3, 6, 6).double()
+    views[:, :, 0, 0, 0] = (torch.arange(BATCH) + 10 * rank())[:, None]
+    learner(views)
+    return torch.stack(given)
+
+
 def message_of_nan() -> str:
     learner = make("queue")
     views, _ = batch_of(0, 3)
@@ -130,6 +146,7 @@ def worker(process: int, folder: str) -> None:
     results["gathered"] = gather(mine)
     results["world"] = world_size()
     results["key encoder"] = averaged_norm()
+    results["mates"] = mates_of_keys()
     results["nan"] = message_of_nan()
     torch.save(results, f"{folder}/{process}.pt")
     dist.destroy_process_group()
@@ -171,6 +188,17 @@ def test_shuffled_images_come_back_in_order_after_meeting_those_of_other_ranks(
     met = torch.cat([result["companions"] for result in ranks], 1).sort().values
     assert torch.equal(met, torch.tensor([0.0, 1, 2, 3, 10, 11, 12, 13]).expand(5, 8))
     assert len({tuple(one.tolist()) for one in ranks[0]["companions"]}) > 1
+
+
+def test_each_key_view_is_shuffled_over_the_ranks_in_its_own_way(
+    ranks: list[dict[str, Any]],
+) -> None:
+    together = torch.cat([result["mates"] for result in ranks], 1)  # (K, all ranks' images)
+    assert torch.equal(
+        together.sort().values, together.new_tensor([0, 1, 2, 10, 11, 12]).expand(3, 6)
+    )
+    assert (ranks[0]["mates"] >= 10).any()
+    assert len({tuple(view.tolist()) for view in together}) > 1
 
 
 def test_channels_last_images_are_shuffled_whole(ranks: list[dict[str, Any]]) -> None:

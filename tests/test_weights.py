@@ -126,7 +126,7 @@ def test_a_network_of_another_width_is_refused(backbone, tmp_path):
 def test_a_file_that_does_not_say_what_it_is_needs_a_name(backbone, tmp_path):
     path = tmp_path / "x.pth"
     torch.save(backbone.state_dict(), path)
-    with pytest.raises(KsclError, match="--arch"):
+    with pytest.raises(KsclError, match=r"BACKBONE\.NAME.*--arch"):
         load_backbone(path)
 
 
