@@ -67,7 +67,9 @@ def record_of(
         details["epochs"] = cfg.SOLVER.EPOCHS
     return make_record(
         kind="knn" if cfg.PROBE == "knn" else "linear",
-        name=cfg.NAME or backbone.get("method") or Path(cfg.BACKBONE.WEIGHTS).stem,
+        name=cfg.NAME
+        or backbone.get("method")
+        or Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar")).stem,
         protocol=protocol,
         metrics=score.metrics,
         seconds=seconds,

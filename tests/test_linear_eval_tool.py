@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import safetensors
@@ -118,6 +119,7 @@ def test_a_moco_checkpoint_gives_the_number_of_the_same_weights_in_our_file(
         numbers.append(read_record(tmp_path / f"run {name}" / "record.json"))
     assert numbers[0]["metrics"] == numbers[1]["metrics"]
     assert "moco" in numbers[1]["details"]["backbone"]["weights"]
+    assert numbers[1]["name"] == "moco"
 
 
 def test_a_checkpoint_with_a_missing_or_a_foreign_tensor_stops_the_run(
@@ -151,6 +153,26 @@ def test_a_run_is_not_resumed_with_other_settings_or_from_nothing(digits, tmp_pa
     assert main(words) == 0
     assert main(["--resume", *words, "SOLVER.EPOCHS", "5"]) == 2
     assert "SOLVER.EPOCHS: 4 before, 5 now" in capsys.readouterr().err
+
+
+def test_what_the_tool_needs_is_named_as_the_tool_names_it(digits, tmp_path, capsys):
+    given = overrides(digits, tmp_path / "run", *CACHED, "BACKBONE.NAME", "")
+    place = given.index("BACKBONE.KWARGS")
+    assert main([*given[:place], *given[place + 2 :]]) == 2
+    assert "BACKBONE.NAME resnet50" in capsys.readouterr().err
+
+
+def test_val_classes_that_differ_stop_the_run_and_are_listed(digits, tmp_path, capsys):
+    (tmp_path / "val").mkdir()
+    for folder in sorted((digits / "val").iterdir())[1:]:
+        shutil.copytree(folder, tmp_path / "val" / folder.name)
+    shutil.copytree(digits / "val/digit_0", tmp_path / "val/zero")
+    words = overrides(digits, tmp_path / "run", *CACHED, "DATA.VAL", tmp_path / "val")
+    assert main(words) == 2
+    text = capsys.readouterr().err
+    assert "only in" in text
+    assert "train: digit_0\n" in text
+    assert "val: zero" in text
 
 
 @pytest.mark.parametrize(
