@@ -51,7 +51,7 @@ setup(
         "kscl.configs",
     ],
     package_dir={"kscl.configs": "configs"},
-    package_data={"kscl.configs": ["**/*.yaml"], "kscl.leaderboard": ["page/*"]},
+    package_data={"kscl.configs": ["**/*.yaml", "**/*.txt"], "kscl.leaderboard": ["page/*"]},
     install_requires=[
         "torch>=2.5",
         "torchvision>=0.20",

@@ -3,6 +3,8 @@
 voc       VOC 2007 and 2012: downloaded unless the archives are there, checked by their hashes, and
           merged as Detectron2 wants them (2007's test beside its trainval, in one VOC2007 folder)
 imagenet  train/ and val/ with one folder a class: looked at, never changed
+cifar10   the 20,000 training images of configs/suites/small/ as cifar10_20k/train and /val
+stl10     as stl10/unlabelled, and /train and /test with one folder a class
 """
 
 from __future__ import annotations
@@ -25,14 +27,17 @@ from detection.errors import DetectionError
 from kscl import cli
 from kscl.image_source import is_image
 from kscl.logs import progress
+from kscl.picture_sets import prepare_cifar10_20k, prepare_stl10
 
 EXAMPLES = """  python tools/prepare_data.py voc --root datasets
   python tools/prepare_data.py voc --root datasets --archives /mnt/downloads
   python tools/prepare_data.py imagenet --root /data/imagenet
+  python tools/prepare_data.py cifar10 --root datasets --archives /mnt/downloads
 then: export DETECTRON2_DATASETS=datasets
 """
 PIECE = 2**20
 IMAGENET_CLASSES = 1000
+PICTURE_SETS = {"cifar10": prepare_cifar10_20k, "stl10": prepare_stl10}
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def voc_archives() -> list[Archive]:
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    parser.add_argument("what", choices=("voc", "imagenet"))
+    parser.add_argument("what", choices=("voc", "imagenet", *PICTURE_SETS))
     parser.add_argument("--root", type=Path, required=True, help="where the data is, or shall be")
     parser.add_argument("--archives", type=Path, help="where downloads are kept (default: --root)")
     parser.add_argument("--mirror", help="an address that has the same files, instead of VOC's own")
@@ -71,6 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(check_imagenet(arguments.root, arguments.num_classes))
         return 0
     archives = arguments.archives or arguments.root
+    if arguments.what in PICTURE_SETS:
+        print(f"ready: {PICTURE_SETS[arguments.what](arguments.root, archives)}")
+        return 0
     prepare_voc(arguments.root, archives, voc_archives(), arguments.mirror)
     print(
         f"ready: {arguments.root}/VOC2007 and VOC2012; export DETECTRON2_DATASETS={arguments.root}"

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kscl import cli
 from kscl.augment import make_views, normalise, numbers_needed
+from kscl.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.config import config_yaml, load_config
 from kscl.decode import UnreadableImage, decode_image
 from kscl.defaults import pretrain_defaults
@@ -151,7 +152,15 @@ def views_of(path: Path, cfg: CfgNode, num_shots: int, seed: int) -> Tensor:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], CfgNode]:
-    """The learner's tensors, and the config of its run over the defaults of this release."""
+    """The learner's tensors, and the config of its run over the defaults of this release.
+
+    Of a folder, that of a run or of its checkpoints, the newest.
+    """
+    if path.is_dir():
+        found = find_checkpoints(path) or find_checkpoints(path / CHECKPOINT_FOLDER)
+        if not found:
+            raise KsclError(f"{path} holds no checkpoint of tools/pretrain.py")
+        path = found[0]
     content = read_plain(path)
     if not {"learner", "config"} <= set(content):
         raise KsclError(f"{path} is no checkpoint of tools/pretrain.py: no learner, or no config")
@@ -198,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="of tools/pretrain.py; its config stands in for the defaults",
+        help="of tools/pretrain.py, or the folder of a run; its config stands in for the defaults",
     )
     weights.add_argument("--random-weights", action="store_true", help="an untrained encoder")
     parser.add_argument("--image", type=Path, required=True, metavar="FILE")

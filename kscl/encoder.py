@@ -58,8 +58,7 @@ def build_encoder(
             nn.Linear(features, hidden, bias=False),
             nn.BatchNorm1d(hidden),
             nn.ReLU(inplace=True),
-            nn.Linear(hidden, dim, bias=False),
-            nn.BatchNorm1d(dim, affine=False),
+            nn.Linear(hidden, dim),
         ]
     elif head == "linear":
         layers = [nn.Linear(features, dim)]

@@ -52,6 +52,7 @@ def smoke_suite(folder: Path, **changes: object) -> Path:
         "jobs": 2,
         "output_dir": str(folder / "output"),
         "shapes": {"output": str(data), **TINY_SHAPES},
+        "basis_image": f"{data}/unlabelled/000000.jpg",
         "pretrain_overrides": {
             "DATA.TRAIN": f"{data}/unlabelled",
             "DATA.NUM_WORKERS": 0,
@@ -119,6 +120,7 @@ def test_one_command_goes_from_pixels_to_the_leaderboard(undisturbed):
     text = (board / "leaderboard.md").read_text()
     assert "kscl" in text
     assert "random" in text
+    assert "data:image/png" in (board / "leaderboard.html").read_text()  # the basis images
 
 
 def test_a_second_run_runs_nothing_again(undisturbed):
@@ -132,9 +134,9 @@ def test_a_second_run_runs_nothing_again(undisturbed):
 def test_the_dry_run_tells_what_is_done_and_what_is_to_do(undisturbed, tmp_path):
     done = tool("run_suite", undisturbed / "suite.yaml", "--dry-run")
     assert "kscl/seed0/pretrain" in done.stdout
-    assert "8 of 9 stages done" in done.stdout
+    assert "9 of 10 stages done" in done.stdout
     new = tool("run_suite", smoke_suite(tmp_path), "--dry-run")
-    assert "0 of 9 stages done, time not known yet" in new.stdout
+    assert "0 of 10 stages done, time not known yet" in new.stdout
     assert not (tmp_path / "output").exists()
 
 
@@ -155,6 +157,7 @@ def test_only_what_depends_on_a_change_gets_another_key(tmp_path):
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {
         "kscl/seed0/pretrain",
+        "kscl/seed0/basis",
         "kscl/seed0/knn",
         "kscl/seed0/convert",
         "kscl/seed0/detection",

@@ -91,7 +91,7 @@ def _pretrain(
 
 def _basis(suite: Suite, place: str, pretrain: Stage) -> Stage:
     output = f"{pretrain.folder}/basis.png"
-    arguments = ["--checkpoint", f"{pretrain.folder}/checkpoints", "--image", suite.basis_image]
+    arguments = ["--checkpoint", pretrain.folder, "--image", suite.basis_image]
     arguments += ["--output", output]
     name = f"{place}/basis"
     return _stage(name, "basis", "kscl-visualize-basis", arguments, [pretrain], output, [])

@@ -1,0 +1,93 @@
+"""CIFAR-10 and STL-10 as folders of pictures, which is what every tool here takes.
+
+torchvision fetches and checks them; files that are there already are not fetched again.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from PIL.Image import Image
+from torchvision.datasets import CIFAR10, STL10
+
+from kscl.errors import KsclError
+from kscl.files import shipped_configs
+from kscl.logs import progress
+
+SUBSET = "suites/small/cifar10_20k.txt"
+Pictures = TypeVar("Pictures")
+Named = tuple[str, Image]  # "train/bird/0042", and the picture
+
+
+def prepare_cifar10_20k(root: Path, downloads: Path) -> Path:
+    """`root/cifar10_20k/{train,val}/CLASS`: 20,000 of the training images, by a shipped list."""
+    return _write(root / "cifar10_20k", _cifar10_subset(downloads), 20_000)
+
+
+def prepare_stl10(root: Path, downloads: Path) -> Path:
+    """`root/stl10/unlabelled`, and `train` and `test` with one folder a class."""
+    return _write(root / "stl10", _stl10(downloads), 113_000)
+
+
+def read_subset(path: Path) -> dict[tuple[str, int], str]:
+    """(class, place among its images) → split."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            split, name, *places = line.split()
+            found.update({(name, int(place)): split for place in places})
+    return found
+
+
+def _cifar10_subset(downloads: Path) -> Iterator[Named]:
+    pictures = _open(CIFAR10, downloads)
+    subset = read_subset(shipped_configs() / SUBSET)
+    seen = dict.fromkeys(pictures.classes, 0)
+    for picture, label in pictures:
+        name = pictures.classes[label]
+        split = subset.get((name, seen[name]))
+        if split is not None:
+            yield f"{split}/{name}/{seen[name]:04d}", picture
+        seen[name] += 1
+
+
+def _stl10(downloads: Path) -> Iterator[Named]:
+    for split, folder in (("unlabeled", "unlabelled"), ("train", "train"), ("test", "test")):
+        pictures = _open(STL10, downloads, split=split)
+        for place, (picture, label) in enumerate(pictures):
+            under = f"{folder}/{pictures.classes[label]}" if label >= 0 else folder
+            yield f"{under}/{place:06d}", picture
+
+
+def _open(kind: Callable[..., Pictures], downloads: Path, **which: str) -> Pictures:
+    try:
+        downloads.mkdir(parents=True, exist_ok=True)
+        return kind(str(downloads), download=True, **which)
+    except (RuntimeError, OSError) as error:  # urllib's errors are OSErrors
+        raise KsclError(
+            f"{kind.__name__} could not be fetched or is damaged: {error}. Without a network, put "
+            f"torchvision's archive of it into {downloads}"
+        ) from error
+
+
+def _write(folder: Path, pictures: Iterable[Named], count: int) -> Path:
+    """All or nothing: written beside the folder, which then gets its name."""
+    if folder.exists():
+        print(f"{folder} is there already and left as it is; delete it to make it anew")
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        for name, picture in progress(pictures, folder.name, count):
+            file = place / f"{name}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(file)
+        place.chmod(0o755)
+        place.rename(folder)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    return folder
