@@ -23,6 +23,7 @@ from detection.config import load_detection_config
 from detection.convert import Converted, convert
 from detection.errors import DetectionError
 from detection.loading import check_loaded, check_rest_is_new, load_weights, read_weights
+from detection.name_map import rename
 from kscl.errors import KsclError
 from tests.backbones import NARROW, backbone_file, lively_backbone
 
@@ -97,6 +98,11 @@ def of_full_width(tensors, path):
     torch.save({"model": wide, **MARKS}, path)
 
 
+def of_basic_blocks(tensors, path):
+    state = lively_backbone("resnet18", seed=1).state_dict()
+    torch.save({"model": rename(state)[0], **MARKS}, path)
+
+
 def with_one_tensor_too_few(tensors, path):
     torch.save({"model": dict(list(tensors.items())[:-1]), **MARKS}, path)
 
@@ -111,6 +117,7 @@ SILENT = [  # Detectron2 ends without an exception and holds `count` tensors of 
     (all_in_the_backbone, "w.pth", 215, "not a converted file"),
     (without_res5, "w.pth", 215, "not in the file, so left at random: res5"),
     (of_full_width, "w.pth", 0, "of another shape or value"),
+    (of_basic_blocks, "w.pth", 0, "not in the file, so left at random: res2"),
     (with_one_tensor_too_few, "w.pth", 264, "264 of the 265"),
     (with_a_classifier, "w.pth", 265, "of no ResNet: stem.fc.weight"),
 ]

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detection.detections import make_detections, make_ground_truth, write_table
+from detection.detections import (
+    make_detections,
+    make_ground_truth,
+    read_ground_truth,
+    write_table,
+)
 from detection.pictures import main
 from detection.voc_data import read_voc
 from tests.voc_sets import small_voc
@@ -34,6 +39,28 @@ def test_a_run_is_drawn_beside_its_annotations(run, tmp_path, capsys):
         assert min(sheet.size) > 500
         colours = np.unique(np.asarray(sheet.convert("RGB")).reshape(-1, 3), axis=0)
     assert len(colours) > 100
+
+
+def test_boxes_that_are_right_wrong_and_too_weak_are_told_apart(run, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("detection.pictures._draw_boxes", lambda *words: drawn.append(words))
+    truth = read_ground_truth(run / "ground_truth.npz")
+    place = int(np.flatnonzero(~truth.difficult)[0])
+    here, weak = truth.boxes[place].astype(np.float32), np.array([0, 0, 2, 2], np.float32)
+    found = {name: (np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, int))
+             for name in truth.image_ids}  # fmt: skip
+    category = truth.category[place]
+    found[truth.image_ids[truth.image[place]]] = (
+        np.stack([here, weak, weak]),
+        np.array([0.9, 0.8, 0.1], np.float32),
+        np.array([category] * 3),
+    )
+    write_table(make_detections("test", truth.class_names, found), run / "detections.npz")
+    assert main([str(run), "--images", "1"]) == 0
+    (_, _, _, all_of_them, _, _), (_, _, _, shown, wrong, _) = drawn
+    assert all_of_them is None
+    assert shown.tolist() == [True, True, False]
+    assert wrong.tolist() == [False, True, True]
 
 
 def test_a_run_whose_set_has_moved_needs_its_new_place(run, capsys):
