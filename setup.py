@@ -106,6 +106,7 @@ setup(
             "kscl-train-net = detection.train_cli:main",
             "kscl-visualize-basis = kscl.basis_images:main",
             "kscl-visualize-detections = detection.pictures:main",
+            "kscl-visualize-training = kscl.training_figure:main",
         ]
     },
     cmdclass={"build_py": BuildWithCommit},

@@ -13,7 +13,7 @@ def pretrain_defaults() -> CfgNode:
     cfg.SEED = 0
 
     cfg.DATA = CfgNode()
-    cfg.DATA.TRAIN = ""  # a folder, a .txt list, tar shards
+    cfg.DATA.TRAIN = ""  # a folder, a .txt list, tar shards, voc:FOLDER:SPLIT
     cfg.DATA.NUM_WORKERS = 4  # a rank
     cfg.DATA.BAD_IMAGES = "skip"  # or "error"
     cfg.DATA.BAD_IMAGES_MAX_SHARE = 0.01  # more unreadable images than this stop the run

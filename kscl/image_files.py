@@ -62,6 +62,23 @@ def open_list(where: str) -> FileSource:
     return FileSource(where, os.path.dirname(where), names, listed)
 
 
+def open_voc_split(where: str) -> FileSource:
+    """`voc:FOLDER:SPLIT`: the images of one split of a VOC-layout folder, without their boxes."""
+    folder, _, split = where.removeprefix("voc:").rpartition(":")
+    ids = os.path.join(folder, "ImageSets", "Main", f"{split}.txt")
+    try:
+        with open(ids, encoding="utf-8") as file:
+            wanted = [line.split()[0] for line in file if line.strip()]
+        there = {os.path.splitext(name)[0]: name for name in os.listdir(f"{folder}/JPEGImages")}
+    except OSError as error:
+        raise KsclError(f"{where} is not there: {error.filename}: {error.strerror}") from error
+    missing = [name for name in wanted if name not in there]
+    if missing or not wanted:
+        what = f"{missing[0]} (and {len(missing) - 1} others)" if missing else "anything"
+        raise KsclError(f"{where}: {folder}/JPEGImages has no image of {what}, which {ids} lists")
+    return FileSource(where, f"{folder}/JPEGImages", Names.pack(there[name] for name in wanted))
+
+
 def _parse_line(line: str) -> tuple[str, str]:
     *words, last = line.rsplit(maxsplit=1)
     # Names may hold blanks, so the last word is a class only behind something like an image.

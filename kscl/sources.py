@@ -1,4 +1,5 @@
-"""The images that a path stands for: a folder tree, class folders, a text list, or tar shards.
+"""The images that a path stands for: a folder tree, class folders, a text list, tar shards, or a
+split of a VOC folder (`voc:FOLDER:SPLIT`).
 
 Paths with a scheme (`name://…`) go through iopath's `g_pathmgr`, so a handler registered there
 makes them readable.
@@ -13,7 +14,7 @@ from iopath.common.file_io import g_pathmgr
 
 from kscl.decode import IMAGE_EXTENSIONS
 from kscl.errors import KsclError
-from kscl.image_files import FileSource, list_folder, open_list
+from kscl.image_files import FileSource, list_folder, open_list, open_voc_split
 from kscl.image_source import ImageSource, Labels, is_remote, join
 from kscl.shards import expand_shards, is_shard_pattern, open_shards
 
@@ -35,6 +36,8 @@ def open_source(where: str, cache_dir: str = "") -> ImageSource:
 def _open(where: str, cache_dir: str) -> ImageSource:
     if is_shard_pattern(where):
         return open_shards(where, expand_shards(where), cache_dir)
+    if where.startswith("voc:"):
+        return open_voc_split(where)
     if where.lower().endswith(".txt"):
         return open_list(where)
     if not g_pathmgr.isdir(where):

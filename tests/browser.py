@@ -1,9 +1,13 @@
-"""A real Chromium, headless, with a profile of its own and nobody to talk to."""
+"""A real Chromium, headless, with a profile of its own and nobody to talk to.
+
+python -m tests.browser PAGE PNG    takes a picture of a page
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,3 +67,14 @@ def requests(driver: Any) -> list[str]:
         for message in messages
         if message["method"] == "Network.requestWillBeSent"
     ]
+
+
+def main() -> None:
+    page, picture = map(Path, sys.argv[1:])
+    with chromium() as driver:
+        open_page(driver, page)
+        driver.save_screenshot(str(picture))
+
+
+if __name__ == "__main__":
+    main()

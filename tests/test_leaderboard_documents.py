@@ -14,7 +14,7 @@ from kscl.leaderboard.differences import differences
 from kscl.leaderboard.insert import insert
 from kscl.leaderboard.rows import build_board
 from kscl.leaderboard.statistics import welch_interval
-from tests.leaderboard_records import described, linear, sha, write_all
+from tests.leaderboard_records import described, linear, runs, sha, write_all
 
 scores = st.floats(0, 100).map(lambda value: round(value, 1))
 replicates = st.lists(scores, min_size=2, max_size=6).filter(lambda values: np.ptp(values) > 0)
@@ -66,6 +66,19 @@ def test_rows_differ_from_the_named_one_by_welch_and_by_seed(records):
 def test_a_base_that_is_not_there_is_refused_with_those_that_are(records):
     with pytest.raises(KsclError, match="no such method; there are kscl, moco, one"):
         differences(build_board([records]), "mocco")
+
+
+def test_a_base_of_two_lengths_is_named_with_its_epochs(tmp_path):
+    made = []
+    for epochs, level in ((100, 60), (200, 65)):
+        settings = ("METHOD.NAME", "moco", "SOLVER.EPOCHS", str(epochs))
+        made += runs(settings, level, seeds=2)
+    board = build_board([write_all(tmp_path, made)], check_stale=False)
+    with pytest.raises(KsclError, match="which of moco resnet50 200 5 40%; moco resnet50 100"):
+        differences(board, "moco")
+    shown = differences(board, "moco@200")
+    assert "| moco   | resnet50 |    100 |" in shown
+    assert "| moco   | resnet50 |    200 |" not in shown
 
 
 def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp_path, capsys):

@@ -136,6 +136,23 @@ def shard_members(start, count):
     return members
 
 
+def test_a_split_of_a_voc_folder_gives_its_images(tmp_path):
+    fill(tmp_path, "JPEGImages/b.jpg", "JPEGImages/a.png", "JPEGImages/other.jpg")
+    lists = tmp_path / "ImageSets" / "Main"
+    lists.mkdir(parents=True)
+    (lists / "train.txt").write_text("b\na\n")
+    (lists / "val.txt").write_text("b\nc\nd\n")
+    source = open_source(f"voc:{tmp_path}:train")
+    assert [source.read(i) for i in range(len(source))] == [
+        b"JPEGImages/b.jpg",
+        b"JPEGImages/a.png",
+    ]
+    with pytest.raises(KsclError, match=r"no image of c \(and 1 others\), which .*val.txt lists"):
+        open_source(f"voc:{tmp_path}:val")
+    with pytest.raises(KsclError, match=r"test.txt: No such file"):
+        open_source(f"voc:{tmp_path}:test")
+
+
 @pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
 def test_shards_are_read_in_any_order_with_their_classes(tmp_path, kind):
     write_tar(tmp_path / "s-000.tar", shard_members(0, 4), kind)

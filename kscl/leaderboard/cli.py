@@ -73,7 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="do not compare code, data and backbone files with what was recorded",
     )
     parser.add_argument(
-        "--against", metavar="METHOD", help="show how every row differs from this one, in Markdown"
+        "--against",
+        metavar="METHOD",
+        action="append",
+        default=[],
+        help="also show how every row differs from this one's; may be given several times",
     )
     parser.add_argument(
         "--insert",
@@ -95,9 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in board.problems:
         print(f"not counted: {problem}", file=sys.stderr)
     written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
-    shown = [overview(board)]
-    if arguments.against:
-        shown.append(differences(board, arguments.against))
+    shown = [overview(board), *(differences(board, base) for base in arguments.against)]
     if arguments.insert:
         path, name = arguments.insert
         insert(Path(path), name, "\n\n".join([shown[0], LEGEND, *shown[1:], origin(board)]))

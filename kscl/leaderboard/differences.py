@@ -18,7 +18,10 @@ EXPLANATION = (
 
 
 def differences(board: Board, base: str) -> str:
-    """One table a protocol, for the metric that ranks its rows."""
+    """One table a protocol, for the metric that ranks its rows.
+
+    The base is a method, or METHOD@EPOCHS where it was trained for several lengths.
+    """
     parts = []
     for section in board.sections:
         metric = HEADLINE[section.protocol.kind]
@@ -39,14 +42,19 @@ def differences(board: Board, base: str) -> str:
     return "\n\n".join([*parts, EXPLANATION])
 
 
-def _base(section: Section, metric: str, method: str) -> tuple[Row, Measure] | None:
-    """Of several rows of this method (longer trainings, for one) the one with most seeds."""
+def _base(section: Section, metric: str, base: str) -> tuple[Row, Measure] | None:
+    method, _, epochs = base.partition("@")
     found = [
         (row, row.results[section.protocol].measures[metric])
         for row in section.rows
-        if row.contender.method == method and metric in row.results[section.protocol].measures
+        if row.contender.method == method
+        and epochs in ("", cells.plain(row.contender.epochs))
+        and metric in row.results[section.protocol].measures
     ]
-    return max(found, key=lambda item: len(item[1].values), default=None)
+    if len(found) > 1:
+        rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row, _ in found)
+        raise KsclError(f"--against {base}: which of {rows}? METHOD@EPOCHS names one by its length")
+    return found[0] if found else None
 
 
 def _difference(one: Measure, other: Measure) -> list[str]:

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kscl import cli
@@ -40,9 +41,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--jobs", type=int, metavar="N", help="stages to run side by side (the suite's jobs, or 1)"
     )
+    parser.add_argument(
+        "--insert",
+        nargs=2,
+        metavar=("FILE", "NAME"),
+        help="also put the board into FILE, between <!-- board NAME --> and its end mark",
+    )
     arguments = parser.parse_args(argv)
     suite = read_suite(arguments.suite)
     stages = plan(suite)
+    if arguments.insert:
+        board = stages[-1]
+        stages[-1] = replace(board, arguments=(*board.arguments, "--insert", *arguments.insert))
     if arguments.print_commands:
         for stage in stages:
             print(shlex.join(stage.command))
@@ -57,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for state in states:
         if state.status == FAILED and state.log is not None:
             print(f"\n{state.stage.name} failed; the end of {state.log}:\n{_tail(state.log)}")
-    _print_board(Path(suite.output_dir) / "leaderboard")
+    _print_board(Path(suite.output_dir) / suite.board)
     return code
 
 

@@ -51,6 +51,8 @@ class Suite:
     shapes: dict[str, Any] = field(default_factory=dict)  # arguments of make_shapes, if it is used
     pretrain_overrides: Overrides = field(default_factory=dict)  # of every pretraining
     basis_image: str = ""  # drawn into the page for pretrained contenders
+    board: str = "leaderboard"  # its folder; suites may share all the others
+    against: tuple[str, ...] = ()  # methods that the board shows every row's difference to
 
 
 SUITE_KEYS = {
@@ -62,6 +64,8 @@ SUITE_KEYS = {
     "shapes": dict,
     "pretrain_overrides": dict,
     "basis_image": str,
+    "board": str,
+    "against": list,
     "contenders": dict,
     "evaluations": dict,
 }

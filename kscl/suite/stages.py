@@ -169,9 +169,10 @@ def _detect(
 
 
 def _board(suite: Suite, shown: list[Stage], figures: list[Stage]) -> Stage:
-    folder = f"{suite.output_dir}/leaderboard"
+    folder = f"{suite.output_dir}/{suite.board}"
     arguments = [stage.folder for stage in shown]
     arguments += ["--output-dir", folder, "--title", suite.name]
+    arguments += [word for method in suite.against for word in ("--against", method)]
     return _stage(
         "leaderboard", "board", "kscl-leaderboard", arguments, [*shown, *figures], folder, []
     )

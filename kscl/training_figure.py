@@ -1,0 +1,66 @@
+"""Curves of training runs side by side: what a subspace holds, and how the loss went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kscl import cli
+from kscl.basis_images import output_path
+from kscl.errors import KsclError
+from kscl.metrics import Row, read_metrics
+
+LABELS = {
+    "loss": "loss",
+    "instance_top1": "own instance found first",
+    "mean_rank": "mean rank kept",
+    "eigenvalue_mass": "share of the eigenvalue mass kept",
+    "positive_length": "projection on the own instance",
+    "hardest_negative_length": "longest projection on another",
+    "embedding_spread": "spread of the embeddings",
+}
+DEFAULT = ("eigenvalue_mass", "mean_rank", "loss")
+EXAMPLES = """  python tools/visualize_training.py output/k3 output/k5 --output runs.png
+  python tools/visualize_training.py output/k* --names K=3 K=5 --figures loss mean_rank
+"""
+
+
+def draw(runs: dict[str, list[Row]], figures: Sequence[str], output: Path) -> None:
+    """One panel a figure, one line a run, over epochs."""
+    from matplotlib.figure import Figure  # takes a moment to load
+
+    canvas = Figure(figsize=(4.2 * len(figures), 3.4), layout="constrained")
+    panels = canvas.subplots(1, len(figures), squeeze=False)[0]
+    for panel, name in zip(panels, figures, strict=True):
+        for label, rows in runs.items():
+            points = [(row["epoch"], row[name]) for row in rows if name in row]
+            panel.plot(*zip(*points, strict=True), label=label, linewidth=1.4)
+        panel.set(title=LABELS[name], xlabel="epoch")
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(output, dpi=140)
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="FOLDER", help="of tools/pretrain.py")
+    parser.add_argument("--names", nargs="+", help="of the runs (default: their folders)")
+    parser.add_argument(
+        "--figures", nargs="+", choices=LABELS, default=DEFAULT, help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--output", type=output_path, default=Path("training.png"), help="png, svg or pdf"
+    )
+    given = parser.parse_args(argv)
+    names = given.names or [str(run) for run in given.runs]
+    if len(names) != len(given.runs):
+        raise KsclError(f"--names has {len(names)} names for {len(given.runs)} runs")
+    runs = {name: read_metrics(folder) for name, folder in zip(names, given.runs, strict=True)}
+    for name, rows in runs.items():
+        if not any(figure in row for figure in given.figures for row in rows):
+            raise KsclError(f"{name} holds no metrics of tools/pretrain.py yet")
+    draw(runs, given.figures, given.output)
+    print(given.output)
+    return 0

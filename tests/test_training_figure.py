@@ -1,0 +1,42 @@
+"""Curves of several runs in one picture."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kscl.metrics import METRICS_FILE
+from kscl.training_figure import main
+
+
+@pytest.fixture
+def runs(tmp_path):
+    for name, share in (("a", 0.5), ("b", 0.9)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [
+            {"epoch": e, "eigenvalue_mass": share, "mean_rank": 1.0, "loss": 5 - e} for e in (1, 2)
+        ]
+        lines = [*rows, {"epoch": 2, "knn_top1": 30.0}]
+        (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in lines))
+    return [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+def test_each_run_is_a_line_in_each_panel(runs, tmp_path):
+    output = tmp_path / "new" / "training.png"
+    assert main([*runs, "--names", "K=3", "K=5", "--output", str(output)]) == 0
+    pixels = np.asarray(Image.open(output).convert("RGB")).reshape(-1, 3)
+    for colour in ((31, 119, 180), (255, 127, 14)):  # the first two that matplotlib gives
+        assert (np.abs(pixels - colour).max(1) < 3).sum() > 200
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [(["--names", "one"], "1 names for 2 runs"), (["nowhere"], "nowhere holds no metrics")],
+)
+def test_what_does_not_fit_is_told(runs, change, message, capsys):
+    assert main([*runs, *change]) == 2
+    assert message in capsys.readouterr().err
