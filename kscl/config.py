@@ -206,6 +206,13 @@ class _Merge:
             self.set(key, value, _at(path, name))
 
     def overrides(self, words: list[str]) -> None:
+        options = [word for word in words if word.startswith("--")]
+        if options:
+            self.problems.append(
+                f"{COMMAND_LINE}: {options[0]} stands among the overrides KEY VALUE, which come "
+                "last: put it before them"
+            )
+            return
         if len(words) % 2:
             self.problems.append(
                 f"{COMMAND_LINE}: overrides are pairs KEY VALUE, and '{words[-1]}' is left over"

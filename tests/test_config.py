@@ -58,6 +58,14 @@ def test_a_misspelt_override_names_the_nearest_key(written, meant):
     )
 
 
+@pytest.mark.parametrize("words", [["SEED", "1", "--resume"], ["SEED", "--resume", "1"]])
+def test_an_option_after_the_overrides_is_told_to_go_before_them(words):
+    with pytest.raises(ConfigError) as error:
+        load_config(None, words)
+    assert str(error.value).startswith("1 problem")
+    assert "--resume stands among the overrides" in str(error.value)
+
+
 def test_all_violations_are_reported_at_once(tmp_path):
     file = write(
         tmp_path / "x.yaml",

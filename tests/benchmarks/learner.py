@@ -125,7 +125,8 @@ def loss_vs_moco() -> float:
 
     def moco() -> None:
         positive = (query * key[:, 0]).sum(1, keepdim=True)
-        logits = torch.cat([positive, query @ columns], 1) / TAU
+        logits = torch.cat([positive, query @ columns], 1)
+        logits /= TAU  # in place, as MoCo does
         torch.autograd.grad(F.cross_entropy(logits, target), query)
 
     return time_ratio(ours, moco)
