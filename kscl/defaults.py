@@ -32,7 +32,7 @@ def pretrain_defaults() -> CfgNode:
     cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)  # goes to timm.create_model
 
     cfg.HEAD = CfgNode()
-    cfg.HEAD.TYPE = "mlp"  # "mlp_bn" (BatchNorm after each layer) or "linear"
+    cfg.HEAD.TYPE = "mlp"  # "mlp_bn" (BatchNorm between its layers) or "linear"
     cfg.HEAD.HIDDEN_DIM = 0  # 0 is the backbone's feature dimension
     cfg.HEAD.DIM = 128  # D, of the embeddings
 

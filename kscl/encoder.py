@@ -42,8 +42,8 @@ def build_encoder(
 ) -> Encoder:
     """A timm backbone by name, and MoCo's head; `hidden_dim` 0 is the feature dimension.
 
-    `mlp_bn` is MoCo v3's: BatchNorm after each layer centres the embeddings, so that they cannot
-    all drift one way, and with them the fresh keys away from a queue of older ones.
+    `mlp_bn` has BatchNorm between its two layers: no hidden unit is always on or always off, so the
+    embeddings drift one way less, and with them the fresh keys away from a queue of older ones.
     """
     if dim < 1:
         raise KsclError(f"embeddings of dimension {dim} hold nothing; HEAD.DIM is 128 in the paper")

@@ -54,6 +54,45 @@ def test_heads_have_the_shapes_of_moco() -> None:
     assert [tuple(p.shape) for p in linear.parameters()] == [(6, 16), (6,)]
 
 
+class TestHeadWithBatchNorm:
+    @staticmethod
+    def encoder(head: str = "mlp_bn") -> Encoder:
+        torch.manual_seed(0)
+        return build_encoder("resnet18", NARROW, head=head, hidden_dim=20, dim=32, input_size=32)
+
+    def test_has_batch_norm_between_its_layers_and_no_bias_before_it(self) -> None:
+        state = self.encoder().head.state_dict()
+        assert {key: tuple(value.shape) for key, value in state.items()} == {
+            "0.weight": (20, 16),
+            "1.weight": (20,),
+            "1.bias": (20,),
+            "1.running_mean": (20,),
+            "1.running_var": (20,),
+            "1.num_batches_tracked": (),
+            "3.weight": (32, 20),
+            "3.bias": (32,),
+        }
+
+    def test_centres_its_hidden_units_and_spreads_embeddings_that_are_much_alike(self) -> None:
+        images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.3 + 2
+        drift = {
+            head: self.encoder(head)(images).mean(0).norm().item() for head in ("mlp", "mlp_bn")
+        }
+        assert drift["mlp_bn"] < drift["mlp"] - 0.1
+        encoder = self.encoder()
+        assert encoder(images).shape == (64, 32)
+        layer, norm = encoder.head[:2]  # type: ignore[index]
+        hidden = norm(layer(encoder.backbone(images)))  # (64, 20)
+        torch.testing.assert_close(hidden.mean(0), torch.zeros(20), atol=1e-4, rtol=0)
+        torch.testing.assert_close(hidden.std(0, correction=0), torch.ones(20), atol=0.02, rtol=0)
+
+    def test_gives_the_same_embedding_alone_and_in_company_in_eval_mode(self) -> None:
+        encoder, images = self.encoder(), torch.randn(8, 3, 32, 32)
+        calibrate_batch_norm(encoder, images[:, None])
+        encoder.eval()
+        torch.testing.assert_close(encoder(images[:1]), encoder(images)[:1], atol=1e-4, rtol=0)
+
+
 def test_residual_blocks_start_as_in_moco_unless_asked_otherwise() -> None:
     gammas = [
         {block.bn3.weight.unique().item() for block in backbone.layer2}
