@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 import kscl.projection
 from kscl.dictionary import MemoryBank, Minibatch, Queue
@@ -115,6 +116,35 @@ class TestQueue:
     def test_dimension_zero_is_refused(self) -> None:
         with pytest.raises(KsclError, match="5 entries of 2 x 0"):
             Queue(5, 2, 0)
+
+
+class TestCost:
+    """What makes a long queue affordable, counted and not timed."""
+
+    @staticmethod
+    def queue(of_rank_2: int) -> Queue:
+        rank = 1 + (torch.arange(400) < of_rank_2).long()
+        basis = subspaces(400, 2).basis * (torch.arange(2) < rank[:, None])[:, :, None]
+        return queue_of(400, Subspaces(basis, rank, torch.ones(400)))
+
+    @pytest.mark.parametrize("of_rank_2", [0, 4, 100])
+    def test_second_vectors_are_computed_only_where_there_are_any(self, of_rank_2: int) -> None:
+        queue, query = self.queue(of_rank_2), unit(6, DIM)
+        for ask in (queue.lengths, lambda q: queue.negatives(q, place(6), q[:, None], TAU)):
+            with FlopCounterMode(display=False) as counter:
+                ask(query)
+            assert counter.get_total_flops() == 2 * 6 * DIM * (400 + of_rank_2)
+
+    def test_nothing_of_the_size_of_queries_by_entries_is_kept_for_the_backward_pass(self) -> None:
+        queue, query = self.queue(100), unit(6, DIM).requires_grad_()
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+            queue.negatives(query, place(6), query[:, None], TAU)
+            assert [tuple(x.shape) for x in kept] == [(6, DIM)]
+            kept.clear()
+            queue.lengths(query)
+        shapes = {tuple(x.shape) for x in kept}
+        assert shapes == {(6, DIM), (2, 400, DIM), (400,)}  # the operands
 
 
 @pytest.mark.usefixtures("_pieces")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from linear_eval.cli import main
 from linear_eval.data import open_data
 from linear_eval.errors import LinearEvalError
 from linear_eval.run import Job, run_all
-from tests.commands import tool
+from tests.commands import ROOT, run, tool
 from tests.linear_eval_digits import config, overrides, write_digits
 
 PLAIN = ("INPUT.AUGMENT", "centre")
@@ -125,6 +126,17 @@ def test_two_ranks_see_and_learn_what_one_does(digits, tmp_path, undisturbed):
     alone, both = (read_record(tmp_path / name / "record.json") for name in ("alone", "cached"))
     assert alone["metrics"] == both["metrics"]
     assert alone["details"]["sweep"] == both["details"]["sweep"]
+
+
+def test_torchrun_gives_the_number_of_one_process(digits, tmp_path, undisturbed):
+    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    script = ROOT / "tools/linear_eval.py"
+    done = run(*torchrun, "--nproc-per-node", "2", script, *overrides(digits, tmp_path / "run"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("random: top-1") == 1
+    record = read_record(tmp_path / "run/record.json")
+    assert record["details"]["processes"] == 2
+    assert curve(record) == pytest.approx(curve(undisturbed), abs=1e-5)
 
 
 def test_half_precision_of_the_backbone_changes_the_loss_but_little(digits, tmp_path, undisturbed):
