@@ -12,6 +12,7 @@ from PIL import Image
 
 import linear_eval.features as features_module
 from kscl.decode import decode_image
+from kscl.fingerprint import fingerprint
 from kscl.weights import Description, load_backbone, save_backbone
 from linear_eval.backbone import freeze
 from linear_eval.data import open_data
@@ -123,6 +124,17 @@ def test_anything_that_changes_features_makes_them_anew(digits, tmp_path, extrac
     elif change == "fewer of each class":
         more = ("DATA.IMAGES_PER_CLASS", 7)
     features_of(config(digits, tmp_path / "b", *more))
+    assert extracted == [6]
+
+
+def test_a_changed_file_is_noticed_also_where_the_fingerprints_sample_misses_it(
+    digits, tmp_path, extracted, monkeypatch
+):
+    always = fingerprint(digits / "train")
+    monkeypatch.setattr("linear_eval.data.fingerprint", lambda where: always)
+    features_of(config(digits, tmp_path / "a"))
+    shutil.copy(digits / "train/digit_3/004.png", digits / "train/digit_3/005.png")
+    features_of(config(digits, tmp_path / "b"))
     assert extracted == [6]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from linear_eval.cached import choose, grid_points, probe_cached
-from linear_eval.chance import epoch_order, new_head, views_of_epoch
+from linear_eval.chance import epoch_order, hold_out, new_head, views_of_epoch
 from linear_eval.config import load_linear_eval_config
 from linear_eval.data import LabelledImages
 from linear_eval.errors import LinearEvalError
@@ -181,6 +182,23 @@ def test_the_sweep_shows_every_point_and_marks_the_one_that_is_best_on_held_out_
     assert len(sweep) == 16
     (chosen,) = [row for row in sweep if row["chosen"]]
     assert chosen["held_out_top1"] == max(row["held_out_top1"] for row in sweep)
+
+
+def test_points_are_compared_on_train_images_that_they_were_not_trained_on(digits):
+    features, labels = digits
+    words = ["PROBE", "cached", "SOLVER.EPOCHS", "4", "SOLVER.SCHEDULE", "cosine"]
+    kept, held = hold_out(labels[:1000].numpy(), 0.1, 0)
+    rows = standardised(Rows(features, kept[None], labels[torch.from_numpy(kept)]))
+    test = replace(rows, places=held[None], labels=labels[torch.from_numpy(held)])
+    settings = load_linear_eval_config(None, words).SOLVER
+    for row in probed(digits).details["sweep"][::5]:
+        trained = train(rows, [Point(row["lr"], row["weight_decay"])], settings)
+        weights, biases = trained.classifiers(1)
+        outputs = outputs_of(test, weights[0], biases[0])
+        assert row["held_out_loss"] == pytest.approx(
+            F.cross_entropy(outputs, test.labels).item(), rel=1e-3
+        )
+        assert row["train_loss"] == pytest.approx(trained.losses[-1][0], rel=1e-3)
 
 
 def test_the_saved_classifier_takes_features_as_they_come(digits):

@@ -187,6 +187,17 @@ class TestRank:
             for kept in range(1, shots + 1):
                 assert kept_rank(equal, kept / shots).item() == kept
 
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize(("groups", "alike"), [(2, 2), (3, 2), (3, 5), (5, 3)])
+    def test_groups_of_identical_views_hold_their_exact_share(
+        self, groups: int, alike: int, dtype: torch.dtype
+    ) -> None:
+        """Each group has the same eigenvalue, and rounding must not ask for one group more."""
+        directions = torch.linalg.qr(unit(50, 16, groups))[0].mT  # (50, groups, 16)
+        keys = directions.repeat(1, alike, 1).to(dtype)
+        for kept in range(1, groups + 1):
+            assert fit_subspaces(keys, kept / groups).rank.tolist() == [kept] * 50
+
     @settings(max_examples=200, deadline=None)
     @given(st.integers(1, 12), st.integers(1, 24), st.floats(0.01, 1), st.integers(0, 10**6))
     def test_rank_is_the_smallest_that_holds_the_mass(
