@@ -5,9 +5,12 @@ installed; scoring, preflight and reading data need no Detectron2.
 """
 
 import contextlib
+import warnings
 
 from detection.install import require_detectron2
 
+# Detectron2's use of torch.jit is not the user's concern.
+warnings.filterwarnings("ignore", ".*torch.jit", FutureWarning)
 with contextlib.suppress(ImportError):
     from detection import heads  # noqa: F401
 

@@ -28,17 +28,16 @@ def add_kscl_config(cfg: CfgNode) -> None:
     cfg.KSCL = CfgNode()
     # Rows of a leaderboard are ranked only within one protocol; this is its name.
     cfg.KSCL.PROTOCOL = ""
-    # Whose AP is the headline: voc07-11pt or coco-101pt.
-    cfg.KSCL.SCORER = "voc07-11pt"
-    # Empty: those that the data set names itself.
-    cfg.KSCL.CLASS_NAMES = []
+    # Processes that batch, rate and steps are written for; on another number they are scaled.
+    # 0: they are taken as they stand. (Detectron2's REFERENCE_WORLD_SIZE, where set, goes first.)
+    cfg.KSCL.NUM_GPUS = 0
     # Of MODEL.WEIGHTS; empty is certificate.json beside the weights.
     cfg.KSCL.CERTIFICATE = ""
     # Training from random weights (MODEL.WEIGHTS "") must be asked for by name.
     cfg.KSCL.FROM_SCRATCH = False
     # The class list, in order; empty is the training sets' own.
     cfg.KSCL.CLASS_NAMES = []
-    # Whose AP is the headline; every run is scored by all scorers.
+    # Whose AP is the headline, voc07-11pt or coco-101pt; every run is scored by both.
     cfg.KSCL.SCORER = "voc07-11pt"
 
 

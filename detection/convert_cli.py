@@ -8,7 +8,6 @@ differ, nothing is written and the message says where and why.
 from __future__ import annotations
 
 import argparse
-import warnings
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -36,8 +35,6 @@ EXAMPLES = """  our own file says what it is:
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     require_detectron2()
-    # Detectron2's use of torch.jit is not the user's concern.
-    warnings.filterwarnings("ignore", ".*torch.jit", FutureWarning)
     from detection import convert  # needs Detectron2
 
     converted = convert.convert(

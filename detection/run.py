@@ -13,12 +13,13 @@ from typing import Any
 from detectron2.config import CfgNode
 from detectron2.data import build_detection_test_loader
 from detectron2.evaluation import inference_on_dataset
+from detectron2.modeling import build_model
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
 from torch import nn
 
 from detection.certificate import Certificate
-from detection.checkpointing import Stopwatch
+from detection.checkpointing import Stopwatch, load_detector
 from detection.datasets import ground_truth_of, register_datasets, source_of
 from detection.errors import DetectionError
 from detection.evaluator import SavedPassEvaluator
@@ -31,6 +32,7 @@ from kscl.fingerprint import fingerprint
 from kscl.records import RECORD_FILE, make_record, read_record, write_record
 
 OWNER_FILE = "run.json"
+ROLES = ("train", "test")
 SCORES_FILE = "scores.json"
 
 
@@ -42,6 +44,7 @@ class Trial:
     certificate: Certificate | None  # None: from scratch, as asked
     resume: bool
     scaled_from: int  # processes that the protocol was written for, 0 if it was taken as it is
+    data: dict[str, dict[str, Any]]  # the sets' fingerprints by role, taken before the start
 
 
 def finished(trial: Trial) -> dict[str, Any] | None:
@@ -75,6 +78,7 @@ def _owner(trial: Trial) -> dict[str, str | None]:
     return {
         "settings": config_hash(trial.cfg, WITHOUT_EFFECT),
         "weights": trial.certificate.weights_sha256 if trial.certificate else None,
+        "data": " ".join(trial.data[role]["hash"] for role in ROLES),
     }
 
 
@@ -89,13 +93,37 @@ def _refuse_other_owner(trial: Trial) -> None:
         )
 
 
+def refuse_run_folder(cfg: CfgNode) -> None:
+    """A run's saved pass is the one of its record: no other may take its place."""
+    if (Path(cfg.OUTPUT_DIR) / OWNER_FILE).is_file():
+        raise DetectionError(
+            f"{cfg.OUTPUT_DIR} holds a run, whose detections would be written over. Choose another "
+            "OUTPUT_DIR for this evaluation."
+        )
+
+
+def score_detector(cfg: CfgNode) -> int:
+    """Evaluate MODEL.WEIGHTS, a trained detector; on every rank."""
+    _prepare(cfg)
+    setup_logger(distributed_rank=comm.get_rank(), name="detection")  # by which the scores are told
+    model = build_model(cfg)
+    load_detector(model, cfg.MODEL.WEIGHTS)
+    evaluate(cfg, model)
+    return 0
+
+
+def _prepare(cfg: CfgNode) -> tuple[str, ...]:
+    """What every rank needs before it builds a model; the class list."""
+    if comm.get_world_size() > 1:
+        comm.create_local_process_group(comm.get_world_size())
+    return register_datasets(cfg.DATASETS.TRAIN, cfg.DATASETS.TEST, cfg.KSCL.CLASS_NAMES or None)
+
+
 def run_trial(trial: Trial) -> int:
     """Train, evaluate and write the record; on every rank."""
     cfg = trial.cfg
-    if comm.get_world_size() > 1:
-        comm.create_local_process_group(comm.get_world_size())
     _set_up_logging(cfg.OUTPUT_DIR)
-    classes = register_datasets(cfg.DATASETS.TRAIN, cfg.DATASETS.TEST, cfg.KSCL.CLASS_NAMES or None)
+    classes = _prepare(cfg)
     stopwatch = Stopwatch()
     model = train(cfg, trial.certificate, stopwatch, trial.resume)
     trained = stopwatch.seconds()
@@ -155,7 +183,7 @@ def write_trial_record(
         seconds=seconds,
         seed=cfg.SEED,
         cfg=cfg,
-        data={role: data_fingerprint(cfg.DATASETS[role.upper()]) for role in ("train", "test")},
+        data=trial.data,
         inputs=inputs,
         details=details,
         without_effect=WITHOUT_EFFECT,
@@ -163,11 +191,26 @@ def write_trial_record(
     write_record(record, cfg.OUTPUT_DIR)
 
 
-def data_fingerprint(names: Sequence[str]) -> dict[str, Any]:
-    """Of the images and the annotations of registered sets, whatever the sets are called."""
+def data_of(cfg: CfgNode) -> dict[str, dict[str, Any]]:
+    """By role, a fingerprint of the config's registered sets, whatever they are called."""
+    return {role: _data_fingerprint(cfg.DATASETS[role.upper()]) for role in ROLES}
+
+
+def _data_fingerprint(names: Sequence[str]) -> dict[str, Any]:
+    """Of images and annotations; by the parts a leaderboard can see that they have changed."""
     digest, files, size = hashlib.sha256(), 0, 0
+    parts: dict[Path, str] = {}
     for name in names:
-        images = fingerprint(source_of(name).root)
+        source = source_of(name)
+        images = fingerprint(source.root)
         digest.update(f"{images.hash} {ground_truth_of(name).fingerprint}\n".encode())
         files, size = files + images.files, size + images.bytes
-    return {"hash": digest.hexdigest()[:16], "files": files, "bytes": size}
+        parts[source.root] = images.hash
+        if source.json_file is not None:
+            parts[source.json_file] = fingerprint(source.json_file).hash
+    return {
+        "hash": digest.hexdigest()[:16],
+        "files": files,
+        "bytes": size,
+        "parts": [{"path": str(path.absolute()), "hash": hash_} for path, hash_ in parts.items()],
+    }

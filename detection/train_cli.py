@@ -21,17 +21,21 @@ require_detectron2()
 
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer
-from detectron2.modeling import build_model
-from detectron2.utils.logger import setup_logger
 
 from detection.certificate import verify_start
-from detection.checkpointing import load_detector
 from detection.config import load_detection_config
 from detection.datasets import register_datasets, source_of
 from detection.errors import DetectionError
 from detection.preflight import preflight
-from detection.run import Trial, claim_folder, evaluate, finished, run_trial
-from detection.scoring import as_table
+from detection.run import (
+    Trial,
+    claim_folder,
+    data_of,
+    finished,
+    refuse_run_folder,
+    run_trial,
+    score_detector,
+)
 from kscl import cli
 from kscl.config import config_yaml
 from kscl.launch import launch
@@ -44,7 +48,9 @@ EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.
       DATASETS.TRAIN "('voc:data/mine:train',)" DATASETS.TEST "('voc:data/mine:val',)" \\
       MODEL.ROI_HEADS.NUM_CLASSES 3 OUTPUT_DIR output/mine
   python tools/train_net.py --config-file output/mine/config.yaml --eval-only \\
-      MODEL.WEIGHTS output/mine/model_final.pth
+      MODEL.WEIGHTS output/mine/model_final.pth OUTPUT_DIR output/mine-again
+
+On the CPU, small networks are fastest with one thread a process: OMP_NUM_THREADS=1.
 """
 HEADLINE = ("AP50", "AP", "AP75")
 
@@ -52,9 +58,13 @@ HEADLINE = ("AP50", "AP", "AP75")
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    cli.add_config_arguments(parser)
+    cli.add_config_arguments(parser, "SOLVER.BASE_LR 0.01 SEED 3")
     cli.add_run_arguments(parser)
-    parser.add_argument("--eval-only", action="store_true", help="score MODEL.WEIGHTS, a detector")
+    parser.add_argument(
+        "--eval-only",
+        action="store_true",
+        help="score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR",
+    )
     parser.add_argument(
         "--trials",
         type=int,
@@ -63,17 +73,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="seeds SEED, SEED + 1, …, each in a folder of its own; what is finished is kept",
     )
     arguments = parser.parse_args(argv)
-    cfg, scaled_from = _config(arguments)
+    cfg = _config(arguments)
+    cfg, scaled_from, notice = _scaled(cfg, arguments)
     if arguments.print_config:
         print(config_yaml(cfg), end="")
         return 0
     _check_data(cfg)
     if arguments.eval_only:
-        return _evaluate_only(cfg)
+        refuse_run_folder(cfg)
+        return launch(score_detector, cfg, arguments.num_gpus)
+    print(notice, end="", flush=True)
     certificate = verify_start(cfg)
+    register_datasets(cfg.DATASETS.TRAIN, cfg.DATASETS.TEST, cfg.KSCL.CLASS_NAMES or None)
+    data = data_of(cfg)
     resume = arguments.resume or arguments.auto_resume
     trials = [
-        Trial(trial_cfg, certificate, resume, scaled_from)
+        Trial(trial_cfg, certificate, resume, scaled_from, data)
         for trial_cfg in _trial_configs(cfg, arguments.trials)
     ]
     if arguments.resume and not any(Path(t.cfg.OUTPUT_DIR).is_dir() for t in trials):
@@ -95,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _config(arguments: argparse.Namespace) -> tuple[CfgNode, int]:
-    """The effective config, and the number of processes it was scaled from (0: as it was)."""
+def _config(arguments: argparse.Namespace) -> CfgNode:
     cfg = load_detection_config(arguments.config_file, arguments.overrides)
     if cfg.SEED < 0:  # Detectron2's "random" is the same order of images in every trial
         cfg.SEED = 0
@@ -106,24 +120,43 @@ def _config(arguments: argparse.Namespace) -> tuple[CfgNode, int]:
             raise DetectionError(
                 "SOLVER.AMP.ENABLED needs a GPU and there is none. Set it to False."
             )
-    world = int(os.environ.get("WORLD_SIZE", max(1, arguments.num_gpus)))
-    reference = cfg.SOLVER.REFERENCE_WORLD_SIZE
-    scaled = DefaultTrainer.auto_scale_workers(cfg, world)
-    if scaled is not cfg:
-        print(
-            f"written for {reference} processes, running on {world}: batch "
-            f"{cfg.SOLVER.IMS_PER_BATCH} → {scaled.SOLVER.IMS_PER_BATCH}, learning rate "
-            f"{cfg.SOLVER.BASE_LR:g} → {scaled.SOLVER.BASE_LR:g}, iterations "
-            f"{cfg.SOLVER.MAX_ITER} → {scaled.SOLVER.MAX_ITER}, steps {scaled.SOLVER.STEPS}, "
-            f"warm-up {scaled.SOLVER.WARMUP_ITERS}. The record says so and the protocol's hash is "
-            "another: BatchNorm sees fewer images at once, which no scaling mends.",
-            flush=True,
-        )
+        if arguments.num_gpus > 1 and cfg.MODEL.RESNETS.NORM in ("SyncBN", "nnSyncBN"):
+            raise DetectionError(
+                f"MODEL.RESNETS.NORM {cfg.MODEL.RESNETS.NORM} needs GPUs and there is none. Set it "
+                "to naiveSyncBN, which computes the same on any device."
+            )
     if len(cfg.DATASETS.TEST) != 1:
         raise DetectionError(
             f"DATASETS.TEST is {tuple(cfg.DATASETS.TEST)}: name one set, a record has one result."
         )
-    return scaled, reference if scaled is not cfg else 0
+    return cfg
+
+
+def _scaled(cfg: CfgNode, arguments: argparse.Namespace) -> tuple[CfgNode, int, str]:
+    """The config for this number of processes, the number it was for (0: this), and a notice."""
+    world = int(os.environ.get("WORLD_SIZE", max(1, arguments.num_gpus)))
+    reference = cfg.SOLVER.REFERENCE_WORLD_SIZE or cfg.KSCL.NUM_GPUS
+    if reference in (0, world):
+        return cfg, 0, ""
+    if cfg.SOLVER.IMS_PER_BATCH % reference:
+        raise DetectionError(
+            f"SOLVER.IMS_PER_BATCH is {cfg.SOLVER.IMS_PER_BATCH}, which the {reference} processes "
+            "of the protocol cannot share, so it cannot be scaled. Say KSCL.NUM_GPUS 0 to take "
+            "batch, learning rate and iterations as they stand."
+        )
+    written = cfg.clone()
+    written.SOLVER.REFERENCE_WORLD_SIZE = reference
+    scaled = DefaultTrainer.auto_scale_workers(written, world)
+    notice = (
+        f"written for {reference} processes, running on {world}: batch "
+        f"{cfg.SOLVER.IMS_PER_BATCH} → {scaled.SOLVER.IMS_PER_BATCH}, learning rate "
+        f"{cfg.SOLVER.BASE_LR:g} → {scaled.SOLVER.BASE_LR:g}, iterations "
+        f"{cfg.SOLVER.MAX_ITER} → {scaled.SOLVER.MAX_ITER}, steps {scaled.SOLVER.STEPS}, "
+        f"warm-up {scaled.SOLVER.WARMUP_ITERS}. The record says so and the protocol's hash is "
+        f"another: BatchNorm sees {'fewer' if world < reference else 'more'} images at once, "
+        "which no scaling mends. KSCL.NUM_GPUS 0 takes the numbers as they stand.\n"
+    )
+    return scaled, reference, notice
 
 
 def _trial_configs(cfg: CfgNode, trials: int) -> list[CfgNode]:
@@ -147,15 +180,6 @@ def _check_data(cfg: CfgNode) -> None:
     )
     report.checked()
     print(report, flush=True)
-
-
-def _evaluate_only(cfg: CfgNode) -> int:
-    setup_logger(name="detection")
-    register_datasets(cfg.DATASETS.TRAIN, cfg.DATASETS.TEST, cfg.KSCL.CLASS_NAMES or None)
-    model = build_model(cfg)
-    load_detector(model, cfg.MODEL.WEIGHTS)
-    print(as_table(evaluate(cfg, model)))
-    return 0
 
 
 def _summary(records: list[dict[str, Any]]) -> None:

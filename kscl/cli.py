@@ -26,7 +26,9 @@ def parser(description: str, examples: str) -> argparse.ArgumentParser:
     )
 
 
-def add_config_arguments(arguments: argparse.ArgumentParser) -> None:
+def add_config_arguments(
+    arguments: argparse.ArgumentParser, example: str = "METHOD.NUM_SHOTS 3 SOLVER.EPOCHS 10"
+) -> None:
     """The arguments of every tool that has a config, named as Detectron2's train_net names them."""
     arguments.add_argument("--config-file", metavar="FILE", help="a YAML file; see configs/")
     arguments.add_argument(
@@ -38,7 +40,7 @@ def add_config_arguments(arguments: argparse.ArgumentParser) -> None:
         "overrides",
         nargs=argparse.REMAINDER,
         metavar="KEY VALUE",
-        help="settings that override the file, at the end: METHOD.NUM_SHOTS 3 SOLVER.EPOCHS 10",
+        help=f"settings that override the file, at the end: {example}",
     )
 
 

@@ -12,8 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
+from detection.annotations import AnnotatedSet
+from detection.config import load_detection_config
+from detection.protocol import protocol_of
 from detection.train_cli import main
+from detection.voc_data import read_voc
+from kscl.leaderboard.rows import build_board
 from kscl.records import read_record
 from tests.commands import ROOT, tool
 from tests.voc_sets import Thing, write_voc
@@ -41,7 +47,8 @@ def shop(tmp_path_factory) -> Path:
             ("dog", (x + 15, y + 10, x + 50, y + 50), 0),
         ]
     names = list(things)
-    write_voc(folder / "voc", {"train": names[:10], "test": names[10:]}, things, size=(96, 100))
+    splits = {"train": names[:10], "test": names[10:], "val": names[10:12]}
+    write_voc(folder / "voc", splits, things, size=(96, 100))
     for seed in (0, 1):
         done = tool(
             *("convert", "random", "--arch", "resnet50", "--seed", str(seed)),
@@ -91,6 +98,18 @@ def test_a_run_ends_in_a_record_that_can_be_traced(finished, shop):
     assert record["inputs"]["weights"] == certificate["weights_sha256"]
     assert record["details"]["backbone"]["method"] == "random"
     assert set(record["details"]["per_class"]) == {"cat", "dog"}
+
+
+def test_a_leaderboard_sees_that_the_data_have_changed(finished, shop):
+    (row,) = build_board([finished]).rows
+    assert row.stale == []
+    extra = shop / "voc" / "Annotations" / "extra.xml"
+    extra.write_text("<annotation/>")
+    try:
+        (row,) = build_board([finished]).rows
+    finally:
+        extra.unlink()
+    assert [reason.split(" was ")[0] for reason in row.stale] == ["test data", "train data"]
 
 
 def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(finished, shop, tmp_path):
@@ -151,10 +170,38 @@ def test_a_protocol_for_more_processes_is_scaled_and_says_so(shop, tmp_path):
     assert record["details"]["scaled_from_processes"] == 2
 
 
+@pytest.mark.parametrize(
+    ("gpus", "batch", "rate", "iterations", "steps", "warm_up"),
+    [
+        (8, 16, 0.02, 24000, [18000, 22000], 100),
+        (4, 8, 0.01, 48000, [36000, 44000], 200),
+        (2, 4, 0.005, 96000, [72000, 88000], 400),
+        (1, 2, 0.0025, 192000, [144000, 176000], 800),
+    ],
+)
+def test_the_moco_protocol_is_scaled_to_the_gpus_there_are(
+    gpus, batch, rate, iterations, steps, warm_up, capsys
+):
+    words = ["--config-file", "detection/voc0712_c4_24k_moco.yaml", "--num-gpus", str(gpus)]
+    assert main([*words, "--print-config"]) == 0
+    solver = yaml.safe_load(capsys.readouterr().out)["SOLVER"]
+    assert (solver["IMS_PER_BATCH"], solver["BASE_LR"]) == (batch, rate)
+    assert (solver["MAX_ITER"], solver["STEPS"]) == (iterations, steps)
+    assert solver["WARMUP_ITERS"] == warm_up
+    assert main([*words, "--print-config", "KSCL.NUM_GPUS", "0"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["SOLVER"]["MAX_ITER"] == 24000
+
+
 def test_a_finished_detector_is_scored_again_to_the_same_numbers(finished, shop, tmp_path):
     weights = str(finished / "model_final.pth")
-    done = train_net(shop, tmp_path / "again", "--eval-only", "MODEL.WEIGHTS", weights)
+    done = train_net(
+        shop, tmp_path / "again", "--eval-only", "--num-gpus=2", "MODEL.WEIGHTS", weights
+    )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("coco-101pt") == 1
+    passes = [np.load(folder / "detections.npz") for folder in (finished, tmp_path / "again")]
+    assert len(passes[0]["scores"]) > 0
+    np.testing.assert_allclose(passes[0]["scores"], passes[1]["scores"], atol=1e-4)
     scores = json.loads((tmp_path / "again" / "scores.json").read_text())
     assert scores["voc07-11pt"]["AP"] == read_record(finished / "record.json")["metrics"]["AP"]
 
@@ -169,6 +216,8 @@ def test_a_finished_detector_is_scored_again_to_the_same_numbers(finished, shop,
         (["INPUT.FORMAT", "BGR"], "INPUT.FORMAT"),
         (["DATASETS.TEST", "('voc:nowhere:test',)"], "nowhere"),
         (["SOLVER.MAX_ITR", "3"], "SOLVER.MAX_ITER"),
+        (["KSCL.NUM_GPUS", "8"], "KSCL.NUM_GPUS 0"),
+        (["--num-gpus=2", "MODEL.RESNETS.NORM", "SyncBN"], "naiveSyncBN"),
         (["--resume"], "nothing to resume"),
     ],
 )
@@ -181,10 +230,14 @@ def test_what_is_wrong_is_told_before_anything_starts(shop, tmp_path, capsys, mo
 
 def test_a_folder_of_another_run_is_refused(finished, shop, capsys):
     before = (finished / "record.json").read_bytes()
+    other_test = ("DATASETS.TEST", f"('voc:{shop / 'voc'}:val',)")
+    detector = ("MODEL.WEIGHTS", str(finished / "model_final.pth"))
     for more, weights, reason in (
         ((), 0, "holds this run already"),
         (("--auto-resume",), 1, "other weights"),
         (("--auto-resume", "SOLVER.BASE_LR", "0.5"), 0, "other settings"),
+        (("--auto-resume", *other_test), 0, "other data"),
+        (("--eval-only", *detector), 0, "would be written over"),
     ):
         words = arguments(shop, finished, *more, weights=weights)
         code, told = in_process(capsys, *words)
@@ -200,6 +253,46 @@ def test_training_from_scratch_runs_when_it_is_asked_for_by_name(shop, tmp_path)
     assert read_record(tmp_path / "run" / "record.json")["details"]["backbone"] == {
         "method": "from scratch"
     }
+
+
+def test_random_weights_compete_under_the_protocol_of_the_others():
+    config = "detection/bccd_tiny_c4.yaml"
+    with_weights, scratch = (
+        protocol_of(load_detection_config(config, ["KSCL.FROM_SCRATCH", word]))
+        for word in ("False", "True")
+    )
+    assert with_weights.hash == scratch.hash
+
+
+def test_coco_files_train_and_score_like_voc_folders(shop, tmp_path):
+    sets = []
+    for role, split in (("TRAIN", "train"), ("TEST", "test")):
+        path = tmp_path / f"{split}.json"
+        path.write_text(json.dumps(as_coco(read_voc(shop / "voc", split).checked())))
+        sets += [f"DATASETS.{role}", f"('coco:{path}:{shop / 'voc' / 'JPEGImages'}',)"]
+    more = [*sets, "KSCL.SCORER", "coco-101pt", "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)"]
+    done = train_net(shop, tmp_path / "run", *more)
+    assert done.returncode == 0, done.stderr
+    assert "(1 trial, coco-101pt)" in done.stdout
+    record = read_record(tmp_path / "run" / "record.json")
+    assert {"AP", "voc07-11pt/AP"} <= set(record["metrics"])
+    assert len(record["data"]["test"]["parts"]) == 2  # the images and the file
+
+
+def as_coco(annotated: AnnotatedSet) -> dict:
+    images, annotations = [], []
+    for number, image in enumerate(annotated.images):
+        assert image.path is not None
+        size = {"width": image.width, "height": image.height}
+        images.append({"id": number, "file_name": image.path.name, **size})
+        for thing in image.objects:
+            x1, y1, x2, y2 = thing.box
+            about = {"id": len(annotations) + 1, "image_id": number, "iscrowd": 0}
+            category = annotated.class_names.index(thing.name) + 1
+            box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1)}
+            annotations.append({**about, **box, "category_id": category})
+    categories = [{"id": i, "name": name} for i, name in enumerate(annotated.class_names, 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}
 
 
 def test_a_loss_that_is_no_number_stops_with_advice(shop, tmp_path):
