@@ -130,6 +130,15 @@ class TestFit:
         keys = AWKWARD[kind](8).to(dtype)
         assert fit_subspaces(keys, rho).rank.tolist() == reference_projector(keys, rho)[1]
 
+    @pytest.mark.parametrize("spread", [0.005, 0.01, 0.05])
+    def test_views_that_are_almost_the_same_have_an_orthonormal_basis_too(
+        self, spread: float
+    ) -> None:
+        keys = views_around_a_centre(50, 5, 64, spread, dtype=torch.float32)
+        fitted = fit_subspaces(keys, 1.0)
+        expected = torch.diag_embed((torch.arange(5) < fitted.rank[:, None]).float())
+        torch.testing.assert_close(fitted.basis @ fitted.basis.mT, expected, atol=5e-6, rtol=0)
+
     def test_more_views_than_dimensions_span_the_whole_space(self) -> None:
         fitted = fit_subspaces(unit(6, 9, 4, dtype=torch.float32), 1.0)
         assert fitted.rank.tolist() == [4] * 6
