@@ -35,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=int,
         default=1,
         metavar="N",
-        help="repeat with the seeds SEED, SEED + 1, …, each in a folder of its own, and give the "
-        "mean (default: %(default)s)",
+        help="repeat with the seeds SEED, SEED + 1, …, each in a folder of its own, and give mean "
+        "and standard deviation (default: %(default)s)",
     )
-    cli.add_config_arguments(arguments)
+    cli.add_config_arguments(arguments, "SOLVER.EPOCHS 10 SEED 1")
     given = arguments.parse_args(argv)
     cfg = load_linear_eval_config(given.config_file, given.overrides)
     if given.print_config:
