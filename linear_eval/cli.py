@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="repeat with the seeds SEED, SEED + 1, …, each in a folder of its own, and give mean "
         "and standard deviation (default: %(default)s)",
     )
-    cli.add_config_arguments(arguments, "SOLVER.EPOCHS 10 SEED 1")
+    cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
     cfg = load_linear_eval_config(given.config_file, given.overrides)
     if given.print_config:
