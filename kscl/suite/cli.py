@@ -6,6 +6,7 @@ anywhere and start it again: it goes on.
 
 from __future__ import annotations
 
+import functools
 import shlex
 import shutil
 import sys
@@ -59,11 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     state_dir = Path(suite.output_dir) / STATE_FOLDER
     states = look(stages, state_dir)
+    jobs = max(1, arguments.jobs or suite.jobs)
     if arguments.dry_run:
-        print(table(states))
+        print(table(states, jobs))
         return 0
-    show = _live_table if sys.stderr.isatty() else _Lines(states)
-    code = run_stages(states, state_dir, show, max(1, arguments.jobs or suite.jobs))
+    live = functools.partial(_live_table, jobs=jobs)
+    code = run_stages(states, state_dir, live if sys.stderr.isatty() else _Lines(states), jobs)
     for state in states:
         if state.status == FAILED and state.log is not None:
             print(f"\n{state.stage.name} failed; the end of {state.log}:\n{_tail(state.log)}")
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def table(states: list[State]) -> str:
+def table(states: list[State], jobs: int = 1) -> str:
     """One line a stage, and how long the rest may take."""
     width = max(len(state.stage.name) for state in states)
     lines = [
@@ -83,7 +85,7 @@ def table(states: list[State]) -> str:
     unknown = len(left) - len(known)
     told = f"{len(states) - len(left)} of {len(states)} stages done"
     if known:
-        told += f", about {clock(sum(known))} to go"
+        told += f", about {clock(sum(known) / jobs)} to go"
     if left and unknown:
         told += (
             f" (and {unknown} of which nothing is known yet)" if known else ", time not known yet"
@@ -100,9 +102,9 @@ def _time(state: State) -> str:
     return f"about {clock(state.expected)}" if state.expected else ""
 
 
-def _live_table(states: list[State]) -> None:
+def _live_table(states: list[State], jobs: int) -> None:
     """Draw the table anew over the one before."""
-    text = table(states)
+    text = table(states, jobs)
     running = [state for state in states if state.status == RUNNING and state.log]
     lines = text.splitlines() + [_last_line(state) for state in running]
     up = getattr(_live_table, "height", 0)
