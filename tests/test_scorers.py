@@ -278,7 +278,8 @@ def annotated(things, classes, with_area=False) -> AnnotatedSet:
 
 @pytest.mark.parametrize("with_area", [False, True], ids=["box area", "mask area"])
 def test_coco101_equals_pycocotools_at_every_size(with_area):
-    for seed in range(12):
+    """Two times 200 sets and 6 figures each: 2,400 APs."""
+    for seed in range(200):
         rng = np.random.default_rng(seed)
         classes = [f"class{index}" for index in range(4)]
         things = random_things(rng, 15, len(classes))
