@@ -102,20 +102,26 @@ def feature_dim(backbone: nn.Module, input_size: int) -> int:
 
 
 def momentum_twin(encoder: Encoder) -> Encoder:
-    """A copy that no gradient reaches; `update_twin` lets it follow."""
+    """A copy that no gradient reaches; `TwinUpdate` lets it follow."""
     return copy.deepcopy(encoder).requires_grad_(False)
 
 
-@torch.no_grad()
-def update_twin(twin: Encoder, encoder: Encoder, momentum: float, buffers: bool) -> None:
+class TwinUpdate:
     """θ_k ← m θ_k + (1 − m) θ_q. BatchNorm statistics follow too only where the twin makes none."""
-    ours, theirs = list[Tensor](twin.parameters()), list[Tensor](encoder.parameters())
-    if buffers:
-        statistics = [buffer.clone() for buffer in _statistics(encoder)]
-        average_(statistics)  # each rank has seen other images; twins must stay the same
-        ours += _statistics(twin)
-        theirs += statistics
-    torch._foreach_lerp_(ours, theirs, 1 - momentum)
+
+    def __init__(self, twin: Encoder, encoder: Encoder, buffers: bool) -> None:
+        self.twin, self.encoder, self.buffers = twin, encoder, buffers
+        # Walking through all modules takes as long as the update itself: once is enough.
+        self.ours = list[Tensor](twin.parameters())
+        self.theirs = list[Tensor](encoder.parameters())
+
+    @torch.no_grad()
+    def __call__(self, momentum: float) -> None:
+        torch._foreach_lerp_(self.ours, self.theirs, 1 - momentum)
+        if self.buffers:
+            statistics = [buffer.clone() for buffer in _statistics(self.encoder)]
+            average_(statistics)  # each rank has seen other images; twins must stay the same
+            torch._foreach_lerp_(_statistics(self.twin), statistics, 1 - momentum)
 
 
 @torch.no_grad()

@@ -24,11 +24,11 @@ from kscl.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.distributed import rank, shuffled
 from kscl.encoder import (
     Encoder,
+    TwinUpdate,
     build_encoder,
     calibrate_batch_norm,
     copy_statistics,
     momentum_twin,
-    update_twin,
 )
 from kscl.errors import KsclError
 from kscl.learner_checks import check_finite, check_input, check_settings
@@ -91,6 +91,8 @@ class Learner(nn.Module):
         self.max_rank = subspace_rank(similarity, num_shots, rho)
         check_settings(self, key_encoder, key_batch_norm)
         self.key_encoder = None if self.shared else momentum_twin(encoder)
+        if self.key_encoder is not None:
+            self._follow = TwinUpdate(self.key_encoder, encoder, self.averaged_norm)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self._pending: list[tuple[Subspaces, Tensor]] = []  # of forward passes since after_step
         self._seen_weights = -1
@@ -133,7 +135,7 @@ class Learner(nn.Module):
             self.dictionary.store(subspaces, instance)
         self._pending.clear()
         if self.key_encoder is not None:
-            update_twin(self.key_encoder, self.encoder, self.momentum, buffers=self.averaged_norm)
+            self._follow(self.momentum)
         self.steps += 1
 
     def train(self, mode: bool = True) -> Learner:

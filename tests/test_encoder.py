@@ -9,6 +9,7 @@ from torch import nn
 
 from kscl.encoder import (
     Encoder,
+    TwinUpdate,
     backbone_state_dict,
     build_backbone,
     build_encoder,
@@ -16,7 +17,6 @@ from kscl.encoder import (
     copy_statistics,
     feature_dim,
     momentum_twin,
-    update_twin,
 )
 from kscl.errors import KsclError
 
@@ -146,7 +146,7 @@ class TestTwin:
         with torch.no_grad():
             for tensor in (*encoder.parameters(), *encoder.buffers()):
                 tensor += 1
-        update_twin(twin, encoder, 0.9, buffers=buffers)
+        TwinUpdate(twin, encoder, buffers=buffers)(0.9)
         for key, value in twin.state_dict().items():
             moved = "running" not in key or buffers
             if "num_batches" not in key:
