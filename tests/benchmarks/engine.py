@@ -114,11 +114,13 @@ def two_ranks() -> float:
 
 
 def seconds_of_a_step(pipes: list[Connection]) -> float:
-    begun = time.perf_counter()
-    for pipe in pipes:
-        pipe.send("step")
-    for pipe in pipes:
-        pipe.recv()
+    """Of the second of two: what others' turns have driven out of caches is back by then."""
+    for _ in range(2):
+        begun = time.perf_counter()
+        for pipe in pipes:
+            pipe.send("step")
+        for pipe in pipes:
+            pipe.recv()
     return time.perf_counter() - begun
 
 
@@ -129,7 +131,7 @@ def steps_on_request(place: tuple[str, int, int], pipe: Connection) -> None:
     if ranks > 1:
         dist.init_process_group("gloo", f"file://{store}", rank=number, world_size=ranks)
     words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "METHOD.NUM_SHOTS", 3]
-    cfg = config(*words, "SOLVER.BATCH_SIZE", 64)
+    cfg = config(*words, "SOLVER.BATCH_SIZE", 128)
     training, batch = new_training(cfg), preloaded(cfg)
     settle(training)
     take_step(training, batch)
