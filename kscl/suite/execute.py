@@ -47,9 +47,13 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
         log = state_dir / f"{_file_name(stage)}.log"
         status = DONE if is_done else TO_DO
         states.append(State(stage, status, note["seconds"] if note else None, None, log))
+    expect(states, state_dir)
+    return states
+
+
+def expect(states: list[State], state_dir: Path) -> None:
     for state in states:
         state.expected = _expected(state.stage.kind, state_dir)
-    return states
 
 
 def run_stages(
@@ -74,6 +78,7 @@ def run_stages(
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
                     _finish(job, state_dir)
+                    expect(states, state_dir)
         finally:
             for job in running:
                 _end(job)
