@@ -33,7 +33,8 @@ def measure(figures: Sequence[Figure]) -> list[dict[str, object]]:
     for figure in figures:
         values: list[float] = []
         took = seconds(lambda figure=figure, values=values: values.append(figure.measure()))
-        value, holds = values[0], figure.holds(values[0])
+        value = float(values[0])  # numpy's own numbers cannot be written as JSON
+        holds = figure.holds(value)
         mark = "holds" if holds else "MISSED"
         print(
             f"{figure.name:<{width}}  {value:>9.3g}{figure.unit:<4} {figure.bound:<12} {mark:<7}"
