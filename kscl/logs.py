@@ -39,11 +39,11 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class _BesideTheBar(logging.StreamHandler[TextIO]):
-    """Writes above a running progress bar instead of through it."""
+class _BesideTheBar(logging.Handler):
+    """Writes above a running progress bar instead of through it, to whatever stderr is by then."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=self.stream)
+        tqdm.write(self.format(record), file=sys.stderr)
 
 
 def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> logging.Logger:
@@ -57,7 +57,7 @@ def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> loggi
         logger.addHandler(logging.NullHandler())
         return logger
     logger.setLevel(logging.INFO)
-    console = _BesideTheBar(sys.stderr)
+    console = _BesideTheBar()
     console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(console)
     if output_dir is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 from kscl.logs import LOG_FILE, progress, set_up_logging
 
@@ -48,3 +49,13 @@ def test_progress_is_a_bar_on_a_terminal():
     assert "\r" in stream.getvalue()
     assert "100%" in stream.getvalue()
     assert "it/s" in stream.getvalue()
+
+
+def test_lines_go_to_what_stderr_is_now_not_to_what_it_was(monkeypatch, capsys):
+    before = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", before)
+    logger = set_up_logging()
+    monkeypatch.undo()
+    before.close()
+    logger.info("still heard")
+    assert "still heard" in capsys.readouterr().err
