@@ -6,7 +6,6 @@ basis image is Σ_k (w_iᵀ v^k) x^k: the combination of views in pixels that w_
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +29,6 @@ from kscl.recipes import with_defaults
 from kscl.subspace import kept_rank, max_rank
 from kscl.weights import read_plain
 
-FORMATS = ("png", "svg", "pdf")
 CALIBRATION_VIEWS = 16  # of the picture, for the BatchNorm statistics of random weights
 EXAMPLES = """\
   python tools/visualize_basis.py --image cat.jpg --checkpoint output/pretrain/checkpoints/C.pt
@@ -191,13 +189,6 @@ def key_encoder(cfg: CfgNode, state: dict[str, Tensor] | None) -> Encoder:
     return encoder
 
 
-def output_path(text: str) -> Path:
-    path = Path(text)
-    if path.suffix.lower().lstrip(".") not in FORMATS:
-        raise argparse.ArgumentTypeError(f"{text} does not end in {', '.join(FORMATS)}")
-    return path
-
-
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("Draw the basis images of one picture's views.", EXAMPLES)
@@ -216,7 +207,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the views (default: %(default)s)")
     parser.add_argument(
         "--output",
-        type=output_path,
+        type=cli.picture_path,
         action="append",
         metavar="FILE",
         help="ends in png, svg or pdf; may be given several times (default: basis.png)",

@@ -7,11 +7,13 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from kscl.errors import KsclError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+PICTURE_FORMATS = ("png", "svg", "pdf")
 
 Main = Callable[[Sequence[str] | None], int | None]
 
@@ -24,6 +26,14 @@ def parser(description: str, examples: str) -> argparse.ArgumentParser:
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def picture_path(text: str) -> Path:
+    """The type of an argument that names a picture to draw."""
+    path = Path(text)
+    if path.suffix.lower().lstrip(".") not in PICTURE_FORMATS:
+        raise argparse.ArgumentTypeError(f"{text} does not end in {', '.join(PICTURE_FORMATS)}")
+    return path
 
 
 def add_config_arguments(

@@ -48,11 +48,8 @@ class _BesideTheBar(logging.Handler):
 
 def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> logging.Logger:
     """The logger of this process; on ranks other than 0 it is silent."""
-    logger = logging.getLogger(LOGGER)
+    logger = reset_logging()
     logger.propagate = False
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-        handler.close()
     if rank != 0:
         logger.addHandler(logging.NullHandler())
         return logger
@@ -66,6 +63,17 @@ def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> loggi
         lines = logging.FileHandler(folder / LOG_FILE, encoding="utf-8")
         lines.setFormatter(_JsonLines())
         logger.addHandler(lines)
+    return logger
+
+
+def reset_logging() -> logging.Logger:
+    """As it is before any set-up: no handler of ours, and all goes to the parent logger."""
+    logger = logging.getLogger(LOGGER)
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
     return logger
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
-from kscl.basis_images import output_path
 from kscl.errors import KsclError
 from kscl.metrics import Row, read_metrics
 
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--figures", nargs="+", choices=LABELS, default=DEFAULT, help="default: %(default)s"
     )
     parser.add_argument(
-        "--output", type=output_path, default=Path("training.png"), help="png, svg or pdf"
+        "--output", type=cli.picture_path, default=Path("training.png"), help="png, svg or pdf"
     )
     given = parser.parse_args(argv)
     names = given.names or [str(run) for run in given.runs]

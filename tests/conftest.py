@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 import pytest
 
-from kscl.logs import LOGGER
+from kscl.logs import reset_logging
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -18,9 +17,4 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 def quiet_logger():
     """A tool that ran in this process has set up its logging; the next test finds none."""
     yield
-    logger = logging.getLogger(LOGGER)
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
-        handler.close()
-    logger.propagate = True
-    logger.setLevel(logging.NOTSET)
+    reset_logging()

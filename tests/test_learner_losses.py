@@ -71,25 +71,26 @@ class TestMoco:
         held = learner.dictionary.slots[0].roll(-int(learner.dictionary.pointer), 0)
         torch.testing.assert_close(held, queue)
 
-    def test_gradients_equal_those_of_info_nce(self) -> None:
-        learner = make(similarity="cosine")
+    @staticmethod
+    def with_cosines(similarity: str) -> tuple[Learner, Tensor, Tensor]:
+        """A learner with a filled queue, views, and their cosines to the own key and the queue."""
+        learner = make(similarity=similarity)
         learner(views_of(12, 1))
         learner.after_step()
         assert isinstance(learner.dictionary, Queue)
         queue, views = learner.dictionary.slots[0].clone(), views_of(4, 1, seed=1)
         q, k = learner.encoder(views[:, 0]), learner.embed_keys(views[:, 1:])[:, 0]
-        logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], 1) / TAU
+        return learner, views, torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], 1)
+
+    def test_gradients_equal_those_of_info_nce(self) -> None:
+        learner, views, cosines = self.with_cosines("cosine")
+        logits = cosines / TAU
         expected = gradients(learner, F.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
         torch.testing.assert_close(gradients(learner, learner(views)["loss"]), expected)
 
     def test_projection_with_one_shot_is_info_nce_of_absolute_cosines(self) -> None:
-        learner = make(similarity="projection")
-        learner(views_of(12, 1))
-        learner.after_step()
-        assert isinstance(learner.dictionary, Queue)
-        queue, views = learner.dictionary.slots[0].clone(), views_of(4, 1, seed=1)
-        q, k = learner.encoder(views[:, 0]), learner.embed_keys(views[:, 1:])[:, 0]
-        logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], 1).abs() / TAU
+        learner, views, cosines = self.with_cosines("projection")
+        logits = cosines.abs() / TAU
         expected = F.cross_entropy(logits, torch.zeros(4, dtype=torch.long))
         loss = learner(views)["loss"]
         torch.testing.assert_close(loss, expected)

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,8 @@ def origin(board: Board) -> str:
         by_kind[kind] = by_kind.get(kind, 0.0) + loaded.record["seconds"]
     times = ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in by_kind.items())
     return (
-        f"From {len(records)} records; seeds {_listed(seeds)}; code {_listed(commits)}; "
-        f"{_listed(sorted(machines))}. Time in all, stages added up: {times}."
+        f"From {len(records)} records; seeds {', '.join(seeds)}; code {', '.join(commits)}; "
+        f"{', '.join(sorted(machines))}. Time in all, stages added up: {times}."
     )
 
 
@@ -58,7 +57,3 @@ def _commit(loaded: Loaded) -> str:
     code: dict[str, Any] = loaded.record["code"]
     named = str(code.get("commit") or code["version"])[:9]
     return f"{named} with changes" if code.get("dirty") else named
-
-
-def _listed(words: Iterable[str]) -> str:
-    return ", ".join(words)

@@ -6,7 +6,6 @@ anywhere and start it again: it goes on.
 
 from __future__ import annotations
 
-import functools
 import shlex
 import shutil
 import sys
@@ -64,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.dry_run:
         print(table(states, jobs))
         return 0
-    live = functools.partial(_live_table, jobs=jobs)
-    code = run_stages(states, state_dir, live if sys.stderr.isatty() else _Lines(states), jobs)
+    show = _LiveTable(jobs) if sys.stderr.isatty() else _Lines(states)
+    code = run_stages(states, state_dir, show, jobs)
     for state in states:
         if state.status == FAILED and state.log is not None:
             print(f"\n{state.stage.name} failed; the end of {state.log}:\n{_tail(state.log)}")
@@ -102,16 +101,19 @@ def _time(state: State) -> str:
     return f"about {clock(state.expected)}" if state.expected else ""
 
 
-def _live_table(states: list[State], jobs: int) -> None:
-    """Draw the table anew over the one before."""
-    text = table(states, jobs)
-    running = [state for state in states if state.status == RUNNING and state.log]
-    lines = text.splitlines() + [_last_line(state) for state in running]
-    up = getattr(_live_table, "height", 0)
-    sys.stderr.write(f"\033[{up}F" if up else "")
-    sys.stderr.write("".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
-    sys.stderr.flush()
-    _live_table.height = len(lines)  # type: ignore[attr-defined]
+class _LiveTable:
+    """On a terminal: the table, drawn anew over the one before."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs, self.height = jobs, 0
+
+    def __call__(self, states: list[State]) -> None:
+        running = [state for state in states if state.status == RUNNING]
+        lines = table(states, self.jobs).splitlines() + [_last_line(state) for state in running]
+        sys.stderr.write(f"\033[{self.height}F" if self.height else "")
+        sys.stderr.write("".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
+        sys.stderr.flush()
+        self.height = len(lines)
 
 
 def _last_line(state: State) -> str:

@@ -52,8 +52,14 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
 
 
 def expect(states: list[State], state_dir: Path) -> None:
+    """How long each may take: the mean of what stages of its kind took before."""
+    took: dict[str, list[float]] = {}
+    for path in sorted(state_dir.glob("*.json")):
+        note = json.loads(path.read_text())
+        took.setdefault(note["kind"], []).append(note["seconds"])
     for state in states:
-        state.expected = _expected(state.stage.kind, state_dir)
+        seconds = took.get(state.stage.kind)
+        state.expected = sum(seconds) / len(seconds) if seconds else None
 
 
 def run_stages(
@@ -68,8 +74,7 @@ def run_stages(
     with stop_requests() as stop:
         try:
             while not stop:
-                _settle(states)
-                ready = [state for state in states if _is_ready(state, states)]
+                ready = _ready(states)
                 running += [_begin(state, jobs) for state in ready[: jobs - len(running)]]
                 if not running:
                     break
@@ -88,21 +93,19 @@ def run_stages(
     return 1 if any(state.status in (FAILED, WAITS) for state in states) else 0
 
 
-def _settle(states: list[State]) -> None:
-    """Mark what can no longer run. The board can: it shows what there is."""
+def _ready(states: list[State]) -> list[State]:
+    """What can run now; what no longer can is marked. The board can: it shows what there is."""
     by_stage = {id(state.stage): state for state in states}
+    ready = []
     for state in states:
-        if state.status == TO_DO and state.stage.kind != "board":
-            needs = [by_stage[id(stage)].status for stage in state.stage.needs]
-            if FAILED in needs or WAITS in needs:
-                state.status = WAITS
-
-
-def _is_ready(state: State, states: list[State]) -> bool:
-    needs = {id(stage) for stage in state.stage.needs}
-    before = [other.status for other in states if id(other.stage) in needs]
-    ended = (DONE, FAILED, WAITS) if state.stage.kind == "board" else (DONE,)
-    return state.status == TO_DO and all(status in ended for status in before)
+        if state.status != TO_DO:
+            continue
+        needs = {by_stage[id(stage)].status for stage in state.stage.needs}
+        if state.stage.kind != "board" and needs & {FAILED, WAITS}:
+            state.status = WAITS
+        elif not needs & {TO_DO, RUNNING}:
+            ready.append(state)
+    return ready
 
 
 def program_path(name: str) -> str:
@@ -167,10 +170,10 @@ def _wait(running: list[_Job], stop: object) -> None:
 
 def _finish(job: _Job, state_dir: Path) -> None:
     state, stage = job.state, job.state.stage
-    state.seconds = time.monotonic() - job.start
     state.status = DONE if job.process.returncode == 0 else FAILED
     if state.status == DONE:
-        note = {"key": stage.key, "kind": stage.kind, "seconds": round(state.seconds, 1)}
+        seconds = round(time.monotonic() - job.start, 1)
+        note = {"key": stage.key, "kind": stage.kind, "seconds": seconds}
         write_atomically(_note_path(state_dir, stage), json.dumps(note).encode())
 
 
@@ -187,12 +190,6 @@ def _end(job: _Job) -> None:
 def _result_is_there(stage: Stage) -> bool:
     """A result that was deleted since is none; the leaderboard is quick and always made anew."""
     return stage.kind != "board" and Path(stage.folder).exists()
-
-
-def _expected(kind: str, state_dir: Path) -> float | None:
-    notes = (json.loads(path.read_text()) for path in sorted(state_dir.glob("*.json")))
-    seconds = [note["seconds"] for note in notes if note["kind"] == kind]
-    return sum(seconds) / len(seconds) if seconds else None
 
 
 def _read_note(state_dir: Path, stage: Stage) -> dict[str, float] | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,8 +22,7 @@ from kscl.distributed import rank, world_size
 from kscl.engine import settle, take_step, to_device
 from kscl.memory import keep_freed_memory
 from kscl.training import Training, build_training
-from tests.benchmarks.harness import figure, time_ratio
-from tests.commands import ROOT
+from tests.benchmarks.harness import figure, in_own_process, time_ratio
 from tests.runs import draw_images
 
 CPU = torch.device("cpu")
@@ -49,7 +47,7 @@ def new_training(cfg: CfgNode) -> Training:
 
 @figure("engine-overhead", "a K=5 step of ResNet-50 over its bare encoder passes", at_most=1.05)
 def overhead() -> float:
-    return in_own_process("step_over_bare_encoders")
+    return in_own_process(__name__, "step_over_bare_encoders")
 
 
 def step_over_bare_encoders() -> float:
@@ -72,7 +70,7 @@ def step_over_bare_encoders() -> float:
 
 @figure("engine-loader-overlap", "a step fed by one worker over one on preloaded tensors")
 def loader_overlap() -> float:
-    return in_own_process("fed_by_a_worker_over_preloaded")
+    return in_own_process(__name__, "fed_by_a_worker_over_preloaded")
 
 
 def fed_by_a_worker_over_preloaded() -> float:
@@ -141,13 +139,6 @@ def steps_on_request(place: tuple[str, int, int], pipe: Connection) -> None:
         pipe.send("done")
     if ranks > 1:
         dist.destroy_process_group()
-
-
-def in_own_process(name: str) -> float:
-    """With the threads and the allocator that a run has."""
-    command = [sys.executable, "-W", "ignore", "-m", __name__, name]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    return float(done.stdout)
 
 
 if __name__ == "__main__":

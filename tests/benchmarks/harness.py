@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gc
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from tests.commands import ROOT
 
 FIGURES: dict[str, Figure] = {}
 
@@ -88,3 +92,10 @@ def time_ratio(
             top, bottom = seconds(numerator), seconds(denominator)
         ratios.append(top / bottom)
     return statistics.median(ratios)
+
+
+def in_own_process(module: str, name: str) -> float:
+    """What `python -m module name` prints: threads and allocator are a whole process's matter."""
+    command = [sys.executable, "-W", "ignore", "-m", module, name]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return float(done.stdout)

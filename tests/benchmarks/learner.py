@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +18,7 @@ from kscl.encoder import build_encoder
 from kscl.learner import Learner
 from kscl.memory import keep_freed_memory
 from kscl.subspace import Subspaces, fit_subspaces, own_projection_length
-from tests.benchmarks.harness import figure, time_ratio
-from tests.commands import ROOT
+from tests.benchmarks.harness import figure, in_own_process, time_ratio
 
 QUERIES, LENGTH, SHOTS, DIM, TAU = 256, 65_536, 5, 128, 0.2
 RANK = 2  # ceil(0.4 * 5)
@@ -72,7 +70,7 @@ def lengths_and_einsum(queue: Queue) -> tuple[Callable[[], object], Callable[[],
 
 @figure("learner-lengths-rank-2", "65,536 lengths, all of rank 2, vs einsum", at_least=2.5)
 def lengths_at_rank_2() -> float:
-    return in_own_process("speed_at_rank_2")
+    return in_own_process(__name__, "speed_at_rank_2")
 
 
 def speed_at_rank_2() -> float:
@@ -82,7 +80,7 @@ def speed_at_rank_2() -> float:
 
 @figure("learner-lengths-rank-1", "65,536 lengths, 99 % of rank 1, vs einsum", at_least=4)
 def lengths_at_rank_1() -> float:
-    return in_own_process("speed_at_rank_1")
+    return in_own_process(__name__, "speed_at_rank_1")
 
 
 def speed_at_rank_1() -> float:
@@ -92,7 +90,7 @@ def speed_at_rank_1() -> float:
 
 @figure("learner-lengths-memory", "peak memory of lengths vs einsum", at_most=40, unit=" %")
 def lengths_memory() -> float:
-    return in_own_process("memory_share")
+    return in_own_process(__name__, "memory_share")
 
 
 def memory_share() -> float:
@@ -119,7 +117,7 @@ def resident(key: str) -> float:
 
 @figure("learner-loss-vs-moco", "logits and cross-entropy at rank 1 vs MoCo's", at_most=1.25)
 def loss_vs_moco() -> float:
-    return in_own_process("loss_time_over_moco")
+    return in_own_process(__name__, "loss_time_over_moco")
 
 
 def loss_time_over_moco() -> float:
@@ -175,7 +173,7 @@ def training_step(num_shots: int, norm: str) -> tuple[Learner, Callable[[], floa
     unit=" %",
 )
 def overhead() -> float:
-    return in_own_process("overhead_share")
+    return in_own_process(__name__, "overhead_share")
 
 
 def overhead_share() -> float:
@@ -206,7 +204,7 @@ def overhead_share() -> float:
 
 @figure("learner-k5-eval-norm", "a step of K=5 : K=1, keys in eval mode", at_most=2.0)
 def five_shots_averaged_norm() -> float:
-    return in_own_process("step_ratio_eval")
+    return in_own_process(__name__, "step_ratio_eval")
 
 
 def step_ratio_eval() -> float:
@@ -215,18 +213,11 @@ def step_ratio_eval() -> float:
 
 @figure("learner-k5-train-norm", "a step of K=5 : K=1, keys in train mode", at_most=2.1)
 def five_shots_train_norm() -> float:
-    return in_own_process("step_ratio_train")
+    return in_own_process(__name__, "step_ratio_train")
 
 
 def step_ratio_train() -> float:
     return time_ratio(training_step(SHOTS, "train")[1], training_step(1, "train")[1])
-
-
-def in_own_process(name: str) -> float:
-    """How freed memory is treated is a matter of the whole process, so it gets one of its own."""
-    command = [sys.executable, "-W", "ignore", "-m", __name__, name]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    return float(done.stdout)
 
 
 if __name__ == "__main__":
