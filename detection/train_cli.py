@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="seeds SEED, SEED + 1, …, each in a folder of its own; what is finished is kept",
     )
     arguments = parser.parse_args(argv)
+    if arguments.eval_only and arguments.trials:
+        raise DetectionError("--eval-only scores one detector: leave --trials out")
     cfg = _config(arguments)
     cfg, scaled_from, notice = _scaled(cfg, arguments)
     if arguments.print_config:

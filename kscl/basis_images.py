@@ -21,7 +21,7 @@ from kscl.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.config import config_yaml, load_config
 from kscl.decode import UnreadableImage, decode_image
 from kscl.defaults import pretrain_defaults
-from kscl.encoder import Encoder, build_encoder, calibrate_batch_norm
+from kscl.encoder import Encoder, calibrate_batch_norm, encoder_of
 from kscl.errors import KsclError
 from kscl.projection import full_precision
 from kscl.randomness import VIEWS, uniforms
@@ -169,14 +169,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], CfgNode]:
 
 def key_encoder(cfg: CfgNode, state: dict[str, Tensor] | None) -> Encoder:
     """The encoder that made the keys, in eval mode; with random weights where there is no state."""
-    encoder = build_encoder(
-        cfg.BACKBONE.NAME,
-        dict(cfg.BACKBONE.KWARGS),
-        head=cfg.HEAD.TYPE,
-        hidden_dim=cfg.HEAD.HIDDEN_DIM,
-        dim=cfg.HEAD.DIM,
-        input_size=cfg.INPUT.SIZE,
-    ).eval()
+    encoder = encoder_of(cfg).eval()
     if state is not None:
         prefix = (
             "key_encoder." if any(key.startswith("key_encoder.") for key in state) else "encoder."

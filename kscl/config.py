@@ -107,6 +107,11 @@ def learning_rate(cfg: CfgNode) -> float:
     return cfg.SOLVER.BASE_LR * cfg.SOLVER.BATCH_SIZE / cfg.SOLVER.REFERENCE_BATCH_SIZE
 
 
+def relative_step_cost(shots: int) -> float:
+    """Of a step beside that of K = 1: the query's forward and backward, and K forwards of keys."""
+    return (3 + shots) / 4
+
+
 def derived_values(cfg: CfgNode) -> list[str]:
     """What follows from the settings, one line each, for a person to check before a long run."""
     batch, shots = cfg.SOLVER.BATCH_SIZE, cfg.METHOD.NUM_SHOTS
@@ -118,8 +123,8 @@ def derived_values(cfg: CfgNode) -> list[str]:
     else:
         lines = [f"batch {batch} → {rate} by linear scaling (SOLVER.SCALE_LR False to switch off)"]
     lines.append(
-        f"K = {shots} → {shots + 1} views an image; a step costs about {(3 + shots) / 4:.2f} times "
-        "that of K = 1"
+        f"K = {shots} → {shots + 1} views an image; a step costs about "
+        f"{relative_step_cost(shots):.2f} times that of K = 1"
     )
     if cfg.DICTIONARY.TYPE == "queue":
         from kscl.subspace import max_rank  # torch is slow to import, and only needed here

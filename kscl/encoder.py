@@ -10,6 +10,7 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
+from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from kscl.distributed import average_
@@ -65,6 +66,18 @@ def build_encoder(
     else:
         raise KsclError(f"there is no head '{head}'; choose mlp, mlp_bn or linear")
     return Encoder(backbone, nn.Sequential(*layers))
+
+
+def encoder_of(cfg: CfgNode) -> Encoder:
+    """The encoder of a pretraining config."""
+    return build_encoder(
+        cfg.BACKBONE.NAME,
+        dict(cfg.BACKBONE.KWARGS),
+        head=cfg.HEAD.TYPE,
+        hidden_dim=cfg.HEAD.HIDDEN_DIM,
+        dim=cfg.HEAD.DIM,
+        input_size=cfg.INPUT.SIZE,
+    )
 
 
 def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module:

@@ -25,9 +25,9 @@ from kscl.distributed import rank, shuffled
 from kscl.encoder import (
     Encoder,
     TwinUpdate,
-    build_encoder,
     calibrate_batch_norm,
     copy_statistics,
+    encoder_of,
     momentum_twin,
 )
 from kscl.errors import KsclError
@@ -126,6 +126,7 @@ class Learner(nn.Module):
                 "positive_length": positive.mean(),
                 "hardest_negative_length": negatives.hardest.mean(),  # -1 while there is none
                 "embedding_spread": 1 - query.mean(0).square().sum(),  # 0 when collapsed
+                **self._eigenvalue_shares(own),
             }
 
     @torch.no_grad()
@@ -180,6 +181,13 @@ class Learner(nn.Module):
             return fit_subspaces(keys, self.rho)
         return mean_direction(keys)
 
+    def _eigenvalue_shares(self, own: Subspaces) -> dict[str, Tensor]:
+        """Of the mass, the largest first; a mean of keys has no eigenvalues."""
+        if self.similarity != "projection":
+            return {}
+        shares = own.shares.mean(0).unbind()  # K numbers
+        return {f"eigenvalue_{place}": share for place, share in enumerate(shares, 1)}
+
     def _own_similarity(self, query: Tensor, basis: Tensor) -> Tensor:
         if self.similarity == "projection":
             return own_projection_length(query, basis)
@@ -215,17 +223,9 @@ def subspace_rank(similarity: str, num_shots: int, rho: float) -> int:
 
 def build_learner(cfg: CfgNode, num_images: int | None = None) -> Learner:
     """The learner of a pretraining config; a memory bank needs the number of images."""
-    method, dim = cfg.METHOD, cfg.HEAD.DIM
-    encoder = build_encoder(
-        cfg.BACKBONE.NAME,
-        dict(cfg.BACKBONE.KWARGS),
-        head=cfg.HEAD.TYPE,
-        hidden_dim=cfg.HEAD.HIDDEN_DIM,
-        dim=dim,
-        input_size=cfg.INPUT.SIZE,
-    )
+    method = cfg.METHOD
     return Learner(
-        encoder,
+        encoder_of(cfg),
         build_dictionary(cfg, num_images),
         num_shots=method.NUM_SHOTS,
         rho=method.RHO,

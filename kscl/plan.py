@@ -21,7 +21,7 @@ from torch import Tensor
 
 from kscl import cli
 from kscl.config import config_yaml, load_config
-from kscl.encoder import Encoder, build_encoder
+from kscl.encoder import Encoder, encoder_of
 from kscl.errors import KsclError
 from kscl.learner import subspace_rank
 
@@ -70,14 +70,7 @@ class Costs:
 
 
 def count_costs(cfg: CfgNode) -> Costs:
-    encoder = build_encoder(
-        cfg.BACKBONE.NAME,
-        dict(cfg.BACKBONE.KWARGS),
-        head=cfg.HEAD.TYPE,
-        hidden_dim=cfg.HEAD.HIDDEN_DIM,
-        dim=cfg.HEAD.DIM,
-        input_size=cfg.INPUT.SIZE,
-    )
+    encoder = encoder_of(cfg)
     image = torch.zeros(2, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
     logging.getLogger("fvcore").setLevel(logging.ERROR)  # it lists operations of no weight
     with warnings.catch_warnings():

@@ -31,7 +31,12 @@ class Subspaces(NamedTuple):
 
     basis: Tensor  # (B, L, D) unit, orthogonal rows; zero rows beyond the rank
     rank: Tensor  # (B,) L_n
-    mass: Tensor  # (B,) share of the eigenvalue mass that the basis keeps
+    shares: Tensor  # (B, K) of the eigenvalue mass, in descending order
+
+    @property
+    def mass(self) -> Tensor:
+        """(B,) share of the eigenvalue mass that the basis keeps"""
+        return (self.shares * _kept(self.rank, self.shares)).sum(1)
 
 
 def max_rank(num_shots: int, rho: float) -> int:
@@ -73,6 +78,11 @@ def kept_rank(eigenvalues: Tensor, rho: float) -> Tensor:
     return torch.minimum(count, numerical_rank).clamp_max(max_rank(num_shots, rho))
 
 
+def _kept(rank: Tensor, eigenvalues: Tensor) -> Tensor:
+    """(B, K): which of the eigenvalues (B, K) belong to the first L_n (B,)"""
+    return torch.arange(eigenvalues.shape[1], device=rank.device) < rank[:, None]
+
+
 class _FitSubspaces(torch.autograd.Function):
     """The K x K Gram matrix VᵀV has the non-zero eigenvalues of VVᵀ, and w_i = V u_i / √λ_i."""
 
@@ -83,16 +93,16 @@ class _FitSubspaces(torch.autograd.Function):
         eigenvalues = eigenvalues.flip(1).clamp_min(0)  # (B, K) λ
         vectors = vectors.flip(2)  # (B, K, K) columns u
         rank = kept_rank(eigenvalues, rho)  # (B,)
-        kept = torch.arange(keys.shape[1], device=keys.device) < rank[:, None]  # (B, K)
+        kept = _kept(rank, eigenvalues)  # (B, K)
         scale = torch.where(kept, eigenvalues.rsqrt(), 0)[:, :length]  # (B, L) 1/√λ, 0 if dropped
         basis = (vectors[:, :, :length] * scale[:, None]).mT @ keys  # (B, L, D)
         if rho > 0.9:  # below, every kept λ is at least 1 − ρ, and rounding stays small
             basis = orthonormalised(basis)
-        trace = eigenvalues.sum(1).clamp_min(torch.finfo(keys.dtype).tiny)  # (B,)
-        mass = (eigenvalues * kept).sum(1) / trace  # (B,)
+        trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(keys.dtype).tiny)  # (B, 1)
+        shares = eigenvalues / trace  # (B, K)
         ctx.save_for_backward(keys, eigenvalues, vectors, scale, basis, kept)
-        ctx.mark_non_differentiable(rank, mass)
-        return basis, rank, mass
+        ctx.mark_non_differentiable(rank, shares)
+        return basis, rank, shares
 
     @staticmethod
     @once_differentiable
@@ -138,8 +148,8 @@ def mean_direction(keys: Tensor) -> Subspaces:
     """
     with full_precision(keys) as (keys,):
         basis = F.normalize(keys.mean(1, keepdim=True), dim=2)  # (B, 1, D)
-        mass = (keys.detach() @ basis.detach().mT).square().mean((1, 2))  # (B,)
-        return Subspaces(basis, torch.ones_like(mass, dtype=torch.long), mass)
+        share = (keys.detach() @ basis.detach().mT).square().mean(1)  # (B, 1) of that direction
+        return Subspaces(basis, torch.ones_like(share[:, 0], dtype=torch.long), share)
 
 
 def blend_subspaces(old: Tensor, new: Subspaces, momentum: float) -> Subspaces:
@@ -154,7 +164,7 @@ def blend_subspaces(old: Tensor, new: Subspaces, momentum: float) -> Subspaces:
     kept = torch.arange(length, device=old.device) < new.rank[:, None]  # (B, L)
     scale = torch.where(kept, eigenvalues.clamp_min(1e-6).rsqrt(), 0)  # (B, L)
     basis = orthonormalised((vectors * scale[:, None]).mT @ weighted)  # (B, L, D)
-    return Subspaces(basis, new.rank, new.mass)
+    return Subspaces(basis, new.rank, new.shares)
 
 
 def projection_length(query: Tensor, basis: Tensor) -> Tensor:

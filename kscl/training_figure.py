@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,9 @@ from kscl import cli
 from kscl.errors import KsclError
 from kscl.metrics import Row, read_metrics
 
+SHARES = "eigenvalue_shares"
 LABELS = {
+    SHARES: "share of each eigenvalue in the mass",
     "loss": "loss",
     "instance_top1": "own instance found first",
     "mean_rank": "mean rank kept",
@@ -18,7 +21,7 @@ LABELS = {
     "hardest_negative_length": "longest projection on another",
     "embedding_spread": "spread of the embeddings",
 }
-DEFAULT = ("eigenvalue_mass", "mean_rank", "loss")
+DEFAULT = (SHARES, "mean_rank", "loss")
 EXAMPLES = """  python tools/visualize_training.py output/k3 output/k5 --output runs.png
   python tools/visualize_training.py output/k* --names K=3 K=5 --figures loss mean_rank
 """
@@ -31,14 +34,24 @@ def draw(runs: dict[str, list[Row]], figures: Sequence[str], output: Path) -> No
     canvas = Figure(figsize=(4.2 * len(figures), 3.4), layout="constrained")
     panels = canvas.subplots(1, len(figures), squeeze=False)[0]
     for panel, name in zip(panels, figures, strict=True):
-        for label, rows in runs.items():
-            points = [(row["epoch"], row[name]) for row in rows if name in row]
-            panel.plot(*zip(*points, strict=True), label=label, linewidth=1.4)
+        for number, (label, rows) in enumerate(runs.items()):
+            for place, curve in enumerate(_curves(name, rows)):
+                points = [(row["epoch"], row[curve]) for row in rows if curve in row]
+                style = {"color": f"C{number}", "alpha": 1 / (1 + place / 3), "linewidth": 1.4}
+                panel.plot(*zip(*points, strict=True), label="" if place else label, **style)
         panel.set(title=LABELS[name], xlabel="epoch")
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=8)
     output.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(output, dpi=140)
+
+
+def _curves(figure: str, rows: Sequence[Row]) -> list[str]:
+    """The columns of a figure that a run has: of eigenvalues K, the largest first."""
+    known = {name for row in rows for name in row}
+    if figure == SHARES:
+        return sorted(name for name in known if re.fullmatch(r"eigenvalue_\d+", name))
+    return [figure] if figure in known else []
 
 
 @cli.command
@@ -58,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise KsclError(f"--names has {len(names)} names for {len(given.runs)} runs")
     runs = {name: read_metrics(folder) for name, folder in zip(names, given.runs, strict=True)}
     for name, rows in runs.items():
-        if not any(figure in row for figure in given.figures for row in rows):
+        if not any(_curves(figure, rows) for figure in given.figures):
             raise KsclError(f"{name} holds no metrics of tools/pretrain.py yet")
     draw(runs, given.figures, given.output)
     print(given.output)

@@ -37,6 +37,10 @@ class Frozen:
     tensors_sha256: str  # when the probe began
 
     @property
+    def layout(self) -> torch.memory_format:
+        return fast_layout(self.device)
+
+    @property
     def device(self) -> torch.device:
         return self.mean.device
 
@@ -44,6 +48,7 @@ class Frozen:
     def features(self, images: Tensor) -> Tensor:
         """Pooled features (B, D), float32, of uint8 images (B, 3, H, W)."""
         inputs = normalise(images.to(self.device, non_blocking=True), self.mean, self.std)
+        inputs = inputs.contiguous(memory_format=self.layout)
         half = (
             contextlib.nullcontext()
             if self.amp is None
@@ -76,7 +81,8 @@ def freeze(cfg: CfgNode, train: LabelledImages) -> Frozen:
     mean, std = (
         torch.tensor(v, device=device()).view(3, 1, 1) for v in _normalisation(cfg, loaded)
     )
-    module = loaded.backbone.to(device()).requires_grad_(False).eval()
+    module = loaded.backbone.to(device()).to(memory_format=fast_layout(device()))
+    module.requires_grad_(False).eval()
     wanted = cfg.BACKBONE.BATCH_NORM
     if wanted == "auto":
         wanted = "calibrate" if loaded.layout == RANDOM else "keep"
@@ -88,6 +94,11 @@ def freeze(cfg: CfgNode, train: LabelledImages) -> Frozen:
         calibrated_on = len(places)
     amp = AMP_TYPES[cfg.SOLVER.AMP]
     return Frozen(loaded, module, dim, mean, std, amp, calibrated_on, tensors_hash(module))
+
+
+def fast_layout(device: torch.device) -> torch.memory_format:
+    """On a CPU, channels last: forward passes of narrow networks take half the time."""
+    return torch.channels_last if device.type == "cpu" else torch.contiguous_format
 
 
 def batch_norms(module: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kscl import hits
 from linear_eval.errors import LinearEvalError
 
 TOP = 5
@@ -22,6 +23,7 @@ class Score:
     intervals: dict[str, tuple[float, float]]  # Wilson's, at LEVEL
     per_class: dict[str, float]  # top-1 of the images of each class
     n: int
+    right: str  # which of the n images have their own class as the best (kscl.hits)
 
 
 def ranked_classes(logits: Tensor) -> Tensor:
@@ -35,21 +37,22 @@ def ranked_classes(logits: Tensor) -> Tensor:
 
 def score(ranked: Tensor, labels: Tensor, classes: Sequence[str]) -> Score:
     """Scores of the classes named for each image, the best first (N, 1 or more)."""
-    hits = ranked == labels[:, None]  # (N, k)
-    correct = {"top1": hits[:, 0]}
+    hit = ranked == labels[:, None]  # (N, k)
+    correct = {"top1": hit[:, 0]}
     if ranked.shape[1] == TOP and len(classes) > TOP:  # of five or fewer classes it says nothing
-        correct["top5"] = hits.any(1)
+        correct["top5"] = hit.any(1)
     n = len(labels)
     totals = torch.bincount(labels, minlength=len(classes))
     found = torch.bincount(labels[correct["top1"]], minlength=len(classes))
     return Score(
-        {name: 100 * int(hit.sum()) / n for name, hit in correct.items()},
-        {name: wilson_interval(int(hit.sum()), n) for name, hit in correct.items()},
+        {name: 100 * int(right.sum()) / n for name, right in correct.items()},
+        {name: wilson_interval(int(right.sum()), n) for name, right in correct.items()},
         {
             name: 100 * int(found[number]) / int(totals[number])
             for number, name in enumerate(classes)
         },
         n,
+        hits.to_text(correct["top1"].numpy()),
     )
 
 

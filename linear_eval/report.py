@@ -50,6 +50,7 @@ def record_of(
         "classes": val.classes,
         "per_class": score.per_class,
         "n": score.n,
+        "right": score.right,
         "n_train": len(train),
         "confidence_interval": {name: list(ends) for name, ends in score.intervals.items()},
         "confidence_level": LEVEL,

@@ -33,7 +33,7 @@ def subspaces(batch: int, max_rank: int, seed: int = 0) -> Subspaces:
     vectors = torch.linalg.qr(torch.randn(batch, DIM, max_rank, generator=generator).double())[0].mT
     rank = torch.arange(batch) % max_rank + 1
     basis = vectors * (torch.arange(max_rank) < rank[:, None])[:, :, None]
-    return Subspaces(basis, rank, torch.ones(batch).double())
+    return Subspaces(basis, rank, torch.ones(batch, 1).double())
 
 
 def by_hand(query: Tensor, basis: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class TestCost:
     def queue(of_rank_2: int) -> Queue:
         rank = 1 + (torch.arange(400) < of_rank_2).long()
         basis = subspaces(400, 2).basis * (torch.arange(2) < rank[:, None])[:, :, None]
-        return queue_of(400, Subspaces(basis, rank, torch.ones(400)))
+        return queue_of(400, Subspaces(basis, rank, torch.ones(400, 1)))
 
     @pytest.mark.parametrize("of_rank_2", [0, 4, 100])
     def test_second_vectors_are_computed_only_where_there_are_any(self, of_rank_2: int) -> None:

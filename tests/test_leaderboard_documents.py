@@ -8,13 +8,23 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kscl import hits
 from kscl.errors import KsclError
 from kscl.leaderboard.cli import main
+from kscl.leaderboard.costs import costs
 from kscl.leaderboard.differences import differences
-from kscl.leaderboard.insert import insert
+from kscl.leaderboard.document import both_scorers, insert, time_at_work
 from kscl.leaderboard.rows import build_board
 from kscl.leaderboard.statistics import welch_interval
-from tests.leaderboard_records import described, linear, runs, sha, write_all
+from tests.leaderboard_records import (
+    DETECTION,
+    described,
+    evaluation,
+    linear,
+    runs,
+    sha,
+    write_all,
+)
 
 scores = st.floats(0, 100).map(lambda value: round(value, 1))
 replicates = st.lists(scores, min_size=2, max_size=6).filter(lambda values: np.ptp(values) > 0)
@@ -52,7 +62,7 @@ def test_rows_differ_from_the_named_one_by_welch_and_by_seed(records):
     cells = [cell.strip() for cell in kscl.split("|")]
     low, high = welch_interval([61, 63.1, 64.9], [60, 62, 64])
     paired = scipy.stats.ttest_1samp([1, 1.1, 0.9], 0).confidence_interval(0.95)
-    assert cells[6:10] == [
+    assert cells[3:7] == [
         "+1.00",
         f"{low:+.2f} to {high:+.2f}",
         f"{paired.low:+.2f} to {paired.high:+.2f}",
@@ -79,6 +89,78 @@ def test_a_base_of_two_lengths_is_named_with_its_epochs(tmp_path):
     shown = differences(board, "moco@200")
     assert "| moco   | resnet50 |    100 |" in shown
     assert "| moco   | resnet50 |    200 |" not in shown
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+def test_hits_come_back_as_they_were(right):
+    text = hits.to_text(np.array(right))
+    assert hits.from_text(text, len(right)).tolist() == right
+    assert hits.from_text(text, len(right) + 8) is None
+    assert hits.from_text("not base64!", len(right)) is None
+
+
+def answers(method, seed, right):
+    details = described(method, seed) | {"n": len(right), "right": hits.to_text(right)}
+    return linear(100 * float(right.mean()), sha(method, seed), details=details)
+
+
+def test_test_images_are_paired_each_with_its_mean_over_the_seeds(tmp_path):
+    chance = np.random.default_rng(0)
+    ours, theirs = chance.random((3, 200)) < 0.6, chance.random((2, 200)) < 0.5
+    made = [answers("kscl", seed, right) for seed, right in enumerate(ours)]
+    made += [answers("moco", seed, right) for seed, right in enumerate(theirs)]
+    shown = differences(build_board([write_all(tmp_path, made)]), "moco")
+    test = scipy.stats.ttest_rel(100 * ours.mean(0), 100 * theirs.mean(0))
+    expected = test.confidence_interval(0.95)
+    assert f"{expected.low:+.2f} to {expected.high:+.2f}" in shown
+    assert "by image" in shown
+
+
+def test_no_image_is_paired_where_one_record_does_not_say_what_was_right(tmp_path):
+    right = np.arange(40) % 3 > 0
+    made = [answers("kscl", 0, right), answers("moco", 0, ~right), *levels("moco", [1, 2])[1:]]
+    assert "by image" not in differences(build_board([write_all(tmp_path, made)]), "moco")
+
+
+def cells_of(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_cost_of_an_epoch_stands_beside_the_papers_and_the_count(tmp_path):
+    made = []
+    for shots in (1, 3, 5):
+        made += runs(("METHOD.NAME", "kscl", "METHOD.NUM_SHOTS", str(shots)), 60, seeds=2)
+    through = ("METHOD.GRAD_THROUGH_KEYS", "True", "KEY_ENCODER.TYPE", "shared")
+    minibatch = ("METHOD.NAME", "simclr", "DICTIONARY.TYPE", "minibatch")
+    made += runs((*minibatch, *through), 60, seeds=2)
+    made += runs(("METHOD.NAME", "moco_v2", "METHOD.NUM_SHOTS", "1"), 60, seeds=2)
+    shown = costs(build_board([write_all(tmp_path, made)], check_stale=False), "moco_v2")
+    lines = [cells_of(line) for line in shown.splitlines()[2:7]]
+    rows = {(name.replace("\\", ""), shots): rest for name, _, _, shots, _, *rest in lines}
+    assert rows["kscl", "3"] == ["0.60 ± 0.00", "1.50", "1.62", "1.50", "10.0", "1.24, 1.24"]
+    assert rows["kscl", "5"][1:4] == ["2.00", "2.31", "2.00"]
+    assert rows["kscl", "1"][1:4] == rows["moco_v2", "1"][1:4] == ["1.00", "1.00", "1.00"]
+    assert rows["simclr", "5"][2:4] == ["", ""]  # the paper does not have it, and its count differs
+
+
+def test_a_row_that_was_not_pretrained_here_is_no_measure_of_cost(records):
+    assert costs(build_board([records]), "moco") == ""
+
+
+def test_detections_are_shown_by_both_scorers(tmp_path):
+    metrics = {"AP50": 60.0, "AP": 40.0, "AP75": 41.0}
+    metrics |= {"coco-101pt/AP50": 61.0, "coco-101pt/AP": 39.5, "coco-101pt/APm": 20.0}
+    details = described("moco", 0) | {"scorer": "voc07-11pt"}
+    made = [evaluation("detection", DETECTION, metrics, sha("moco"), details=details)]
+    shown = both_scorers(build_board([write_all(tmp_path, made)]))
+    header, _, row = shown.splitlines()[2:]
+    names = ("voc07-11pt AP50", "voc07-11pt AP", "voc07-11pt AP75")
+    assert cells_of(header)[2:] == [*names, "coco-101pt AP50", "coco-101pt AP"]
+    assert cells_of(row)[2:] == ["60.00", "40.00", "41.00", "61.00", "39.50"]
+
+
+def test_the_time_at_work_leaves_pauses_out_and_counts_overlaps_once():
+    assert time_at_work([(100, 160), (0, 60), (30, 90), (40, 50)]) == 150
 
 
 def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp_path, capsys):

@@ -221,6 +221,8 @@ class TestKscl:
             "hardest_negative_length": others.mean(),
             "embedding_spread": query.var(0, correction=0).sum(),
         }
+        spectra = torch.stack([torch.linalg.svdvals(k).square() / 5 for k in keys]).mean(0)
+        expected |= {f"eigenvalue_{place}": share for place, share in enumerate(spectra, 1)}
         assert set(figures) == {"loss", *expected}
         for key, value in expected.items():
-            assert figures[key].item() == pytest.approx(value.item(), rel=1e-5), key
+            assert figures[key].item() == pytest.approx(value.item(), rel=1e-5, abs=1e-6), key

@@ -8,6 +8,7 @@ import scipy.stats
 import torch
 from sklearn.metrics import top_k_accuracy_score
 
+from kscl import hits
 from linear_eval.errors import LinearEvalError
 from linear_eval.metrics import mean_and_std, ranked_classes, score, wilson_interval
 
@@ -27,6 +28,9 @@ def test_top_1_top_5_and_the_classes_are_scikit_learns():
         expected = (outputs.argmax(1)[of_class] == number).double().mean() * 100
         assert found.per_class[name] == pytest.approx(float(expected))
     assert found.n == 400
+    right = hits.from_text(found.right, 400)
+    assert right is not None
+    assert right.tolist() == (outputs.argmax(1) == labels).tolist()
 
 
 def test_top_5_of_five_classes_is_not_reported():

@@ -213,7 +213,8 @@ class TestRank:
         self, shots: int, dim: int, rho: float, seed: int
     ) -> None:
         keys = views_around_a_centre(4, shots, dim, 0.8, seed, torch.float32)
-        basis, rank, mass = fit_subspaces(keys, rho)
+        fitted = fit_subspaces(keys, rho)
+        basis, rank, mass = fitted.basis, fitted.rank, fitted.mass
         assert basis.shape == (4, max_rank(shots, rho), dim)
         assert max_rank(shots, rho) <= math.ceil(rho * shots)
         values = torch.linalg.eigvalsh(keys.double() @ keys.double().mT).flip(1).clamp_min(0)

@@ -18,7 +18,8 @@ def runs(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         rows = [
-            {"epoch": e, "eigenvalue_mass": share, "mean_rank": 1.0, "loss": 5 - e} for e in (1, 2)
+            {"epoch": e, "eigenvalue_1": share, "eigenvalue_2": 1 - share, "loss": 5 - e}
+            for e in (1, 2)
         ]
         lines = [*rows, {"epoch": 2, "knn_top1": 30.0}]
         (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in lines))

@@ -9,12 +9,12 @@ from pathlib import Path
 from kscl import cli
 from kscl.errors import KsclError
 from kscl.files import write_atomically
-from kscl.leaderboard.differences import differences
+from kscl.leaderboard.differences import EXPLANATION, differences
+from kscl.leaderboard.document import document, insert
 from kscl.leaderboard.exports import as_csv, as_json
-from kscl.leaderboard.insert import insert, origin
 from kscl.leaderboard.page import page
 from kscl.leaderboard.rows import Board, build_board
-from kscl.leaderboard.tables import LEGEND, markdown, overview
+from kscl.leaderboard.tables import markdown, overview
 
 FORMATS = ("md", "csv", "json", "html")
 NAME = "leaderboard"
@@ -99,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in board.problems:
         print(f"not counted: {problem}", file=sys.stderr)
     written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
-    shown = [overview(board), *(differences(board, base) for base in arguments.against)]
+    compared = [differences(board, base) for base in arguments.against]
     if arguments.insert:
         path, name = arguments.insert
-        insert(Path(path), name, "\n\n".join([shown[0], LEGEND, *shown[1:], origin(board)]))
-    print("\n\n".join(shown))
+        insert(Path(path), name, document(board, arguments.against))
+    print("\n\n".join([overview(board), *compared, *([EXPLANATION] if compared else [])]))
     for path in written.values():
         print(path)
     return 0

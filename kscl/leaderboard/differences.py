@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from statistics import fmean
 
+import numpy as np
+
+from kscl import hits
 from kscl.errors import KsclError
 from kscl.leaderboard import cells
-from kscl.leaderboard.rows import HEADLINE, Board, Measure, Row, Section
+from kscl.leaderboard.details import image_count, text
+from kscl.leaderboard.rows import HEADLINE, Board, Measure, Result, Row, Section
 from kscl.leaderboard.statistics import t_interval, welch_interval
-from kscl.leaderboard.tables import IDENTITY, identity, table
+from kscl.leaderboard.tables import IDENTITY, identity, table, without_empty_columns
 
 EXPLANATION = (
-    "Difference of the means; 95 % intervals by Welch's t with pretraining seeds as the units, and "
-    "paired by seed: equal seeds saw the same images in the same order and were tested on the same "
-    "images. An interval that holds 0 is within noise. No correction for several comparisons."
+    "Difference of the means, with 95 % intervals. Welch: by Welch's t, with pretraining seeds as "
+    "the units. By seed: paired, as equal seeds saw the same images in the same order. By image: "
+    "paired over the test images, each with its mean over the seeds; it says how far another draw "
+    "of test images would move the difference of these very backbones, and nothing of the next "
+    "seed. An interval that holds 0 is within noise. No correction for several comparisons."
 )
 
 
@@ -29,46 +35,83 @@ def differences(board: Board, base: str) -> str:
         if to is None:
             continue
         label = cells.METRIC_LABELS[section.protocol.kind, metric]
-        header = [*IDENTITY, f"{label} − {base}'s", "Welch", "paired by seed", "seeds"]
+        header = [*IDENTITY, f"{label} − {base}'s", "Welch", "by seed", "by image", "seeds"]
         lines = []
         for row in section.rows:
-            measure = row.results[section.protocol].measures.get(metric)
-            if measure is not None and row is not to[0]:
-                lines.append([*identity(row), *_difference(measure, to[1])])
-        parts += [f"Under {cells.section_name(section)}:", table(header, lines)]
+            result = row.results[section.protocol]
+            if metric in result.measures and row is not to:
+                other = to.results[section.protocol]
+                lines.append([*identity(row), *_difference(result, other, metric)])
+        shown = table(*without_empty_columns(header, lines))
+        parts += [f"Under {cells.section_name(section)}:", shown]
     if not parts:
         methods = sorted({row.contender.method for row in board.rows})
         raise KsclError(f"--against {base}: no such method; there are {', '.join(methods)}")
-    return "\n\n".join([*parts, EXPLANATION])
+    return "\n\n".join(parts)
 
 
-def _base(section: Section, metric: str, base: str) -> tuple[Row, Measure] | None:
+def named_rows(rows: list[Row], base: str) -> list[Row]:
+    """The rows that METHOD or METHOD@EPOCHS names."""
     method, _, epochs = base.partition("@")
+    return [
+        row
+        for row in rows
+        if row.contender.method == method and epochs in ("", cells.plain(row.contender.epochs))
+    ]
+
+
+def _base(section: Section, metric: str, base: str) -> Row | None:
     found = [
-        (row, row.results[section.protocol].measures[metric])
-        for row in section.rows
-        if row.contender.method == method
-        and epochs in ("", cells.plain(row.contender.epochs))
-        and metric in row.results[section.protocol].measures
+        row
+        for row in named_rows(section.rows, base)
+        if metric in row.results[section.protocol].measures
     ]
     if len(found) > 1:
-        rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row, _ in found)
+        rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row in found)
         raise KsclError(f"--against {base}: which of {rows}? METHOD@EPOCHS names one by its length")
     return found[0] if found else None
 
 
-def _difference(one: Measure, other: Measure) -> list[str]:
-    ours = dict(zip(one.replicates, one.values, strict=True))
-    theirs = dict(zip(other.replicates, other.values, strict=True))
-    shared = [seed for seed in ours if seed in theirs]
-    paired = t_interval([ours[seed] - theirs[seed] for seed in shared]) if shared else None
+def _difference(one: Result, other: Result, metric: str) -> list[str]:
+    ours, theirs = one.measures[metric], other.measures[metric]
     return [
-        f"{fmean(one.values) - fmean(other.values):+.2f}",
-        _interval(welch_interval(one.values, other.values)),
-        _interval(paired),
-        f"{len(one.values)} and {len(other.values)}",
+        f"{fmean(ours.values) - fmean(theirs.values):+.2f}",
+        _interval(welch_interval(ours.values, theirs.values)) or "one seed: none",
+        _interval(_by_seed(ours, theirs)) or "one seed: none",
+        _interval(_by_image(one, other)) if metric == "top1" else "",
+        f"{len(ours.values)} and {len(theirs.values)}",
     ]
 
 
+def _by_seed(one: Measure, other: Measure) -> tuple[float, float] | None:
+    ours = dict(zip(one.replicates, one.values, strict=True))
+    theirs = dict(zip(other.replicates, other.values, strict=True))
+    shared = [seed for seed in ours if seed in theirs]
+    return t_interval([ours[seed] - theirs[seed] for seed in shared]) if shared else None
+
+
+def _by_image(one: Result, other: Result) -> tuple[float, float] | None:
+    """Of results under one protocol, whose test images are the same in the same order."""
+    ours, theirs = _shares_right(one), _shares_right(other)
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return None
+    return t_interval(100 * (ours - theirs))
+
+
+def _shares_right(result: Result) -> np.ndarray | None:
+    """Of each test image: the share of the backbones that are right on it."""
+    by_replicate: dict[str, list[np.ndarray]] = {}
+    for trial in result.trials:
+        for loaded in trial.records:
+            given = text(loaded.record["details"].get("right"))
+            count = image_count(loaded.record)
+            right = hits.from_text(given, count) if given and count else None
+            if right is None:
+                return None
+            by_replicate.setdefault(trial.replicate, []).append(right)
+    means = [np.mean(trials, axis=0) for trials in by_replicate.values()]
+    return np.mean(means, axis=0) if len({len(mean) for mean in means}) == 1 else None
+
+
 def _interval(bounds: tuple[float, float] | None) -> str:
-    return "one seed: none" if bounds is None else f"{bounds[0]:+.2f} to {bounds[1]:+.2f}"
+    return "" if bounds is None else f"{bounds[0]:+.2f} to {bounds[1]:+.2f}"

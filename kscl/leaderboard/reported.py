@@ -123,3 +123,8 @@ ROWS = (
     _voc("kscl", 200, 82.4, 57.1, 63.9, shots=5),
     _voc("kscl", 800, 82.7, 57.5, 64.2, shots=5),
 )
+
+# The paper's table 2: (K, ρ) → minutes per epoch
+PAPER_MINUTES = {
+    (row.shots, row.rho): row.minutes_per_epoch for row in ROWS if row.minutes_per_epoch
+}

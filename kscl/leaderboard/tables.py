@@ -55,7 +55,11 @@ def markdown(board: Board, title: str) -> str:
 
 
 def overview(board: Board) -> str:
-    """One row a contender; every metric column belongs to exactly one protocol."""
+    return table(*overview_cells(board))
+
+
+def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: a row a contender; every metric column belongs to exactly one protocol."""
     letters = cells.section_letters(board.sections)
     metric_columns = [
         label
@@ -73,7 +77,7 @@ def overview(board: Board) -> str:
         counts = [cells.n_pretrain(row), cells.n_finetune(row)]
         mark = "stale" if row.stale else ""
         lines.append([*identity(row), *values, *cells.figures(row), *counts, mark])
-    return table([str(name) for name in header], lines)
+    return [str(name) for name in header], lines
 
 
 def _section_table(section: Section) -> str:
@@ -189,6 +193,14 @@ def _column_key(sections: Sequence[Section]) -> str:
         )
     ]
     return "\n".join(lines)
+
+
+def without_empty_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """For a document: what no row has, no column needs."""
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

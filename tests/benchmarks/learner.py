@@ -48,7 +48,7 @@ def filled_queue(share_of_rank_2: float) -> Queue:
     basis = unit(LENGTH, RANK, DIM)
     rank = 1 + (torch.rand(LENGTH) < share_of_rank_2).long()
     basis[rank == 1, 1] = 0
-    queue.store(Subspaces(basis, rank, torch.ones(LENGTH)), torch.arange(LENGTH))
+    queue.store(Subspaces(basis, rank, torch.ones(LENGTH, 1)), torch.arange(LENGTH))
     return queue
 
 
