@@ -29,7 +29,8 @@ class BuildWithCommit(build_py):
         if self.editable_mode:
             return
         try:
-            info = {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
+            changes = git("status", "--porcelain", "--", "kscl", "linear_eval", "detection")
+            info = {"commit": git("rev-parse", "HEAD"), "dirty": bool(changes)}
         except (OSError, subprocess.CalledProcessError):
             info = {"commit": None, "dirty": None}
         target = Path(self.build_lib) / "kscl" / "build_info.json"

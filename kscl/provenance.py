@@ -21,15 +21,23 @@ PRODUCERS = {
     "detection": ("kscl", "detection"),
 }
 PACKAGES = ("kscl", "linear_eval", "detection")
-CHANGE_NO_NUMBER = ("kscl/leaderboard/", "kscl/suite/", "kscl/doctor.py", "kscl/basis_images.py")
+CHANGE_NO_NUMBER = (
+    "kscl/leaderboard/",
+    "kscl/suite/",
+    "kscl/basis_images.py",
+    "kscl/doctor.py",
+    "kscl/picture_sets.py",
+    "kscl/plan.py",
+    "kscl/training_figure.py",
+)
 LIBRARIES = ("torch", "torchvision", "timm", "detectron2", "fvcore", "iopath", "numpy")
 
 
 @functools.cache
 def code_version(kind: str | None = None) -> dict[str, object]:
-    """Version, commit, whether files differ from that commit, and a hash of the source itself.
+    """Version, commit, whether the packages differ from it, and a hash of the source itself.
 
-    In a checkout git answers. An installed package carries the commit it was built from, and is
+    Documents and configs may differ: a record holds its settings itself. In a checkout git answers. An installed package carries the commit it was built from, and is
     dirty when a file differs from what was installed; None means that it cannot be known.
     """
     home = Path(kscl.__file__).resolve().parent.parent
@@ -119,7 +127,7 @@ def _from_git(home: Path) -> tuple[str | None, bool | None]:
     commit = _git(home, "rev-parse", "HEAD")
     if commit is None:
         return None, None
-    return commit, bool(_git(home, "status", "--porcelain"))
+    return commit, bool(_git(home, "status", "--porcelain", "--", *PACKAGES))
 
 
 def _from_installation(home: Path) -> tuple[str | None, bool | None]:

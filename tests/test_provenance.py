@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kscl.provenance import code_version, hardware, library_versions, source_hash
+import subprocess
+
+from kscl.provenance import _from_git, code_version, hardware, library_versions, source_hash
 
 
 def test_the_code_version_names_a_commit_or_says_that_it_does_not_know():
@@ -22,3 +24,21 @@ def test_each_kind_of_record_has_the_hash_of_the_code_that_can_change_it():
 def test_libraries_and_hardware_are_named():
     assert library_versions()["timm"]
     assert hardware()["memory_gib"] > 0
+
+
+def test_code_is_changed_by_its_packages_and_by_no_document(tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=n", "-c", "user.email=e@example.org")
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    source, document = tmp_path / "kscl" / "code.py", tmp_path / "RESULTS.md"
+    source.parent.mkdir()
+    source.write_text("1\n")
+    document.write_text("one\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "first")
+    document.write_text("two\n")
+    assert _from_git(tmp_path)[1] is False
+    source.write_text("2\n")
+    assert _from_git(tmp_path)[1] is True
