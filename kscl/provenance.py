@@ -37,8 +37,9 @@ LIBRARIES = ("torch", "torchvision", "timm", "detectron2", "fvcore", "iopath", "
 def code_version(kind: str | None = None) -> dict[str, object]:
     """Version, commit, whether the packages differ from it, and a hash of the source itself.
 
-    Documents and configs may differ: a record holds its settings itself. In a checkout git answers. An installed package carries the commit it was built from, and is
-    dirty when a file differs from what was installed; None means that it cannot be known.
+    Documents and configs may differ: a record holds its settings itself. In a checkout git answers.
+    An installed package carries the commit it was built from, and is dirty when a file differs from
+    what was installed; None means that it cannot be known.
     """
     home = Path(kscl.__file__).resolve().parent.parent
     commit, dirty = _from_git(home)
