@@ -25,6 +25,8 @@ from kscl.files import shipped_configs, write_atomically
 
 COMMAND_LINE = "command line"
 CONFIG_FILE = "config.yaml"
+BACKWARD = 2  # forward passes that a backward pass costs
+PASSES_OF_MOCO = 4  # a step's: the query forward and backward, one key forward
 IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -107,9 +109,15 @@ def learning_rate(cfg: CfgNode) -> float:
     return cfg.SOLVER.BASE_LR * cfg.SOLVER.BATCH_SIZE / cfg.SOLVER.REFERENCE_BATCH_SIZE
 
 
-def relative_step_cost(shots: int) -> float:
-    """Of a step beside that of K = 1: the query's forward and backward, and K forwards of keys."""
-    return (3 + shots) / 4
+def forward_passes(cfg: CfgNode) -> int:
+    """What a step costs an image, in forward passes of the encoder."""
+    return cfg.METHOD.NUM_SHOTS + 1 + BACKWARD * trained_views(cfg)
+
+
+def trained_views(cfg: CfgNode) -> int:
+    """Views that gradients flow through."""
+    end_to_end = cfg.METHOD.GRAD_THROUGH_KEYS or cfg.METHOD.SYMMETRIC
+    return cfg.METHOD.NUM_SHOTS + 1 if end_to_end else 1
 
 
 def derived_values(cfg: CfgNode) -> list[str]:
@@ -124,7 +132,7 @@ def derived_values(cfg: CfgNode) -> list[str]:
         lines = [f"batch {batch} → {rate} by linear scaling (SOLVER.SCALE_LR False to switch off)"]
     lines.append(
         f"K = {shots} → {shots + 1} views an image; a step costs about "
-        f"{relative_step_cost(shots):.2f} times that of K = 1"
+        f"{forward_passes(cfg) / PASSES_OF_MOCO:.2f} times that of MoCo"
     )
     if cfg.DICTIONARY.TYPE == "queue":
         from kscl.subspace import max_rank  # torch is slow to import, and only needed here

@@ -166,7 +166,7 @@ def means_of_last_epoch(rows: list[Row]) -> dict[str, float]:
     skipped = ("step", "time", "epoch", "steps", "learning_rate")
     return {
         name: sum(row[name] * row["steps"] for row in last) / steps
-        for name in last[-1]
+        for name in _in_all(last)
         if name not in skipped
     }
 
@@ -176,5 +176,10 @@ def thinned_curves(rows: list[Row], most: int = MOST_POINTS) -> dict[str, list[f
     reports = [row for row in rows if "loss" in row]
     stride = max(1, -(-len(reports) // most))
     chosen = reports[::-1][::stride][::-1]
-    names = [name for name in (chosen[-1] if chosen else {}) if name not in ("time", "steps")]
+    names = [name for name in _in_all(chosen) if name not in ("time", "steps")]
     return {name: [round(float(row[name]), 6) for row in chosen] for name in names}
+
+
+def _in_all(rows: list[Row]) -> list[str]:
+    """The columns that every row has: an older release, where a run began, told of fewer."""
+    return [name for name in (rows[-1] if rows else ()) if all(name in row for row in rows)]

@@ -20,7 +20,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from kscl import cli
-from kscl.config import config_yaml, load_config
+from kscl.config import config_yaml, forward_passes, load_config, trained_views
 from kscl.encoder import Encoder, encoder_of
 from kscl.errors import KsclError
 from kscl.learner import subspace_rank
@@ -29,7 +29,6 @@ IMAGENET_IMAGES = 1_281_167
 FLOAT_BYTES = 4
 # Values of state an optimiser keeps beside each weight and its gradient.
 OPTIMIZER_VALUES = {"sgd": 1, "lars": 1, "adamw": 2}
-BACKWARD = 2  # forward passes that a backward pass costs
 EXAMPLES = """  python tools/plan.py --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
       --gpu V100 --num-gpus 8
   python tools/plan.py --gpu A100 --num-gpus 4 --images 100000 METHOD.NUM_SHOTS 3 SOLVER.AMP bf16
@@ -101,17 +100,6 @@ def kept_bytes(encoder: Encoder, images: Tensor) -> int:
         result = encoder(images)  # alive while counting, or else its memory would be used twice
     del result
     return sum(kept.values()) // len(images)
-
-
-def forward_passes(cfg: CfgNode) -> int:
-    """What a step costs an image, in forward passes of the encoder."""
-    return cfg.METHOD.NUM_SHOTS + 1 + BACKWARD * trained_views(cfg)
-
-
-def trained_views(cfg: CfgNode) -> int:
-    """Views that gradients flow through."""
-    end_to_end = cfg.METHOD.GRAD_THROUGH_KEYS or cfg.METHOD.SYMMETRIC
-    return cfg.METHOD.NUM_SHOTS + 1 if end_to_end else 1
 
 
 def step_flops(cfg: CfgNode, costs: Costs) -> float:

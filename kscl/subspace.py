@@ -31,7 +31,7 @@ class Subspaces(NamedTuple):
 
     basis: Tensor  # (B, L, D) unit, orthogonal rows; zero rows beyond the rank
     rank: Tensor  # (B,) L_n
-    shares: Tensor  # (B, K) of the eigenvalue mass, in descending order
+    shares: Tensor  # (B, K) of the mass: of each eigenvalue, descending; (B, 1) of a mean direction
 
     @property
     def mass(self) -> Tensor:
@@ -79,7 +79,7 @@ def kept_rank(eigenvalues: Tensor, rho: float) -> Tensor:
 
 
 def _kept(rank: Tensor, eigenvalues: Tensor) -> Tensor:
-    """(B, K): which of the eigenvalues (B, K) belong to the first L_n (B,)"""
+    """(B, K): which of the eigenvalues (B, K), in descending order, are the first L_n (B,)"""
     return torch.arange(eigenvalues.shape[1], device=rank.device) < rank[:, None]
 
 
@@ -161,7 +161,7 @@ def blend_subspaces(old: Tensor, new: Subspaces, momentum: float) -> Subspaces:
     eigenvalues, vectors = torch.linalg.eigh(weighted @ weighted.mT)  # (B, 2L), (B, 2L, 2L)
     length = new.basis.shape[1]
     eigenvalues, vectors = eigenvalues.flip(1)[:, :length], vectors.flip(2)[:, :, :length]
-    kept = torch.arange(length, device=old.device) < new.rank[:, None]  # (B, L)
+    kept = _kept(new.rank, eigenvalues)  # (B, L)
     scale = torch.where(kept, eigenvalues.clamp_min(1e-6).rsqrt(), 0)  # (B, L)
     basis = orthonormalised((vectors * scale[:, None]).mT @ weighted)  # (B, L, D)
     return Subspaces(basis, new.rank, new.shares)

@@ -28,6 +28,8 @@ class Window:
     steps: int = 0
 
     def add(self, figures: Mapping[str, Tensor]) -> None:
+        if set(figures) != set(self.sums):  # the first step, or one after a release with other ones
+            self.sums, self.steps = {}, 0
         for name, value in figures.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         self.steps += 1

@@ -97,7 +97,7 @@ def freeze(cfg: CfgNode, train: LabelledImages) -> Frozen:
 
 
 def fast_layout(device: torch.device) -> torch.memory_format:
-    """On a CPU, channels last: forward passes of narrow networks take half the time."""
+    """On a CPU, channels last: convolutional networks take less time, a ResNet-50 two thirds."""
     return torch.channels_last if device.type == "cpu" else torch.contiguous_format
 
 

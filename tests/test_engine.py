@@ -243,6 +243,16 @@ def test_bf16_gives_the_same_loss_within_its_precision(images, tmp_path):
     assert half != plain
 
 
+def test_figures_that_a_release_added_are_told_from_where_a_run_has_them():
+    old = {"step": 1, "epoch": 0.5, "steps": 1, "loss": 3.0, "time": 0.0}
+    rows = [old, old | {"step": 2, "epoch": 1.0, "loss": 1.0, "eigenvalue_1": 0.9}]
+    assert means_of_last_epoch(rows) == {"loss": 2.0}
+    assert thinned_curves(rows)["loss"] == [3.0, 1.0]
+    window = Window({"loss": torch.tensor(8.0)}, 4)
+    window.add({"loss": torch.tensor(1.0), "eigenvalue_1": torch.tensor(0.9)})
+    assert (window.steps, float(window.sums["loss"])) == (1, 1.0)
+
+
 def test_the_last_epoch_is_averaged_by_steps_and_curves_are_thinned_to_their_end():
     rows = [
         {"step": s, "epoch": s / 6, "steps": 2, "loss": float(s), "time": 0.0}

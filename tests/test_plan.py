@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kscl.config import load_config
+from kscl.config import forward_passes, load_config
 from kscl.encoder import build_encoder
 from kscl.plan import (
     GPUS,
@@ -13,7 +13,6 @@ from kscl.plan import (
     PAPER_COUNT,
     count_costs,
     epoch_minutes,
-    forward_passes,
     main,
     memory_bytes,
     paper_efficiency,

@@ -50,7 +50,7 @@ def document(board: Board, bases: Sequence[str] = ()) -> str:
     """The board as a part of a text; how its rows differ from the named ones folds away."""
     parts = [table(*without_empty_columns(*overview_cells(board))), LEGEND, both_scorers(board)]
     if bases:
-        parts.append(costs(board, bases[0]))
+        parts.append(costs(board))
         compared = [differences(board, base) for base in bases]
         title = f"Differences to {' and to '.join(bases)}, with intervals"
         folded = [f"<details><summary>{title}</summary>", *compared, WHAT_INTERVALS, "</details>"]

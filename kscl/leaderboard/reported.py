@@ -125,6 +125,6 @@ ROWS = (
 )
 
 # The paper's table 2: (K, ρ) → minutes per epoch
-PAPER_MINUTES = {
+MINUTES_OF_PAPER = {
     (row.shots, row.rho): row.minutes_per_epoch for row in ROWS if row.minutes_per_epoch
 }
