@@ -10,7 +10,7 @@ from kscl import cli
 from kscl.errors import KsclError
 from kscl.metrics import Row, read_metrics
 
-SHARES = "eigenvalue_shares"
+SHARES, SHARE = "eigenvalue_shares", "eigenvalue_"
 LABELS = {
     SHARES: "share of each eigenvalue in the mass",
     "loss": "loss",
@@ -28,29 +28,33 @@ EXAMPLES = """  python tools/visualize_training.py output/k3 output/k5 --output 
 
 
 def draw(runs: dict[str, list[Row]], figures: Sequence[str], output: Path) -> None:
-    """One panel a figure, one line a run, over epochs."""
+    """One panel a figure, one colour a run, over epochs; eigenvalues from dark to light."""
     from matplotlib.figure import Figure  # takes a moment to load
+    from matplotlib.lines import Line2D
 
     canvas = Figure(figsize=(4.2 * len(figures), 3.4), layout="constrained")
     panels = canvas.subplots(1, len(figures), squeeze=False)[0]
     for panel, name in zip(panels, figures, strict=True):
-        for number, (label, rows) in enumerate(runs.items()):
-            for place, curve in enumerate(_curves(name, rows)):
+        for number, rows in enumerate(runs.values()):
+            for place, curve in enumerate(curves(name, rows)):
                 points = [(row["epoch"], row[curve]) for row in rows if curve in row]
                 style = {"color": f"C{number}", "alpha": 1 / (1 + place / 3), "linewidth": 1.4}
-                panel.plot(*zip(*points, strict=True), label="" if place else label, **style)
+                panel.plot(*zip(*points, strict=True), **style)
         panel.set(title=LABELS[name], xlabel="epoch")
         panel.grid(alpha=0.3)
-    panels[0].legend(fontsize=8)
+    named = {f"C{number}": label for number, label in enumerate(runs)}
+    handles = [Line2D([], [], color=colour, label=label) for colour, label in named.items()]
+    panels[0].legend(handles=handles, fontsize=8)
     output.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(output, dpi=140)
 
 
-def _curves(figure: str, rows: Sequence[Row]) -> list[str]:
+def curves(figure: str, rows: Sequence[Row]) -> list[str]:
     """The columns of a figure that a run has: of eigenvalues K, the largest first."""
     known = {name for row in rows for name in row}
     if figure == SHARES:
-        return sorted(name for name in known if re.fullmatch(r"eigenvalue_\d+", name))
+        places = [int(name[len(SHARE) :]) for name in known if re.fullmatch(SHARE + r"\d+", name)]
+        return [f"{SHARE}{place}" for place in sorted(places)]
     return [figure] if figure in known else []
 
 
@@ -71,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise KsclError(f"--names has {len(names)} names for {len(given.runs)} runs")
     runs = {name: read_metrics(folder) for name, folder in zip(names, given.runs, strict=True)}
     for name, rows in runs.items():
-        if not any(_curves(figure, rows) for figure in given.figures):
+        if not any(curves(figure, rows) for figure in given.figures):
             raise KsclError(f"{name} holds no metrics of tools/pretrain.py yet")
     draw(runs, given.figures, given.output)
     print(given.output)

@@ -19,6 +19,7 @@ from kscl.leaderboard.statistics import welch_interval
 from tests.leaderboard_records import (
     DETECTION,
     described,
+    detection,
     evaluation,
     linear,
     pretraining,
@@ -115,6 +116,31 @@ def test_test_images_are_paired_each_with_its_mean_over_the_seeds(tmp_path):
     expected = test.confidence_interval(0.95)
     assert f"{expected.low:+.2f} to {expected.high:+.2f}" in shown
     assert "by image" in shown
+
+
+def test_trials_of_a_backbone_count_once_among_the_images(tmp_path):
+    chance = np.random.default_rng(1)
+    ours = chance.random((3, 100)) < 0.6  # two trials on one backbone, and one on another
+    theirs = chance.random(100) < 0.5
+    made = [answers("kscl", 0, ours[0]), answers("kscl", 1, ours[2]), answers("moco", 0, theirs)]
+    details = described("kscl", 0) | {"n": 100, "right": hits.to_text(ours[1])}
+    again = linear(100 * float(ours[1].mean()), sha("kscl", 0), details=details, seed=1)
+    shown = differences(build_board([write_all(tmp_path, [*made, again])]), "moco")
+    mean = (ours[:2].mean(0) + ours[2]) / 2
+    expected = scipy.stats.ttest_rel(100 * mean, 100 * theirs).confidence_interval(0.95)
+    assert f"{expected.low:+.2f} to {expected.high:+.2f}" in shown
+
+
+def test_seeds_that_only_one_row_has_are_told(tmp_path):
+    made = [*levels("moco", [60, 62, 64]), *levels("kscl", [61, 63])]
+    (row,) = differences(build_board([write_all(tmp_path, made)]), "moco").splitlines()[-1:]
+    assert cells_of(row)[-1] == "2 and 3, 2 shared"
+
+
+def test_a_protocol_that_only_the_base_has_gives_no_table(tmp_path):
+    made = [*levels("moco", [60, 62]), *levels("kscl", [61, 63]), detection(40, sha("moco", 0))]
+    shown = differences(build_board([write_all(tmp_path, made)]), "moco")
+    assert shown.count("Under ") == 1
 
 
 def test_no_image_is_paired_where_one_record_does_not_say_what_was_right(tmp_path):

@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--insert",
         nargs=2,
         metavar=("FILE", "NAME"),
-        help="also put the overview into FILE, between <!-- board NAME --> and its end mark",
+        help="also put the board into FILE, between <!-- board NAME --> and its end mark",
     )
     arguments = parser.parse_args(argv)
     formats = [name.strip() for name in arguments.formats.split(",") if name.strip()]
@@ -99,11 +99,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in board.problems:
         print(f"not counted: {problem}", file=sys.stderr)
     written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
-    compared = [differences(board, base) for base in arguments.against]
+    compared = {base: differences(board, base) for base in arguments.against}
     if arguments.insert:
         path, name = arguments.insert
-        insert(Path(path), name, document(board, arguments.against))
-    print("\n\n".join([overview(board), *compared, *([EXPLANATION] if compared else [])]))
+        insert(Path(path), name, document(board, compared))
+    print("\n\n".join([overview(board), *compared.values(), *([EXPLANATION] if compared else [])]))
     for path in written.values():
         print(path)
     return 0

@@ -13,13 +13,16 @@ from kscl.leaderboard.details import image_count, text
 from kscl.leaderboard.rows import HEADLINE, Board, Measure, Result, Row, Section
 from kscl.leaderboard.statistics import t_interval, welch_interval
 from kscl.leaderboard.tables import IDENTITY, identity, table, without_empty_columns
+from kscl.leaderboard.tables import text as escaped
+from kscl.records import Json
 
 EXPLANATION = (
     "Difference of the means, with 95 % intervals. Welch: by Welch's t, with pretraining seeds as "
-    "the units. By seed: paired, as equal seeds saw the same images in the same order. By image: "
-    "paired over the test images, each with its mean over the seeds; it says how far another draw "
-    "of test images would move the difference of these very backbones, and nothing of the next "
-    "seed. An interval that holds 0 is within noise. No correction for several comparisons."
+    "the units. By seed: paired, of the seeds that both rows have; equal seeds share what chance "
+    "decides, as far as the settings allow. By image: paired over the test images, each with its "
+    "mean over the seeds; it says how far another draw of test images would move the difference of "
+    "these very backbones, and nothing of the next seed. An interval that holds 0 is within noise. "
+    "No correction for several comparisons."
 )
 
 
@@ -42,8 +45,9 @@ def differences(board: Board, base: str) -> str:
             if metric in result.measures and row is not to:
                 other = to.results[section.protocol]
                 lines.append([*identity(row), *_difference(result, other, metric)])
-        shown = table(*without_empty_columns(header, lines))
-        parts += [f"Under {cells.section_name(section)}:", shown]
+        if lines:
+            shown = table(*without_empty_columns(header, lines))
+            parts += [f"Under {escaped(cells.section_name(section))}:", shown]
     if not parts:
         methods = sorted({row.contender.method for row in board.rows})
         raise KsclError(f"--against {base}: no such method; there are {', '.join(methods)}")
@@ -74,12 +78,14 @@ def _base(section: Section, metric: str, base: str) -> Row | None:
 
 def _difference(one: Result, other: Result, metric: str) -> list[str]:
     ours, theirs = one.measures[metric], other.measures[metric]
+    pairs = len(set(ours.replicates) & set(theirs.replicates))
+    seeds = f"{len(ours.values)} and {len(theirs.values)}"
     return [
         f"{fmean(ours.values) - fmean(theirs.values):+.2f}",
         _interval(welch_interval(ours.values, theirs.values)) or "one seed: none",
         _interval(_by_seed(ours, theirs)) or "one seed: none",
         _interval(_by_image(one, other)) if metric == "top1" else "",
-        f"{len(ours.values)} and {len(theirs.values)}",
+        seeds if len(ours.values) == pairs == len(theirs.values) else f"{seeds}, {pairs} shared",
     ]
 
 
@@ -101,16 +107,19 @@ def _by_image(one: Result, other: Result) -> tuple[float, float] | None:
 def _shares_right(result: Result) -> np.ndarray | None:
     """Of each test image: the share of the backbones that are right on it."""
     by_replicate: dict[str, list[np.ndarray]] = {}
+    counts = {image_count(loaded.record) for loaded in result.records}
     for trial in result.trials:
-        for loaded in trial.records:
-            given = text(loaded.record["details"].get("right"))
-            count = image_count(loaded.record)
-            right = hits.from_text(given, count) if given and count else None
-            if right is None:
-                return None
-            by_replicate.setdefault(trial.replicate, []).append(right)
-    means = [np.mean(trials, axis=0) for trials in by_replicate.values()]
-    return np.mean(means, axis=0) if len({len(mean) for mean in means}) == 1 else None
+        answers = [_right(loaded.record) for loaded in trial.records]
+        known = [right for right in answers if right is not None]
+        if len(counts) > 1 or len(known) < len(answers):
+            return None
+        by_replicate.setdefault(trial.replicate, []).append(np.mean(known, axis=0))
+    return np.mean([np.mean(trials, axis=0) for trials in by_replicate.values()], axis=0)
+
+
+def _right(record: Json) -> np.ndarray | None:
+    given, count = text(record["details"].get("right")), image_count(record)
+    return hits.from_text(given, count) if given and count else None
 
 
 def _interval(bounds: tuple[float, float] | None) -> str:

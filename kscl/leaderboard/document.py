@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from kscl.files import write_atomically
 from kscl.leaderboard import cells
 from kscl.leaderboard.costs import costs
 from kscl.leaderboard.differences import EXPLANATION as WHAT_INTERVALS
-from kscl.leaderboard.differences import differences
 from kscl.leaderboard.reading import Loaded
 from kscl.leaderboard.rows import METRICS, Board
 from kscl.leaderboard.tables import (
@@ -26,6 +25,7 @@ from kscl.leaderboard.tables import (
     identity,
     overview_cells,
     table,
+    text,
     without_empty_columns,
 )
 from kscl.logs import clock
@@ -46,15 +46,14 @@ def insert(path: Path, name: str, content: str) -> None:
     write_atomically(path, re.sub(pattern, lambda _: block, text, flags=re.DOTALL).encode())
 
 
-def document(board: Board, bases: Sequence[str] = ()) -> str:
-    """The board as a part of a text; how its rows differ from the named ones folds away."""
+def document(board: Board, compared: Mapping[str, str]) -> str:
+    """The board as a part of a text; what its rows are `compared` with, by name, folds away."""
     parts = [table(*without_empty_columns(*overview_cells(board))), LEGEND, both_scorers(board)]
-    if bases:
-        parts.append(costs(board))
-        compared = [differences(board, base) for base in bases]
-        title = f"Differences to {' and to '.join(bases)}, with intervals"
-        folded = [f"<details><summary>{title}</summary>", *compared, WHAT_INTERVALS, "</details>"]
-        parts.append("\n\n".join(folded))
+    if compared:
+        title = f"Differences to {' and to '.join(compared)}, with intervals"
+        folded = [*compared.values(), WHAT_INTERVALS]
+        shown = "\n\n".join(["<details><summary>" + text(title) + "</summary>", *folded])
+        parts += [costs(board), shown + "\n\n</details>"]
     return "\n\n".join(filter(None, [*parts, origin(board)]))
 
 
@@ -68,16 +67,17 @@ def both_scorers(board: Board) -> str:
         if section.protocol.kind != "detection" or not others:
             continue
         own = str(results[0].records[0].record["details"].get("scorer", "its own"))
-        columns = {f"{own} {metric}": metric for metric in METRICS["detection"]}
+        columns = {text(f"{own} {metric}"): metric for metric in METRICS["detection"]}
         for other in others:
-            columns |= {f"{other} {metric}": f"{other}/{metric}" for metric in METRICS["detection"]}
+            named = {text(f"{other} {metric}"): metric for metric in METRICS["detection"]}
+            columns |= {label: f"{other}/{metric}" for label, metric in named.items()}
         lines = []
         for row, result in zip(section.rows, results, strict=True):
             found = [result.measures.get(name) for name in columns.values()]
             values = [cells.value(it.mean, it.std) if it else "" for it in found]
             lines.append([*identity(row), *values])
         shown = table(*without_empty_columns([*IDENTITY, *columns], lines))
-        parts.append(f"By both scorers, under {cells.section_name(section)}:\n\n{shown}")
+        parts.append(f"By both scorers, under {text(cells.section_name(section))}:\n\n{shown}")
     return "\n\n".join(parts)
 
 
@@ -105,7 +105,11 @@ def origin(board: Board) -> str:
 
 
 def time_at_work(spans: Iterable[tuple[float, float]]) -> float:
-    """How long any of these (start, end) ran: pauses do not count, overlaps count once."""
+    """How long any of these (start, end) ran: pauses do not count, overlaps count once.
+
+    A record knows how long it took, not when it was interrupted: what was taken up again counts as
+    if it had run in one piece, so the time is then at most this.
+    """
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

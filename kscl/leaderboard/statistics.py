@@ -48,7 +48,7 @@ def std(values: Sequence[float]) -> float | None:
 
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Of the mean over pretraining seeds, by Student's t; one value has none."""
+    """Of the mean of values that are drawn alike, by Student's t; one value has none."""
     spread = std(values)
     if spread is None:
         return None
