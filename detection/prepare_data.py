@@ -3,7 +3,8 @@
 voc       VOC 2007 and 2012: downloaded unless the archives are there, checked by their hashes, and
           merged as Detectron2 wants them (2007's test beside its trainval, in one VOC2007 folder)
 imagenet  train/ and val/ with one folder a class: looked at, never changed
-cifar10   the 20,000 training images of configs/suites/small/ as cifar10_20k/train and /val
+cifar10   the 20,000 training images of configs/suites/small/ as cifar10_20k/train and /val, from
+          torchvision's archive or a copy of the training images with one folder a class
 stl10     as stl10/unlabelled, and /train and /test with one folder a class
 """
 
@@ -68,7 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("what", choices=("voc", "imagenet", *PICTURE_SETS))
     parser.add_argument("--root", type=Path, required=True, help="where the data is, or shall be")
-    parser.add_argument("--archives", type=Path, help="where downloads are kept (default: --root)")
+    parser.add_argument(
+        "--archives",
+        type=Path,
+        help="where downloads are kept, or a copy of CIFAR-10 lies (default: --root)",
+    )
     parser.add_argument("--mirror", help="an address that has the same files, instead of VOC's own")
     parser.add_argument("--num-classes", type=int, default=IMAGENET_CLASSES, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)

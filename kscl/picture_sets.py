@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from PIL.Image import Image
+from PIL.Image import open as open_image
 from torchvision.datasets import CIFAR10, STL10
 
 from kscl.errors import KsclError
@@ -44,15 +45,44 @@ def read_subset(path: Path) -> dict[tuple[str, int], str]:
 
 
 def _cifar10_subset(downloads: Path) -> Iterator[Named]:
-    pictures = _open(CIFAR10, downloads)
     subset = read_subset(shipped_configs() / SUBSET)
-    seen = dict.fromkeys(pictures.classes, 0)
-    for picture, label in pictures:
-        name = pictures.classes[label]
-        split = subset.get((name, seen[name]))
+    left = dict(subset)
+    seen = dict.fromkeys((name for name, _ in subset), 0)
+    for name, picture in _cifar10(downloads, set(seen)):
+        split = left.pop((name, seen[name]), None)
         if split is not None:
-            yield f"{split}/{name}/{seen[name]:04d}", picture
+            found = _read(picture) if isinstance(picture, Path) else picture
+            yield f"{split}/{name}/{seen[name]:04d}", found
         seen[name] += 1
+    if left:
+        name, place = next(iter(left))
+        raise KsclError(
+            f"{downloads} holds {seen[name]} images of {name}, but the list wants number {place}: "
+            "it takes the training images of CIFAR-10, all of them"
+        )
+
+
+def _cifar10(downloads: Path, classes: set[str]) -> Iterator[tuple[str, Image | Path]]:
+    """(class, picture or where it lies), in CIFAR-10's order within each class.
+
+    From a copy with one folder a class, whose names are in that order, or by torchvision.
+    """
+    for folder in (downloads / "train", downloads):
+        if all((folder / name).is_dir() for name in classes):
+            for name in sorted(classes):
+                for path in sorted(folder.joinpath(name).iterdir()):
+                    yield name, path
+            return
+    pictures = _open(CIFAR10, downloads)
+    for picture, label in pictures:
+        yield pictures.classes[label], picture
+
+
+def _read(path: Path) -> Image:
+    try:
+        return open_image(path).convert("RGB")
+    except OSError as error:
+        raise KsclError(f"{path} is no image that can be read: {error}") from error
 
 
 def _stl10(downloads: Path) -> Iterator[Named]:

@@ -68,6 +68,29 @@ def test_the_list_says_which_pictures_of_a_class_go_where(cifar10, tmp_path, cap
     assert [path.name for path in folder.parent.iterdir()] == ["cifar10_20k"]
 
 
+@pytest.mark.parametrize("below", ["", "train"])
+def test_a_copy_with_one_folder_a_class_will_do(cifar10, tmp_path, below):
+    copy = tmp_path / "copy"
+    for place, label in enumerate(LABELS):
+        file = copy / below / CLASSES[label] / f"{place:04d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (place * 10,) * 3).save(file)
+    for root, source in (("one", cifar10), ("other", copy)):
+        assert main(["cifar10", "--root", str(tmp_path / root), "--archives", str(source)]) == 0
+    made = [pictures(tmp_path / root / "cifar10_20k") for root in ("one", "other")]
+    assert made[0] == made[1]
+
+
+def test_a_copy_that_lacks_pictures_is_refused(cifar10, tmp_path, capsys):
+    for name in CLASSES:
+        (tmp_path / "copy" / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / "copy" / name / "0000.png")
+    root = tmp_path / "data"
+    assert main(["cifar10", "--root", str(root), "--archives", str(tmp_path / "copy")]) == 2
+    assert "holds 1 images of cat, but the list wants number 2" in capsys.readouterr().err
+    assert not (root / "cifar10_20k").exists()
+
+
 def test_a_damaged_archive_without_a_network_is_an_error_that_leaves_nothing(cifar10, monkeypatch):
     (cifar10 / CIFAR10.base_folder / "data_batch_1").write_bytes(b"broken")
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
