@@ -48,12 +48,14 @@ def insert(path: Path, name: str, content: str) -> None:
 
 def document(board: Board, compared: Mapping[str, str]) -> str:
     """The board as a part of a text; what its rows are `compared` with, by name, folds away."""
-    parts = [table(*without_empty_columns(*overview_cells(board))), LEGEND, both_scorers(board)]
+    cost = costs(board) if compared else ""
+    told_there = [*cells.FIGURE_LABELS.values()] if cost else []
+    shown = table(*without_empty_columns(*overview_cells(board), but=told_there))
+    parts = [shown, LEGEND, both_scorers(board), cost]
     if compared:
-        title = f"Differences to {' and to '.join(compared)}, with intervals"
-        folded = [*compared.values(), WHAT_INTERVALS]
-        shown = "\n\n".join(["<details><summary>" + text(title) + "</summary>", *folded])
-        parts += [costs(board), shown + "\n\n</details>"]
+        title = text(f"Differences to {', '.join(compared)}, with intervals")
+        folded = [*compared.values(), WHAT_INTERVALS, "</details>"]
+        parts.append("\n\n".join([f"<details><summary>{title}</summary>", *folded]))
     return "\n\n".join(filter(None, [*parts, origin(board)]))
 
 

@@ -196,10 +196,10 @@ def _column_key(sections: Sequence[Section]) -> str:
 
 
 def without_empty_columns(
-    header: Sequence[str], rows: Sequence[Sequence[str]]
+    header: Sequence[str], rows: Sequence[Sequence[str]], but: Sequence[str] = ()
 ) -> tuple[list[str], list[list[str]]]:
-    """For a document: what no row has, no column needs."""
-    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    """For a document: what no row has, no column needs; nor do those named in `but`."""
+    kept = [i for i, name in enumerate(header) if name not in but and any(row[i] for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
