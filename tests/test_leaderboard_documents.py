@@ -91,6 +91,9 @@ def test_a_base_of_two_lengths_is_named_with_its_epochs(tmp_path):
     shown = differences(board, "moco@200")
     assert "| moco   | resnet50 |    100 |" in shown
     assert "| moco   | resnet50 |    200 |" not in shown
+    assert differences(board, "moco@200,K=5,40%").count("moco@200,K=5,40%'s") == 1
+    with pytest.raises(KsclError, match="no such method"):
+        differences(board, "moco@200,K=3")
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=70))

@@ -74,10 +74,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--against",
-        metavar="METHOD",
+        metavar="ROW",
         action="append",
         default=[],
-        help="also show how every row differs from this one's; may be given several times",
+        help="also show how every row differs from this one, a method or, where it has several "
+        "rows, as in kscl@2,K=5,40%%; may be given several times",
     )
     parser.add_argument(
         "--insert",

@@ -29,7 +29,7 @@ EXPLANATION = (
 def differences(board: Board, base: str) -> str:
     """One table a protocol, for the metric that ranks its rows.
 
-    The base is a method, or METHOD@EPOCHS where it was trained for several lengths.
+    The base is a method, with epochs, K and ρ where it was trained in several ways: kscl@2,K=5,40%.
     """
     parts = []
     for section in board.sections:
@@ -55,13 +55,15 @@ def differences(board: Board, base: str) -> str:
 
 
 def named_rows(rows: list[Row], base: str) -> list[Row]:
-    """The rows that METHOD or METHOD@EPOCHS names."""
-    method, _, epochs = base.partition("@")
-    return [
-        row
-        for row in rows
-        if row.contender.method == method and epochs in ("", cells.plain(row.contender.epochs))
-    ]
+    """The rows that a method names, or `kscl@2`, `kscl@2,K=5`, `kscl@K=5,40%`: all that fit it."""
+    method, _, settings = base.partition("@")
+    wanted = {word.strip() for word in settings.split(",") if word.strip()}
+    return [row for row in rows if row.contender.method == method and wanted <= _settings(row)]
+
+
+def _settings(row: Row) -> set[str]:
+    it = row.contender
+    return {cells.plain(it.epochs), f"K={cells.plain(it.shots)}", cells.percent(it.rho)}
 
 
 def _base(section: Section, metric: str, base: str) -> Row | None:
@@ -72,7 +74,7 @@ def _base(section: Section, metric: str, base: str) -> Row | None:
     ]
     if len(found) > 1:
         rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row in found)
-        raise KsclError(f"--against {base}: which of {rows}? METHOD@EPOCHS names one by its length")
+        raise KsclError(f"--against {base}: which of {rows}? Say it as in kscl@2,K=5,40%")
     return found[0] if found else None
 
 
