@@ -23,7 +23,7 @@ readme: setup  ## run the demo and put its table and a picture of its page into 
 	$(SUITE)/demo.yaml --insert README.md demo
 	$(PY) -m tests.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
 
-evidence: setup  ## the paper's tables at small scale into RESULTS.md (90 minutes; goes on if stopped)
+evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 minutes, goes on if stopped)
 	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md table3_shapes
 	$(PY) tools/prepare_data.py cifar10 --root datasets
 	$(SUITE)/small/cifar10_lengths.yaml --insert RESULTS.md table1
