@@ -51,8 +51,9 @@ def document(board: Board, compared: Mapping[str, str]) -> str:
     cost = costs(board) if compared else ""
     told_there = [*cells.FIGURE_LABELS.values()] if cost else []
     shown = table(*without_empty_columns(*overview_cells(board), but=told_there))
-    parts = [shown, LEGEND, both_scorers(board), cost]
+    parts = [shown, LEGEND]
     if compared:
+        parts += [both_scorers(board), cost]
         title = text(f"Differences to {', '.join(compared)}, with intervals")
         folded = [*compared.values(), WHAT_INTERVALS, "</details>"]
         parts.append("\n\n".join([f"<details><summary>{title}</summary>", *folded]))
