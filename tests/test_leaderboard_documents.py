@@ -142,8 +142,9 @@ def test_seeds_that_only_one_row_has_are_told(tmp_path):
 
 def test_a_protocol_that_only_the_base_has_gives_no_table(tmp_path):
     made = [*levels("moco", [60, 62]), *levels("kscl", [61, 63]), detection(40, sha("moco", 0))]
-    shown = differences(build_board([write_all(tmp_path, made)]), "moco")
+    shown = differences(build_board([write_all(tmp_path / "two", made)]), "moco")
     assert shown.count("Under ") == 1
+    assert differences(build_board([write_all(tmp_path / "one", made[:2])]), "moco") == ""
 
 
 def test_no_image_is_paired_where_one_record_does_not_say_what_was_right(tmp_path):

@@ -31,12 +31,13 @@ def differences(board: Board, base: str) -> str:
 
     The base is a method, with epochs, K and ρ where it was trained in several ways: kscl@2,K=5,40%.
     """
-    parts = []
+    parts, is_there = [], False
     for section in board.sections:
         metric = HEADLINE[section.protocol.kind]
         to = _base(section, metric, base)
         if to is None:
             continue
+        is_there = True
         label = cells.METRIC_LABELS[section.protocol.kind, metric]
         header = [*IDENTITY, f"{label} − {base}'s", "Welch", "by seed", "by image", "seeds"]
         lines = []
@@ -48,7 +49,7 @@ def differences(board: Board, base: str) -> str:
         if lines:
             shown = table(*without_empty_columns(header, lines))
             parts += [f"Under {escaped(cells.section_name(section))}:", shown]
-    if not parts:
+    if not is_there:
         methods = sorted({row.contender.method for row in board.rows})
         raise KsclError(f"--against {base}: no such method; there are {', '.join(methods)}")
     return "\n\n".join(parts)

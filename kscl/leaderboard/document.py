@@ -36,14 +36,14 @@ def insert(path: Path, name: str, content: str) -> None:
     """Replace what stands between the marks of this name."""
     start, end = f"<!-- board {name} -->", f"<!-- end of board {name} -->"
     try:
-        text = path.read_text(encoding="utf-8")
+        whole = path.read_text(encoding="utf-8")
     except OSError as error:
         raise KsclError(f"--insert {path}: {error.strerror}") from error
-    if text.count(start) != 1 or text.count(end) != 1 or text.index(start) > text.index(end):
+    if whole.count(start) != 1 or whole.count(end) != 1 or whole.index(start) > whole.index(end):
         raise KsclError(f"--insert: {path} must hold, once and in this order, {start} and {end}")
     pattern = re.escape(start) + ".*?" + re.escape(end)
     block = f"{start}\n{content.strip()}\n{end}"
-    write_atomically(path, re.sub(pattern, lambda _: block, text, flags=re.DOTALL).encode())
+    write_atomically(path, re.sub(pattern, lambda _: block, whole, flags=re.DOTALL).encode())
 
 
 def document(board: Board, compared: Mapping[str, str]) -> str:
