@@ -238,7 +238,7 @@ def test_a_folder_of_another_run_is_refused(finished, shop, capsys):
         (("--auto-resume", "SOLVER.BASE_LR", "0.5"), 0, "other settings"),
         (("--auto-resume", *other_test), 0, "other data"),
         (("--eval-only", *detector), 0, "would be written over"),
-        (("--eval-only", "--trials", "2", *detector), 0, "leave --trials out"),
+        (("--eval-only", "--trials=2", *detector), 0, "leave --trials out"),
     ):
         words = arguments(shop, finished, *more, weights=weights)
         code, told = in_process(capsys, *words)
