@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from PIL.Image import Image
-from PIL.Image import open as open_image
+from PIL.Image import Image, fromarray
 from torchvision.datasets import CIFAR10, STL10
 
+from kscl.decode import UnreadableImage, decode_image
 from kscl.errors import KsclError
 from kscl.files import shipped_configs
+from kscl.image_source import is_image
 from kscl.logs import progress
 
 SUBSET = "suites/small/cifar10_20k.txt"
@@ -71,7 +72,8 @@ def _cifar10(downloads: Path, classes: set[str]) -> Iterator[tuple[str, Image | 
         if all((folder / name).is_dir() for name in classes):
             for name in sorted(classes):
                 for path in sorted(folder.joinpath(name).iterdir()):
-                    yield name, path
+                    if is_image(path.name):  # anything else would shift the places
+                        yield name, path
             return
     pictures = _open(CIFAR10, downloads)
     for picture, label in pictures:
@@ -80,8 +82,8 @@ def _cifar10(downloads: Path, classes: set[str]) -> Iterator[tuple[str, Image | 
 
 def _read(path: Path) -> Image:
     try:
-        return open_image(path).convert("RGB")
-    except OSError as error:
+        return fromarray(decode_image(path.read_bytes()))
+    except (OSError, UnreadableImage) as error:
         raise KsclError(f"{path} is no image that can be read: {error}") from error
 
 

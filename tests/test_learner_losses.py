@@ -222,7 +222,9 @@ class TestKscl:
             "embedding_spread": query.var(0, correction=0).sum(),
         }
         spectra = torch.stack([torch.linalg.svdvals(k).square() / 5 for k in keys]).mean(0)
-        expected |= {f"eigenvalue_{place}": share for place, share in enumerate(spectra, 1)}
-        assert set(figures) == {"loss", *expected}
+        shares = {f"eigenvalue_{place}": share for place, share in enumerate(spectra, 1)}
+        assert set(figures) == {"loss", *expected, *shares}
         for key, value in expected.items():
-            assert figures[key].item() == pytest.approx(value.item(), rel=1e-5, abs=1e-6), key
+            assert figures[key].item() == pytest.approx(value.item(), rel=1e-5), key
+        for key, value in shares.items():  # of a trace of 1, in which the smallest are rounding
+            assert figures[key].item() == pytest.approx(value.item(), abs=1e-6), key

@@ -75,6 +75,7 @@ def test_a_copy_with_one_folder_a_class_will_do(cifar10, tmp_path, below):
         file = copy / below / CLASSES[label] / f"{place:04d}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (32, 32), (place * 10,) * 3).save(file)
+        (file.parent / ".DS_Store").touch()  # no picture, and sorted before them
     for root, source in (("one", cifar10), ("other", copy)):
         assert main(["cifar10", "--root", str(tmp_path / root), "--archives", str(source)]) == 0
     made = [pictures(tmp_path / root / "cifar10_20k") for root in ("one", "other")]
