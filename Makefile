@@ -21,7 +21,7 @@ demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
 
 readme: setup  ## run the demo and put its table and a picture of its page into the README
 	$(SUITE)/demo.yaml --insert README.md demo
-	$(PY) -m tests.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
+	$(PY) -m tests.helpers.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
 
 evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 minutes, goes on if stopped)
 	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md table3_shapes

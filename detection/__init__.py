@@ -12,6 +12,6 @@ from detection.install import require_detectron2
 # Detectron2's use of torch.jit is not the user's concern.
 warnings.filterwarnings("ignore", ".*torch.jit", FutureWarning)
 with contextlib.suppress(ImportError):
-    from detection import heads  # noqa: F401
+    from detection.train import roi_heads as heads  # noqa: F401
 
 __all__ = ["require_detectron2"]

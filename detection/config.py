@@ -15,7 +15,8 @@ import yaml
 from detectron2.config import CfgNode, get_cfg
 
 from detection.errors import DetectionError
-from kscl.config import COMMAND_LINE, IN_WORDS, find_config, nearest_keys
+from kscl.config.merge import COMMAND_LINE, IN_WORDS, nearest_keys
+from kscl.config.shipped import find_config
 
 BASE_KEY = "_BASE_"
 VERSION = 2

@@ -7,13 +7,11 @@ compiled part. `--from-source` builds the official repository instead, with a co
 
 from __future__ import annotations
 
-import argparse
 import base64
 import csv
 import hashlib
 import importlib.metadata
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -63,12 +61,6 @@ Repacked by the KSCL transfer suite from the PyPI wheel {CARRIER} {CARRIER_VERSI
 (sha256 {CARRIER_SHA256}).
 Left out: the compiled module detectron2._C, built for one Python version only, and the wheel's
 top-level package `tools`. The Python files of `detectron2` are those of the wheel, to the byte.
-"""
-
-EXAMPLES = """examples:
-  python tools/install_detectron2.py                 the pinned pure-Python Detectron2
-  python tools/install_detectron2.py --from-source   build the official repository (git, compiler)
-  python tools/install_detectron2.py --wheel FILE    use a wheel fetched elsewhere (same hash)
 """
 
 
@@ -216,22 +208,3 @@ def install(from_source: bool = False, wheel: Path | None = None, force: bool = 
             "fit. `make setup` installs versions that are known to work together."
         )
     return f"installed: Detectron2 {installed_as()}, from {UPSTREAM}"
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog=os.path.basename(sys.argv[0]),
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--from-source", action="store_true", help="build the official repository")
-    parser.add_argument("--wheel", type=Path, help="take this file instead of downloading it")
-    parser.add_argument("--force", action="store_true", help="replace one that imports already")
-    arguments = parser.parse_args(argv)
-    try:
-        print(install(arguments.from_source, arguments.wheel, arguments.force))
-    except KsclError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class KsclError(ValueError):
     """A problem in the user's input: its message names the thing, the reason and the fix."""
+
+
+class ConfigError(KsclError):
+    """A config that cannot be used; the message lists every reason."""

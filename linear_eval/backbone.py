@@ -11,13 +11,20 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from kscl.encoder import feature_dim
-from kscl.launch import device
-from kscl.weights import IMAGENET_MEAN, IMAGENET_STD, RANDOM, Loaded, load_backbone, tensors_hash
-from linear_eval.chance import calibration_images
-from linear_eval.data import LabelledImages, ViewsOfImages, load_batches
+from kscl.backbone_file import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    RANDOM,
+    Loaded,
+    load_backbone,
+    tensors_hash,
+)
+from kscl.method.encoder import feature_dim
+from kscl.runtime.launch import device
+from linear_eval.data.images import LabelledImages, ViewsOfImages, load_batches
+from linear_eval.data.views import geometry, normalise
 from linear_eval.errors import LinearEvalError
-from linear_eval.views import geometry, normalise
+from linear_eval.splits import calibration_images
 
 AMP_TYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 CALIBRATION_BATCH = 64

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from kscl.config import load_config
-from kscl.config_rules import AT_LEAST_0, AT_LEAST_1, POSITIVE, Broken, Range, check_values
+from kscl.config.merge import load_config
+from kscl.config.rules import AT_LEAST_0, AT_LEAST_1, POSITIVE, Broken, Range, check_values
 
 CENTRE, FLIP = "centre", "flip"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from kscl.records import Protocol
+from kscl.records.record import Protocol
 from linear_eval.config import CENTRE, linear_eval_defaults
 
 IMAGENET_LINEAR_MOCO = "imagenet-linear-moco"

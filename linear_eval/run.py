@@ -12,27 +12,27 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from kscl.amx import avoid_broken_amx
-from kscl.config import CONFIG_FILE, config_values, save_config
-from kscl.distributed import rank, world_size
-from kscl.launch import device, on_first_rank
-from kscl.logs import LOGGER, set_up_logging
-from kscl.records import RECORD_FILE, Protocol, write_record
-from kscl.run_folder import find_start, only_run_in
-from kscl.signals import StopRequest, stop_requests
+from kscl.config.tree import CONFIG_FILE, config_values, save_config
+from kscl.engine.run_dir import find_start, only_run_in
+from kscl.records.record import RECORD_FILE, Protocol, write_record
+from kscl.runtime.cpu import avoid_broken_amx
+from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.launch import device, on_first_rank
+from kscl.runtime.logs import LOGGER, set_up_logging
+from kscl.runtime.signals import StopRequest, stop_requests
 from linear_eval.backbone import Frozen, freeze
-from linear_eval.cached import probe_cached
+from linear_eval.checkpoint import Saver, Stopped, saved_state
 from linear_eval.config import CENTRE
-from linear_eval.data import LabelledImages, open_data
+from linear_eval.data.features import Features, cached_features
+from linear_eval.data.images import LabelledImages, open_data
+from linear_eval.data.views import cached_views, geometry
 from linear_eval.errors import LinearEvalError
-from linear_eval.features import Features, cached_features
-from linear_eval.nearest import probe_knn
-from linear_eval.online import probe_online
-from linear_eval.outcome import Outcome
+from linear_eval.probes.cached import probe_cached
+from linear_eval.probes.knn import probe_knn
+from linear_eval.probes.online import probe_online
+from linear_eval.probes.outcome import Outcome
 from linear_eval.protocols import IMAGENET_LINEAR_MOCO, deviations, protocol_of
-from linear_eval.report import in_words, record_of, sizes_of, summary, write_classifier
-from linear_eval.state import Saver, Stopped, saved_state
-from linear_eval.views import cached_views, geometry
+from linear_eval.record import in_words, record_of, sizes_of, summary, write_classifier
 
 log = logging.getLogger(LOGGER)
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from kscl.logs import reset_logging
+from kscl.runtime.logs import reset_logging
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):

@@ -1,8 +1,8 @@
-"""Convert a pretrained backbone for Detectron2, with proof (see detection/convert.py)."""
+"""Convert a pretrained backbone for Detectron2, with proof (see detection/commands/convert.py)."""
 
 import sys
 
-from detection.convert_cli import main
+from detection.commands.convert import main
 
 if __name__ == "__main__":
     sys.exit(main())

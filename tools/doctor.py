@@ -1,8 +1,8 @@
-"""Say what is installed here, what is missing and how to mend it (see kscl/doctor.py)."""
+"""Say what is installed here, what is missing and how to mend it (see kscl/commands/doctor.py)."""
 
 import sys
 
-from kscl.doctor import main
+from kscl.commands.doctor import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""Install Detectron2 into the Python that runs this (see detection/install.py)."""
+"""Install Detectron2 into the Python that runs this."""
 
 import sys
 
-from detection.install import main
+from detection.commands.install_detectron2 import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""Make the leaderboard from run records (see kscl/leaderboard/)."""
+"""Make the leaderboard from run records (see kscl/commands/leaderboard.py)."""
 
 import sys
 
-from kscl.leaderboard.cli import main
+from kscl.commands.leaderboard import main
 
 if __name__ == "__main__":
     sys.exit(main())

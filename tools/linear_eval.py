@@ -1,11 +1,11 @@
-"""Evaluate a frozen backbone by a linear probe or nearest neighbours (see linear_eval/cli.py)."""
+"""Evaluate a frozen backbone by a linear probe or by nearest neighbors."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # or this file hides its package
 
-from linear_eval.cli import main
+from linear_eval.commands.linear_eval import main
 
 if __name__ == "__main__":
     sys.exit(main())

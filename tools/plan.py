@@ -1,8 +1,8 @@
-"""Say on paper what a pretraining run takes, before it starts (see kscl/plan.py)."""
+"""Say on paper what a pretraining run takes, before it starts (see kscl/commands/plan.py)."""
 
 import sys
 
-from kscl.plan import main
+from kscl.commands.plan import main
 
 if __name__ == "__main__":
     sys.exit(main())

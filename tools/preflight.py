@@ -1,8 +1,8 @@
-"""Check data sets before a run (see detection/preflight.py)."""
+"""Check data sets before a run (see detection/commands/preflight.py)."""
 
 import sys
 
-from detection.preflight_cli import main
+from detection.commands.preflight import main
 
 if __name__ == "__main__":
     sys.exit(main())

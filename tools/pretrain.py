@@ -1,8 +1,8 @@
-"""Pretrain a backbone on a folder of images (see kscl/pretrain.py)."""
+"""Pretrain a backbone on a folder of images (see kscl/commands/pretrain.py)."""
 
 import sys
 
-from kscl.pretrain import main
+from kscl.commands.pretrain import main
 
 if __name__ == "__main__":
     sys.exit(main())

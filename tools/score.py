@@ -1,8 +1,8 @@
-"""Score saved detections again (see detection/scoring/)."""
+"""Score saved detections again (see detection/commands/score.py)."""
 
 import sys
 
-from detection.scoring.cli import main
+from detection.commands.score import main
 
 if __name__ == "__main__":
     sys.exit(main())

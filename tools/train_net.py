@@ -1,8 +1,8 @@
-"""Fine-tune and score a detector (see detection/train_cli.py)."""
+"""Fine-tune and score a detector (see detection/commands/train_net.py)."""
 
 import sys
 
-from detection.train_cli import main
+from detection.commands.train_net import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
-"""Draw the basis images of one picture's views (see kscl/basis_images.py)."""
+"""Draw the basis images of one picture's views (see kscl/commands/visualize_basis.py)."""
 
 import sys
 
-from kscl.basis_images import main
+from kscl.commands.visualize_basis import main
 
 if __name__ == "__main__":
     sys.exit(main())

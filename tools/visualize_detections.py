@@ -1,8 +1,8 @@
-"""Draw what a detector found beside what is there (see detection/pictures.py)."""
+"""Draw what a detector found beside what is there."""
 
 import sys
 
-from detection.pictures import main
+from detection.commands.visualize_detections import main
 
 if __name__ == "__main__":
     sys.exit(main())

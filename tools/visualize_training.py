@@ -1,8 +1,8 @@
-"""Draw the curves of training runs side by side (see kscl/training_figure.py)."""
+"""Draw the curves of training runs side by side (see kscl/commands/visualize_training.py)."""
 
 import sys
 
-from kscl.training_figure import main
+from kscl.commands.visualize_training import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from detection.detections import Detections, GroundTruth, fitted
 from detection.errors import DetectionError
 from detection.scoring import coco101, voc07
-from detection.scoring.report import ScorerResult, as_table, metrics_of
+from detection.scoring.boxes import Detections, GroundTruth, fitted
+from detection.scoring.result import ScorerResult, as_table, metrics_of
 
 __all__ = ["SCORERS", "ScorerResult", "as_table", "metrics_of", "score"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from detection.detections import Array, BoxTable, Detections, GroundTruth
-from detection.scoring.report import ScorerResult, summarise
+from detection.scoring.boxes import Array, BoxTable, Detections, GroundTruth
+from detection.scoring.result import ScorerResult, summarise
 
 NAME = "coco-101pt"
 SIZES = {"APs": "small", "APm": "medium", "APl": "large"}

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from detection.detections import Array, Detections, GroundTruth
-from detection.scoring.report import CURVE_RECALLS, ScorerResult, summarise
+from detection.scoring.boxes import Array, Detections, GroundTruth
+from detection.scoring.result import CURVE_RECALLS, ScorerResult, summarise
 
 NAME = "voc07-11pt"
 IOU_THRESHOLDS = np.array([percent / 100.0 for percent in range(50, 100, 5)])

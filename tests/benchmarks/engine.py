@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from kscl.config import load_config
-from kscl.data import Batch, build_train_loader
-from kscl.distributed import rank, world_size
-from kscl.engine import settle, take_step, to_device
-from kscl.memory import keep_freed_memory
-from kscl.training import Training, build_training
+from kscl.config.merge import load_config
+from kscl.data.loader import Batch, build_train_loader
+from kscl.engine.loop import settle, take_step, to_device
+from kscl.engine.state import Training, build_training
+from kscl.runtime.cpu import keep_freed_memory
+from kscl.runtime.distributed import rank, world_size
 from tests.benchmarks.harness import figure, in_own_process, time_ratio
-from tests.runs import draw_images
+from tests.helpers.runs import draw_images
 
 CPU = torch.device("cpu")
 ROUNDS = 5

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.benchmarks.harness import figure, seconds
-from tests.commands import ROOT
+from tests.helpers.commands import ROOT
 
 
 @figure("setup_again", "`make setup` when there is nothing to do", at_most=5, unit=" s")

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.commands import ROOT
+from tests.helpers.commands import ROOT
 
 FIGURES: dict[str, Figure] = {}
 

@@ -6,12 +6,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from kscl.leaderboard.cli import write_board
-from kscl.leaderboard.rows import build_board
-from kscl.records import Json
+from kscl.benchmark.leaderboard.rows import build_board
+from kscl.commands.leaderboard import write_board
+from kscl.records.record import Json
 from tests.benchmarks.harness import figure, seconds
-from tests.browser import chromium, open_page
-from tests.leaderboard_records import described, kscl, linear, runs, sha, write_all
+from tests.helpers.browser import chromium, open_page
+from tests.helpers.leaderboard_records import described, kscl, linear, runs, sha, write_all
 
 RECORDS = 2000
 

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kscl.dictionary import Queue
-from kscl.encoder import build_encoder
-from kscl.learner import Learner
-from kscl.memory import keep_freed_memory
-from kscl.subspace import Subspaces, fit_subspaces, own_projection_length
+from kscl.method.dictionary import Queue
+from kscl.method.encoder import build_encoder
+from kscl.method.learner import Learner
+from kscl.method.subspace import Subspaces, fit_subspaces, own_projection_length
+from kscl.runtime.cpu import keep_freed_memory
 from tests.benchmarks.harness import figure, in_own_process, time_ratio
 
 QUERIES, LENGTH, SHOTS, DIM, TAU = 256, 65_536, 5, 128, 0.2

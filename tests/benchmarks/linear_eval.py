@@ -12,16 +12,22 @@ import torch
 from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
-from kscl.knn import knn_predict
-from kscl.signals import StopRequest
+from kscl.engine.knn import knn_predict
+from kscl.runtime.signals import StopRequest
 from linear_eval.backbone import freeze
-from linear_eval.cached import grid_points
+from linear_eval.checkpoint import Saver
 from linear_eval.config import load_linear_eval_config
-from linear_eval.data import ViewsOfImages, load_batches, open_data
-from linear_eval.grid import Rows, epoch_batches, standardised, start_training, train_points
-from linear_eval.online import StepBatches, start, take_step, view_maker
+from linear_eval.data.images import ViewsOfImages, load_batches, open_data
+from linear_eval.probes.cached import grid_points
+from linear_eval.probes.online import StepBatches, start, take_step, view_maker
+from linear_eval.probes.sgd_grid import (
+    Rows,
+    epoch_batches,
+    standardised,
+    start_training,
+    train_points,
+)
 from linear_eval.run import probe
-from linear_eval.state import Saver
 from tests.benchmarks.harness import figure, seconds, time_ratio
 
 CLASSES, DIM = 10, 512

@@ -11,8 +11,9 @@ from pathlib import Path
 import tests.benchmarks
 from kscl import cli
 from kscl.errors import KsclError
-from kscl.files import write_atomically
-from kscl.provenance import code_version, hardware, library_versions
+from kscl.records.provenance import code_version, library_versions
+from kscl.runtime.files import write_atomically
+from kscl.runtime.machine import hardware
 from tests.benchmarks.harness import FIGURES, Figure, seconds
 
 EXAMPLES = """  python tools/benchmark.py                    all; exit code 1 if one is missed

@@ -12,11 +12,11 @@ from detectron2.evaluation import PascalVOCDetectionEvaluator
 from detectron2.evaluation.pascal_voc_evaluation import parse_rec
 from detectron2.structures import Boxes, Instances
 
-from detection.datasets import ground_truth_of, register_voc_folder
-from detection.detections import make_detections
+from detection.data.catalog import ground_truth_of, register_voc_folder
 from detection.scoring import score, voc07
+from detection.scoring.boxes import make_detections
 from tests.benchmarks.harness import figure, time_ratio
-from tests.voc_sets import random_detections, random_things, write_voc
+from tests.helpers.voc_sets import random_detections, random_things, write_voc
 
 NAME = "benchmark of scoring"
 IMAGES, CLASSES, DETECTIONS = 5_000, 20, 100

@@ -16,17 +16,17 @@ import torch
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
-from kscl.augment import carry_out, crop_and_resize
-from kscl.blur import blur
-from kscl.data import ViewDataset
-from kscl.decode import decode_image
-from kscl.randomness import VIEWS, uniforms
-from kscl.recipes import MOCO_V2, with_defaults
-from kscl.sampling import draws_per_view, sample_crop, sample_view
-from kscl.sources import open_source
+from kscl.data.decode import decode_image
+from kscl.data.loader import ViewDataset
+from kscl.data.open import open_source
+from kscl.rng import VIEWS, uniforms
+from kscl.views.augment import carry_out, crop_and_resize
+from kscl.views.blur import blur
+from kscl.views.recipes import MOCO_V2, with_defaults
+from kscl.views.sample import draws_per_view, sample_crop, sample_view
 from tests.benchmarks.harness import figure, seconds, time_ratio
-from tests.photos import jpeg, photo
-from tests.torchvision_route import carry_out_on_pil
+from tests.helpers.photos import jpeg, photo
+from tests.helpers.torchvision_route import carry_out_on_pil
 
 NUM_VIEWS, SIZE = 6, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

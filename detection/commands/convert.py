@@ -1,0 +1,123 @@
+"""Convert a pretrained backbone for Detectron2, with proof.
+
+Writes a folder with the weights, the Detectron2 config that fits them and a certificate of the
+proof: the same images through the source network and through the detector, stage by stage. If they
+differ, nothing is written and the message says where and why.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from detection.install import require_detectron2
+from kscl import cli
+from kscl.errors import KsclError
+
+COUNTER = "num_batches_tracked"
+EXAMPLES = """  our own file says what it is:
+    python tools/convert.py output/kscl/backbone.safetensors --output output/kscl/detectron2
+  a checkpoint of MoCo, SimCLR, torchvision or timm:
+    python tools/convert.py moco_v2_200ep.pth.tar --arch resnet50 --output output/moco/detectron2
+  random weights of a narrow network, for the small protocol:
+    python tools/convert.py random --arch resnet50 --arch-kwargs '{channels: [8, 16, 32, 64]}' \\
+        --protocol configs/detection/shapes_tiny_c4.yaml --output output/random/detectron2
+  then:
+    python tools/train_net.py --config-file output/kscl/detectron2/config.yaml
+"""
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    require_detectron2()
+    from detection.convert import converter as convert  # needs Detectron2
+
+    converted = convert.convert(
+        arguments.source,
+        arguments.output,
+        arch=arguments.arch,
+        kwargs=_kwargs(arguments.arch_kwargs),
+        seed=arguments.seed,
+        mean=arguments.mean and tuple(arguments.mean),
+        std=arguments.std and tuple(arguments.std),
+        protocol=arguments.protocol or convert.PROTOCOL,
+        file_format=arguments.format,
+        force=arguments.force,
+    )
+    print(_report(converted))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    add = parser.add_argument
+    add(
+        "source",
+        help="a file of weights (ours, MoCo's, SimCLR-style, torchvision's, timm's), or 'random'",
+    )
+    add("--output", required=True, metavar="FOLDER", help="the folder to make")
+    add("--arch", help="the timm model, for files that do not say it themselves")
+    add("--arch-kwargs", default="{}", metavar="YAML", help="its arguments")
+    add("--seed", type=int, default=0, help="of random weights (0)")
+    for name, value in (("mean", "0.485 0.456 0.406"), ("std", "0.229 0.224 0.225")):
+        about = f"of the pretraining's input, if the file does not say it (ImageNet's: {value})"
+        add(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=about)
+    add(
+        "--protocol",
+        metavar="FILE",
+        help="the config the network is put into (configs/detection/voc0712_c4_24k_moco.yaml)",
+    )
+    add("--format", choices=("pth", "pkl"), default="pth", help="of the weights (pth)")
+    add("--force", action="store_true", help="write over a conversion of other weights")
+    return parser
+
+
+def _kwargs(text: str) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise KsclError(f"--arch-kwargs is not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise KsclError(
+            f"--arch-kwargs takes a mapping, '{{channels: [8, 16, 32, 64]}}', not {text}"
+        )
+    return values
+
+
+def _report(converted: Any) -> str:
+    certificate = converted.certificate
+    width = max(len(stage) for stage in certificate.differences)
+    rows = [
+        f"  {stage:<{width}}  {difference:.1e}  equal"
+        for stage, difference in certificate.differences.items()
+    ]
+    source = certificate.source
+    keys = [f"  {key:<34} {value}" for key, value in certificate.detectron2_keys.items()]
+    return "\n".join(
+        [
+            f"{source['name']} ({source['layout']}): {certificate.arch}",
+            f"relative difference between timm and Detectron2 (allowed {certificate.tolerance:g}):",
+            *rows,
+            f"{certificate.tensors} tensors carried over; left behind: "
+            f"{in_kinds(certificate.left_behind)}",
+            "Detectron2's keys:",
+            *keys,
+            f"written to {converted.folder}: {certificate.weights_file}, config.yaml, "
+            "certificate.json",
+            f"next: python tools/train_net.py --config-file {converted.folder / 'config.yaml'}",
+        ]
+    )
+
+
+def in_kinds(names: Sequence[str]) -> str:
+    """Tensors counted by what they belong to: of MoCo's two encoders one sees which was left."""
+    kinds: Counter[str] = Counter()
+    for name in names:
+        is_counter = name.startswith(("bn1.", "layer"))  # the backbone's own: all else is used
+        kinds[COUNTER if is_counter else ".".join(name.split(".")[:2])] += 1
+    return ", ".join(f"{kind} ({count})" for kind, count in kinds.items()) or "nothing"

@@ -1,0 +1,45 @@
+"""Check training and test sets before a run; every problem is told at once, with its fix."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from detection.data.preflight import DECODED_SAMPLE, preflight
+from kscl import cli
+
+EXAMPLES = """  python tools/preflight.py --train voc:data/BCCD:trainval --test voc:data/BCCD:test
+  python tools/preflight.py --train voc_2007_trainval voc_2012_trainval --test voc_2007_test
+  python tools/preflight.py --train coco:train.json:images --test coco:val.json:images --full
+  python tools/preflight.py --test voc:data/BCCD:test --classes RBC WBC Platelets --json
+
+Exit code 1 if a problem was found; notes alone are no problem.
+"""
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    forms = "voc:FOLDER:SPLIT, coco:FILE.json:IMAGES, or a name of Detectron2's"
+    parser.add_argument("--train", nargs="+", default=[], metavar="SET", help=forms)
+    parser.add_argument("--test", nargs="+", default=[], metavar="SET", help=forms)
+    parser.add_argument("--classes", nargs="+", metavar="NAME", help="default: found in the data")
+    parser.add_argument("--num-classes", type=int, metavar="N", help="the model's, to be compared")
+    parser.add_argument("--full", action="store_true", help="decode every image, not a sample")
+    parser.add_argument(
+        "--sample", type=int, default=DECODED_SAMPLE, help="images a set to decode (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    arguments = parser.parse_args(argv)
+    if not arguments.train and not arguments.test:
+        parser.error("name at least one set with --train or --test")
+    report = preflight(
+        arguments.train,
+        arguments.test,
+        arguments.classes,
+        arguments.num_classes,
+        arguments.full,
+        arguments.sample,
+    )
+    print(json.dumps(report.as_dict(), indent=2) if arguments.json else report)
+    return 1 if report.fatal else 0

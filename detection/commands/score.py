@@ -1,0 +1,75 @@
+"""Score saved detections again: no model, no GPU, both scorers or one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from detection.scoring import SCORERS, as_table, score
+from detection.scoring.boxes import (
+    GroundTruth,
+    make_ground_truth,
+    read_detections,
+    read_ground_truth,
+)
+from kscl import cli
+from kscl.data.annotated.specs import Source, parse_source, read_source
+
+EXAMPLES = """  python tools/score.py --detections run/detections.npz --annotations VOC2007:test
+  python tools/score.py --detections run/detections.npz --annotations run/ground_truth.npz
+  python tools/score.py --detections det.npz --annotations annotations/instances_val.json
+  python tools/score.py --detections det.npz --annotations voc_2007_test --scorer voc07-11pt --json
+"""
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument("--detections", required=True, metavar="FILE", help="of an evaluation")
+    parser.add_argument(
+        "--annotations",
+        required=True,
+        metavar="WHERE",
+        help="VOC_FOLDER[:split] (test if none is named), a COCO .json, the ground_truth.npz that "
+        "the evaluation wrote, or a name of Detectron2's",
+    )
+    parser.add_argument(
+        "--scorer", action="append", choices=tuple(SCORERS), help="default: all of them"
+    )
+    parser.add_argument(
+        "--changed-annotations",
+        action="store_true",
+        help="score although the annotations have changed since the detections were made",
+    )
+    parser.add_argument("--json", action="store_true", help="everything, curves too, as JSON")
+    arguments = parser.parse_args(argv)
+    detections = read_detections(arguments.detections)
+    truth = find_ground_truth(arguments.annotations, detections.class_names)
+    scores = score(
+        detections,
+        truth,
+        arguments.scorer or tuple(SCORERS),
+        same_annotations=not arguments.changed_annotations,
+    )
+    print(json.dumps(scores, indent=2) if arguments.json else as_table(scores))
+    return 0
+
+
+def find_ground_truth(where: str, class_names: tuple[str, ...]) -> GroundTruth:
+    """The annotations meant by --annotations, read without looking at any image."""
+    if where.endswith(".npz"):
+        return read_ground_truth(where)
+    return make_ground_truth(read_source(_source(where), class_names, with_images=False).checked())
+
+
+def _source(where: str) -> Source:
+    """Also what needs no `voc:` or `coco:` before it here: a folder, FOLDER:split, FILE.json."""
+    if where.endswith(".json"):
+        return Source(where, Path(), json_file=Path(where))
+    if Path(where).is_dir():
+        return Source(where, Path(where), split="test")
+    folder, _, split = where.rpartition(":")
+    if split and Path(folder).is_dir():
+        return Source(where, Path(folder), split=split)
+    return parse_source(where)

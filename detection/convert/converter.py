@@ -1,0 +1,244 @@
+"""Conversion: a backbone file in, weights, config and certificate for Detectron2 out, or nothing.
+
+The three files are made in a folder of their own, the proof is run on the very bytes that would be
+delivered, and only then the folder gets its name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from detectron2.config import CfgNode
+from torch import Tensor
+
+import kscl
+from detection.config import config_values, load_detection_config, set_network
+from detection.convert.architecture import examine
+from detection.convert.certificate import (
+    CERTIFICATE_FILE,
+    Certificate,
+    read_certificate,
+    write_certificate,
+)
+from detection.convert.name_map import rename
+from detection.convert.proof import TOLERANCE, check_proof, stage_differences
+from detection.convert.weights import AUTHOR, as_arrays
+from detection.errors import DetectionError
+from kscl.backbone_file import Description, Loaded, load_backbone
+from kscl.runtime.files import sha256_of, write_atomically
+
+CONFIG_FILE = "config.yaml"
+FORMATS = {"pth": "weights.pth", "pkl": "weights.pkl"}
+PROTOCOL = "detection/voc0712_c4_24k_moco.yaml"
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was delivered."""
+
+    folder: Path
+    certificate: Certificate
+    cfg: CfgNode
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / self.certificate.weights_file
+
+
+def convert(
+    source: str | Path,
+    output: str | Path,
+    *,
+    arch: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
+    protocol: str | Path = PROTOCOL,
+    file_format: str = "pth",
+    force: bool = False,
+) -> Converted:
+    """Convert a backbone for a protocol's detector, prove it, and deliver the folder `output`.
+
+    `mean` and `std` (RGB in [0, 1]) are for files that do not say what their input was; without
+    them ImageNet's are assumed, as in all of the reference checkpoints.
+    """
+    output = Path(output)
+    cfg = load_detection_config(protocol)
+    loaded = load_backbone(source, arch, kwargs, seed)
+    says_itself = arch is None or bool(loaded.description.source)
+    description = _with_input(loaded, {"mean": mean, "std": std}, says_itself, str(source))
+    _check_output(output, loaded, force)
+
+    keys = examine(loaded.backbone, description.arch).detectron2_keys() | _input_keys(description)
+    tensors, counters = rename(loaded.backbone.state_dict())
+    _check_finite(tensors, str(source))
+    set_network(cfg, keys)
+    cfg.MODEL.WEIGHTS = FORMATS[file_format]
+
+    with _delivery(output) as folder:
+        weights = folder / FORMATS[file_format]
+        write_atomically(weights, _weights_bytes(tensors, file_format))
+        differences = stage_differences(
+            loaded.backbone, description.mean, description.std, cfg, weights
+        )
+        check_proof(differences)
+        certificate = Certificate(
+            weights_file=weights.name,
+            weights_sha256=sha256_of(weights),
+            tensors=len(tensors),
+            left_behind=[*loaded.left_behind, *counters],
+            source=_source(loaded, str(source)),
+            arch=description.arch,
+            arch_kwargs=dict(description.kwargs),
+            detectron2_keys=keys,
+            differences=differences,
+            tolerance=TOLERANCE,
+            made_with=_versions(),
+        )
+        write_atomically(folder / CONFIG_FILE, _config_text(cfg, certificate).encode())
+        write_certificate(certificate, folder / CERTIFICATE_FILE)
+    return Converted(output, certificate, cfg)
+
+
+def _with_input(
+    loaded: Loaded, given: Mapping[str, tuple[float, ...] | None], says_itself: bool, name: str
+) -> Description:
+    """What the source says of its input, or what the user says where it does not."""
+    chosen = {key: tuple(value) for key, value in given.items() if value is not None}
+    for key, value in chosen.items():
+        if len(value) != 3 or not all(0 <= v <= 1 for v in value) or (key == "std" and 0 in value):
+            raise DetectionError(f"{key} is {value}: three numbers from 0 to 1, red, green, blue")
+        known = getattr(loaded.description, key)
+        if says_itself and value != tuple(known):
+            raise DetectionError(f"{name} says that its {key} is {known}, not {value}")
+    return replace(loaded.description, **chosen)  # type: ignore[arg-type]
+
+
+def _input_keys(description: Description) -> dict[str, Any]:
+    return {
+        "INPUT.FORMAT": "RGB",
+        "MODEL.PIXEL_MEAN": [round(255 * value, 6) for value in description.mean],
+        "MODEL.PIXEL_STD": [round(255 * value, 6) for value in description.std],
+    }
+
+
+def _check_finite(tensors: Mapping[str, Tensor], name: str) -> None:
+    broken = [key for key, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        raise DetectionError(
+            f"{name}: {broken[0]} and {len(broken) - 1} other tensors hold values that are no "
+            "numbers: the pretraining diverged, or the file is damaged"
+        )
+
+
+def _weights_bytes(tensors: dict[str, Tensor], file_format: str) -> bytes:
+    """Names without the model's prefix: Detectron2's matching puts res5 into the head of a C4."""
+    marks = {"matching_heuristics": True, "__author__": AUTHOR}
+    if file_format == "pkl":
+        return pickle.dumps({"model": as_arrays(tensors), **marks}, protocol=4)
+    content = io.BytesIO()
+    torch.save({"model": tensors, **marks}, content)
+    return content.getvalue()
+
+
+def _source(loaded: Loaded, name: str) -> dict[str, Any]:
+    return {
+        "name": Path(name).name,
+        "file_sha256": loaded.file_sha256,
+        "tensors_sha256": loaded.tensors_sha256,
+        "layout": loaded.layout,
+        "run": dict(loaded.description.source),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "kscl": kscl.__version__}
+    for name in ("torch", "timm", "detectron2"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def _config_text(cfg: CfgNode, certificate: Certificate) -> str:
+    plain = config_values(cfg, always=certificate.detectron2_keys)
+    values = yaml.safe_dump(plain, sort_keys=True, default_flow_style=None, width=100)
+    return (
+        f"# {certificate.weights_file} beside this file ({certificate.arch}) in the protocol "
+        f"{cfg.KSCL.PROTOCOL or 'that was given'}: the network's keys, and all else\n"
+        "# that differs from Detectron2's defaults. The proof is in certificate.json.\n" + values
+    )
+
+
+def _check_output(output: Path, loaded: Loaded, force: bool) -> None:
+    """An earlier conversion of the same backbone may be made anew; nothing else is lost unasked."""
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise DetectionError(f"{output} is a file: --output names a folder")
+    names = {path.name for path in output.iterdir()}
+    foreign = names - {CONFIG_FILE, CERTIFICATE_FILE, *FORMATS.values()}
+    if foreign:
+        raise DetectionError(
+            f"{output} holds other things ({', '.join(sorted(foreign)[:3])}): choose a folder of "
+            "its own"
+        )
+    if not names or force:
+        return
+    try:
+        before = read_certificate(output / CERTIFICATE_FILE).source
+    except DetectionError:
+        before = {}
+    if before.get("tensors_sha256") != loaded.tensors_sha256:
+        raise DetectionError(
+            f"{output} holds a conversion of other weights ({before.get('name', 'unknown')}): "
+            "choose another folder, or write over it with --force"
+        )
+
+
+@contextmanager
+def _delivery(output: Path) -> Iterator[Path]:
+    """A folder to fill, which gets the name `output` if all went well and is gone if not."""
+    target = output.resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise DetectionError(f"{output} cannot be made: {error.strerror}") from error
+    try:
+        folder.chmod(0o755)
+        yield folder
+        _give_name(folder, target)
+    except OSError as error:
+        raise DetectionError(f"{output} cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _give_name(folder: Path, target: Path) -> None:
+    """What was there goes first, as a whole, so that no mixture is ever seen."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+    target.replace(old)
+    try:
+        folder.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)

@@ -1,0 +1,170 @@
+"""Converted weights: reading them as data, and making sure that a built model holds them.
+
+Detectron2 matches names by their ends and says nothing that a run would stop at when none match, so
+after every load the model's tensors are compared with the file's, one by one.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from detectron2.checkpoint import DetectionCheckpointer
+from torch import Tensor, nn
+
+from detection.convert.name_map import COUNTER, network_tensors, without_prefix
+from detection.errors import DetectionError
+from kscl.backbone_file import read_plain
+
+AUTHOR = "kscl"
+# What a C4 has beyond its ResNet, and starts at random: nothing pretrained has such parts.
+NEW_PARTS = (
+    "proposal_generator.rpn_head.",
+    "roi_heads.box_predictor.",
+    "roi_heads.mask_head.",
+    "roi_heads.res5.norm.",
+)
+INPUT_BUFFERS = ("pixel_mean", "pixel_std")  # set from the config
+CONVERT_IT = "convert it first: python tools/convert.py FILE --output FOLDER"
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a file that the converter wrote, by Detectron2's names; no other passes."""
+    path = Path(path)
+    if not path.is_file():
+        raise DetectionError(f"{path}: no such file of converted weights")
+    if path.suffix == ".pkl":
+        content = _read_pickle(path)
+    elif path.suffix == ".pth":
+        content = read_plain(path)
+    else:
+        raise DetectionError(f"{path} is neither .pth nor .pkl; {CONVERT_IT}")
+    tensors = content.get("model")
+    marked = content.get("matching_heuristics") is True and "__author__" in content
+    if not marked or not isinstance(tensors, dict) or not tensors:
+        raise DetectionError(
+            f"{path} is not a converted file, and Detectron2 would load little or nothing of it "
+            f"without an error; {CONVERT_IT}"
+        )
+    named = {key: torch.as_tensor(value) for key, value in tensors.items()}
+    strange = [key for key in named if without_prefix(key) != key]
+    if strange:
+        raise DetectionError(f"{path} holds tensors of no ResNet: {_some(strange)}; {CONVERT_IT}")
+    return named
+
+
+def load_weights(model: nn.Module, path: str | Path) -> int:
+    """Load by Detectron2's own way, without its warnings, and check; the number of tensors."""
+    tensors = read_weights(path)
+    with quietly("fvcore.common.checkpoint", "detectron2"):
+        DetectionCheckpointer(model).load(str(path))
+    return compare(model, tensors, path)
+
+
+def check_loaded(model: nn.Module, path: str | Path) -> int:
+    """Every tensor of the model's ResNet is the file's, and all of the file's are in the model."""
+    return compare(model, read_weights(path), path)
+
+
+def compare(model: nn.Module, from_file: dict[str, Tensor], path: str | Path) -> int:
+    """`check_loaded` for a file that has been read."""
+    in_model = network_tensors(model.state_dict())
+    absent = [key for key in in_model if key not in from_file]
+    unused = [key for key in from_file if key not in in_model]
+    both = [key for key in in_model if key in from_file]
+    different = [key for key in both if not _same(in_model[key], from_file[key])]
+    if absent or unused or different:
+        loaded = len(in_model) - len(absent) - len(different)
+        reasons = [
+            f"  {text}: {_some(keys)}"
+            for keys, text in (
+                (absent, "not in the file, so left at random"),
+                (different, "of another shape or value than in the file"),
+                (unused, "in the file, but without a place in the model"),
+            )
+            if keys
+        ]
+        raise DetectionError(
+            f"the model holds {loaded} of the {len(in_model)} tensors of its network from {path}:\n"
+            + "\n".join(reasons)
+            + "\nThe config must be of the weights' network: see config.yaml beside them."
+        )
+    return len(in_model)
+
+
+def check_rest_is_new(model: nn.Module) -> None:
+    """Whatever is not the ResNet must be one of the parts that are known to start at random."""
+    unknown = [
+        key
+        for key in model.state_dict()
+        if without_prefix(key) is None
+        and not key.endswith(COUNTER)
+        and not key.startswith(NEW_PARTS)
+        and key not in INPUT_BUFFERS
+    ]
+    if unknown:
+        raise DetectionError(
+            "the detector has parts that no weights fill and that are not known to start at "
+            f"random: {_some(unknown)}. A C4 has none: use a config from configs/detection/"
+        )
+
+
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.to(ours.dtype))
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """A pickle can run anything; ours holds NumPy arrays, and only what builds those is let in."""
+
+    ALLOWED = frozenset(
+        (module, name)
+        for module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
+        for name in ("ndarray", "dtype", "_reconstruct")
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _read_pickle(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            content = _ArraysOnly(file).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
+        raise DetectionError(
+            f"{path} is not a pickle of plain arrays ({error}), so it was not read; {CONVERT_IT}"
+        ) from error
+    if not isinstance(content, dict):
+        raise DetectionError(f"{path} holds a {type(content).__name__}; {CONVERT_IT}")
+    return content
+
+
+def as_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    return {key: tensor.numpy() for key, tensor in tensors.items()}
+
+
+@contextmanager
+def quietly(*names: str) -> Iterator[None]:
+    """Detectron2 warns in the same words about a load that is right and about one that failed."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

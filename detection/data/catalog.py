@@ -1,0 +1,184 @@
+"""Any VOC folder, COCO file or built-in set in Detectron2's catalogues, with one class list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.datasets.coco import load_coco_json
+from detectron2.structures import BoxMode
+
+from detection.errors import DetectionError
+from detection.scoring.boxes import GroundTruth, make_ground_truth
+from kscl.data.annotated.annotations import AnnotatedSet, check_class_names
+from kscl.data.annotated.coco import read_category_names
+from kscl.data.annotated.specs import (
+    COCO_NAMES,
+    VOC_NAMES,
+    Source,
+    parse_source,
+    read_source,
+    shared_class_names,
+)
+from kscl.data.annotated.voc import check_layout, found_class_names
+
+Dicts = list[dict[str, Any]]
+
+
+def register_datasets(
+    train: Sequence[str], test: Sequence[str], class_names: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Make the names of a config's DATASETS usable, all with one class list, which is returned.
+
+    A name is `voc:FOLDER:SPLIT`, `coco:FILE.json:IMAGES`, one of Detectron2's, or one that was
+    registered before. Without `class_names` the list is the training sets' own.
+    """
+    sources = {name: source_of(name) for name in (*train, *test)}
+    deciding = [sources[name] for name in (train or test)]
+    if class_names is None:
+        classes = shared_class_names(deciding)
+    else:
+        classes = check_class_names(class_names, "the class list")
+    for source in sources.values():
+        _register(source, classes)
+    return classes
+
+
+def register_voc_folder(
+    name: str, root: str | Path, split: str, class_names: Sequence[str] | None = None
+) -> None:
+    """Register one split; without `class_names` they are found (see detection.voc_data)."""
+    root = Path(root)
+    if class_names is None:
+        problems = check_layout(root, split)
+        if problems:
+            raise DetectionError("\n".join(str(problem) for problem in problems))
+        class_names = found_class_names(root)
+    _register(Source(name, root, split=split), check_class_names(class_names, name))
+
+
+def register_coco_json(
+    name: str,
+    json_file: str | Path,
+    image_root: str | Path,
+    class_names: Sequence[str] | None = None,
+) -> None:
+    """Register a COCO file; without `class_names` they are its categories by id."""
+    source = Source(name, Path(image_root), json_file=Path(json_file))
+    classes = class_names or list(read_category_names(json_file).values())
+    _register(source, check_class_names(classes, name))
+
+
+def source_of(name: str) -> Source:
+    """Where a registered set or one that a name stands for is."""
+    if name not in DatasetCatalog or name in VOC_NAMES or name in COCO_NAMES:
+        return parse_source(name)
+    known = MetadataCatalog.get(name).as_dict()
+    if "dirname" in known:  # asked first: Detectron2's COCO evaluator adds a json_file to VOC sets
+        return Source(name, Path(known["dirname"]), split=known["split"])
+    if "image_root" in known:
+        return Source(name, Path(known["image_root"]), json_file=Path(known["json_file"]))
+    raise DetectionError(
+        f"{name} is registered, but neither as a VOC folder nor as a COCO file, so it cannot be "
+        "checked or scored. Use register_voc_folder or register_coco_json."
+    )
+
+
+def ground_truth_of(name: str) -> GroundTruth:
+    """What there is to find in a registered set, with the class list it was registered with."""
+    classes = MetadataCatalog.get(name).thing_classes
+    return make_ground_truth(read_source(source_of(name), classes, with_images=False).checked())
+
+
+def detectron2_dicts(annotated: AnnotatedSet) -> Dicts:
+    """As Detectron2's own VOC loader makes them, with `difficult` beside each box.
+
+    Difficult objects are trained on, as there; only the scorers spare them.
+    """
+    index = {name: place for place, name in enumerate(annotated.class_names)}
+    return [
+        {
+            "file_name": str(image.path),
+            "image_id": image.id,
+            "height": image.height,
+            "width": image.width,
+            "annotations": [
+                {
+                    "category_id": index[thing.name],
+                    "bbox": list(thing.box),
+                    "bbox_mode": BoxMode.XYXY_ABS,
+                    "difficult": int(thing.difficult),
+                }
+                for thing in image.objects
+            ],
+        }
+        for image in annotated.images
+    ]
+
+
+def _register(source: Source, classes: tuple[str, ...]) -> None:
+    """Enter a set in both catalogues; once more with the same content changes nothing."""
+    described = (
+        _coco_metadata(source, classes) if source.json_file else _voc_metadata(source, classes)
+    )
+    if source.name in DatasetCatalog:
+        known = MetadataCatalog.get(source.name).as_dict()
+        if all(known.get(key) == value for key, value in described.items()):
+            return
+        if not source.official:
+            raise DetectionError(
+                f"{source.name} is registered already, with another folder or class list. Use one "
+                "class list for all sets of a run, or another name."
+            )
+        # A built-in entry looks where DETECTRON2_DATASETS pointed when Detectron2 was imported.
+        DatasetCatalog.remove(source.name)
+        MetadataCatalog.pop(source.name, None)
+    load: Callable[[], Dicts]
+    if source.json_file:
+        load = lambda: _load_coco(source, described["thing_dataset_id_to_contiguous_id"])  # noqa: E731
+    else:
+        load = lambda: detectron2_dicts(read_source(source, classes).checked())  # noqa: E731
+    DatasetCatalog.register(source.name, load)
+    MetadataCatalog.get(source.name).set(**described)
+
+
+def _voc_metadata(source: Source, classes: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "thing_classes": list(classes),
+        "dirname": str(source.root),
+        "split": source.split,
+        # Detectron2's VOC evaluator takes 11 points for 2007; any other set is scored like that.
+        "year": 2012 if source.name.startswith("voc_2012") else 2007,
+        "evaluator_type": "pascal_voc",
+    }
+
+
+def _coco_metadata(source: Source, classes: tuple[str, ...]) -> dict[str, Any]:
+    place = {name: index for index, name in enumerate(classes)}
+    assert source.json_file is not None
+    names = read_category_names(source.json_file)
+    ids = {key: place[name] for key, name in names.items() if name in place}
+    return {
+        "thing_classes": list(classes),
+        "thing_dataset_id_to_contiguous_id": ids,
+        "json_file": str(source.json_file),
+        "image_root": str(source.root),
+        "evaluator_type": "coco",
+    }
+
+
+def _load_coco(source: Source, index: dict[Any, int]) -> Dicts:
+    """By Detectron2's own loader, so that masks come along; only the class list is ours."""
+    dicts = load_coco_json(str(source.json_file), str(source.root))
+    for image in dicts:
+        for thing in image["annotations"]:
+            if thing["category_id"] not in index:
+                raise DetectionError(
+                    f"{source.json_file}: {image['file_name']} has an object of the category "
+                    f"{thing['category_id']}, which is not in the class list. Correct the list or "
+                    "the file; preflight finds all such places."
+                )
+            thing["category_id"] = index[thing["category_id"]]
+    return dicts

@@ -1,0 +1,247 @@
+"""Everything that would end a training run hours later, looked for before it begins.
+
+All problems of all sets are told at once, each with its file and its fix. Notes (a class without
+test objects, a tiny box) are told too and stop nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from detection.data.images import equal_files
+from kscl.data.annotated.annotations import (
+    AnnotatedImage,
+    AnnotatedSet,
+    Problem,
+    check_class_names,
+    list_problems,
+)
+from kscl.data.annotated.image_size import image_size
+from kscl.data.annotated.specs import Source, parse_source, read_source, shared_class_names
+from kscl.errors import KsclError
+
+DECODED_SAMPLE = 200  # images a set that are decoded whole unless all are asked for
+THREADS = 8  # reading headers waits for the disk more than it computes
+
+
+@dataclass
+class Report:
+    """What was found; `problems` holds notes too, which are not fatal."""
+
+    class_names: tuple[str, ...] = ()
+    sets: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    absent_from_test: tuple[str, ...] = ()
+
+    @property
+    def fatal(self) -> list[Problem]:
+        return [problem for problem in self.problems if problem.fatal]
+
+    @property
+    def notes(self) -> list[Problem]:
+        return [problem for problem in self.problems if not problem.fatal]
+
+    def checked(self) -> Report:
+        """This report, or one error with every problem."""
+        if self.fatal:
+            count = len(self.fatal)
+            raise KsclError(
+                f"preflight found {count} problem{'s' if count > 1 else ''} in the data; nothing "
+                f"was started:\n{list_problems(self.fatal)}"
+            )
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"good": not self.fatal}
+
+    def __str__(self) -> str:
+        lines = [f"classes ({len(self.class_names)}): {', '.join(self.class_names)}"]
+        for row in self.sets:
+            lines.append(
+                f"{row['role']:>5}  {row['name']}: {row['images']} images, {row['objects']} objects"
+                f" ({row['difficult']} difficult), {row['decoded']} decoded whole"
+            )
+        if self.notes:
+            lines.append(f"notes ({len(self.notes)}):\n{list_problems(self.notes)}")
+        if self.fatal:
+            lines.append(f"problems ({len(self.fatal)}):\n{list_problems(self.fatal)}")
+        else:
+            lines.append("no problem found")
+        return "\n".join(lines)
+
+
+def preflight(
+    train: Sequence[str | Source],
+    test: Sequence[str | Source],
+    class_names: Sequence[str] | None = None,
+    num_classes: int | None = None,
+    full: bool = False,
+    sample: int = DECODED_SAMPLE,
+) -> Report:
+    """Look at every set (see detection.sources for the names); `full` decodes every image.
+
+    Sets that were registered under names of their own are given as `datasets.source_of(name)`.
+    `num_classes` is the model's; without `class_names` the training sets' own list is taken.
+    """
+    report = Report()
+    sources: list[tuple[str, Source]] = []
+    for role, names in (("train", train), ("test", test)):
+        for name in names:
+            try:
+                sources.append((role, parse_source(name) if isinstance(name, str) else name))
+            except KsclError as error:
+                _add(report, "data set", str(name), str(error), "Correct the name")
+    report.class_names, no_list = _class_names(sources, class_names)
+    sets: dict[str, list[tuple[Source, AnnotatedSet]]] = {"train": [], "test": []}
+    for role, source in sources:
+        found = _read(source, report)
+        if found is None:
+            continue
+        report.problems += found.problems
+        decoded = _check_images(source, found, report, full, sample)
+        sets[role].append((source, found))
+        report.sets.append(_summary(role, found, decoded))
+    # A list that could not be found is explained by what reading met, file by file.
+    if no_list and (class_names is not None or not report.fatal):
+        _add(report, "class list", "the training sets", no_list, "Give one list for all")
+    _check_classes(report, sets, num_classes)
+    report.problems += _overlap(sets["train"], sets["test"])
+    return report
+
+
+def _class_names(
+    sources: list[tuple[str, Source]], given: Sequence[str] | None
+) -> tuple[tuple[str, ...], str]:
+    """The list to hold all sets to, or an empty one and why there is none."""
+    deciding = [source for role, source in sources if role == "train"]
+    deciding = deciding or [source for _, source in sources]  # a test alone has its own list
+    try:
+        if given is not None:
+            return check_class_names(given, "the class list"), ""
+        return (shared_class_names(deciding) if deciding else ()), ""
+    except KsclError as error:
+        return (), str(error)
+
+
+def _read(source: Source, report: Report) -> AnnotatedSet | None:
+    try:
+        return read_source(source, report.class_names or None)
+    except KsclError as error:
+        _add(report, "class list", source.name, str(error), "Correct the annotations")
+        return None
+
+
+def _check_images(
+    source: Source, found: AnnotatedSet, report: Report, full: bool, sample: int
+) -> int:
+    """Headers of all images, pixels of a sample that is the same every time; the number decoded."""
+    images = found.images
+    places = range(len(images))
+    decoded = (
+        set(places) if full else set(random.Random(0).sample(places, min(sample, len(images))))
+    )
+    told = {problem.where for problem in found.problems}
+    with ThreadPoolExecutor(THREADS) as threads:
+        results = threads.map(lambda place: _image_problem(images[place], place in decoded), places)
+        report.problems += [p for p in results if p is not None and p.where not in told]
+    empty = sum(not image.objects for image in images)
+    if not found.usable:  # what is missing then was refused above, object by object
+        return len(decoded)
+    if images and empty == len(images):
+        _add(report, "no objects", source.name, "no image has an object", "Annotate some")
+    elif empty:
+        text = f"{empty} of {len(images)} images have no object"
+        fix = "Training leaves them out, testing keeps them"
+        _add(report, "without objects", source.name, text, fix, fatal=False)
+    return len(decoded)
+
+
+def _image_problem(image: AnnotatedImage, decode: bool) -> Problem | None:
+    assert image.path is not None
+    try:
+        size = image_size(image.path, decode)
+    except KsclError as error:
+        fix = "Replace the image or convert it to 8-bit RGB, or take it off the split"
+        return Problem("unreadable image", str(image.path), str(error), fix)
+    if (image.width, image.height) == size:
+        return None
+    what = f"is {size[0]} x {size[1]} pixels (as it is shown, turned by its EXIF tag if it has one)"
+    what += f", but {image.annotation} says {image.width} x {image.height}"
+    fix = "Correct the size there if the boxes fit the image, else annotate it anew"
+    return Problem("image size", str(image.path), what, fix)
+
+
+def _check_classes(
+    report: Report,
+    sets: dict[str, list[tuple[Source, AnnotatedSet]]],
+    num_classes: int | None,
+) -> None:
+    names = report.class_names
+    if num_classes is not None and names and num_classes != len(names):
+        what = f"is {num_classes}, but there are {len(names)} classes ({', '.join(names[:20])})"
+        why = "With fewer, a class is trained as background" if num_classes < len(names) else ""
+        fix = f"{why or 'With more, outputs are wasted'}: set it to {len(names)}"
+        _add(report, "class count", "MODEL.ROI_HEADS.NUM_CLASSES", what, fix)
+    for role, found in sets.items():
+        if not names or not found or not all(annotated.usable for _, annotated in found):
+            continue
+        counts = [annotated.counts() for _, annotated in found]
+        absent = [name for name in names if not any(count.get(name) for count in counts)]
+        if role == "train":
+            fix = "It cannot be learnt; add objects or take the class off the list"
+        else:
+            report.absent_from_test = tuple(absent)
+            fix = "It is left out of the mean AP, not counted as 0"
+        for name in absent:
+            text = f"no {role}ing object is of the class '{name}' (difficult ones do not count)"
+            _add(
+                report, "absent class", ", ".join(s.name for s, _ in found), text, fix, fatal=False
+            )
+        if role == "test" and len(absent) == len(names):
+            where = ", ".join(source.name for source, _ in found)
+            _add(report, "absent class", where, "there is nothing to find", "Name another test set")
+
+
+def _overlap(
+    train: list[tuple[Source, AnnotatedSet]], test: list[tuple[Source, AnnotatedSet]]
+) -> Iterator[Problem]:
+    """Test images that are trained on: the same file, or another file with the same content."""
+    fix = "Take it off one of the splits: a score on training images says nothing"
+    for test_source, test_set in test:
+        for train_source, train_set in train:
+            paths = [
+                [image.path for image in annotated.images if image.path is not None]
+                for annotated in (train_set, test_set)
+            ]
+            known = {path.resolve() for path in paths[0]}
+            official = test_source.official and train_source.official
+            for path in paths[1]:
+                if path.resolve() in known:
+                    what = f"is in {test_set.name} and in {train_set.name}"
+                    yield Problem("overlap", str(path), what, fix)
+            others = [path for path in paths[1] if path.resolve() not in known]
+            for twin, path in equal_files(paths[0], others):
+                what = f"of {test_set.name} has the same content as {twin} of {train_set.name}"
+                problem = Problem("overlap", str(path), what, fix)
+                yield replace(problem, fatal=not official)  # a benchmark's own twins are part of it
+
+
+def _summary(role: str, found: AnnotatedSet, decoded: int) -> dict[str, Any]:
+    objects = [thing for image in found.images for thing in image.objects]
+    return {
+        "role": role,
+        "name": found.name,
+        "images": len(found.images),
+        "objects": len(objects),
+        "difficult": sum(thing.difficult for thing in objects),
+        "per_class": found.counts(),
+        "decoded": decoded,
+    }
+
+
+def _add(report: Report, kind: str, where: str, what: str, fix: str, *, fatal: bool = True) -> None:
+    report.problems.append(Problem(kind, where, what, fix, fatal))

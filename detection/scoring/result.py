@@ -1,0 +1,95 @@
+"""What a scorer hands back, the same for both: means, classes, curves; and its table as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from detection.errors import DetectionError
+from detection.scoring.boxes import Array
+
+ScorerResult = dict[str, Any]
+
+CURVE_RECALLS = np.linspace(0.0, 1.0, 101)
+CURVE_IOUS = {"AP50": 0, "AP75": 5}  # name: place among the ten thresholds
+
+
+def summarise(
+    class_names: Sequence[str],
+    counts: Array,  # (classes,) objects that are to be found
+    per_class: Array,  # (classes, 10) AP at each threshold, of 1
+    curves: Array,  # (classes, 10, 101) precision at CURVE_RECALLS
+) -> ScorerResult:
+    """Percentages; a class without objects has no AP and is no part of any mean."""
+    present = [place for place, count in enumerate(counts) if count]
+    if not present:
+        raise DetectionError(
+            "there is nothing to score: no class has an object in the ground truth that is not "
+            "difficult. Score on a split with objects."
+        )
+    percent = 100.0 * per_class
+    return {
+        **_means(percent[present].mean(axis=0)),
+        "per_class": {
+            class_names[place]: {**_means(percent[place]), "objects": int(counts[place])}
+            for place in present
+        },
+        "absent_classes": [
+            name for name, count in zip(class_names, counts, strict=True) if not count
+        ],
+        "curves": {
+            "recall": [round(float(level), 2) for level in CURVE_RECALLS],
+            "precision": {
+                class_names[place]: {
+                    name: [round(float(value), 4) for value in curves[place, iou]]
+                    for name, iou in CURVE_IOUS.items()
+                }
+                for place in present
+            },
+        },
+    }
+
+
+def metrics_of(scores: Mapping[str, ScorerResult], headline: str) -> dict[str, float]:
+    """The finite numbers for a record: AP, AP50, AP75 of the headline scorer, others prefixed."""
+    metrics = {}
+    for scorer in sorted(scores, key=lambda name: name != headline):
+        prefix = "" if scorer == headline else f"{scorer}/"
+        for name, value in scores[scorer].items():
+            if isinstance(value, float):
+                metrics[f"{prefix}{name}"] = value
+    return metrics
+
+
+def as_table(scores: Mapping[str, ScorerResult]) -> str:
+    """One block a scorer: the mean first, then every class, then the classes left out."""
+    blocks = []
+    for scorer, result in scores.items():
+        rows = {"mean": result, **result["per_class"]}
+        width = max(len(scorer), *(len(name) for name in rows))
+        lines = [f"{scorer:<{width}}  {'AP':>6} {'AP50':>6} {'AP75':>6}  objects"]
+        for name, row in rows.items():
+            numbers = " ".join(f"{row[key]:6.2f}" for key in ("AP", "AP50", "AP75"))
+            lines.append(f"{name:<{width}}  {numbers}  {row.get('objects', ''):>7}".rstrip())
+        sizes = {"APs": "small", "APm": "medium", "APl": "large"}
+        told = [
+            f"{text} {'–' if result[key] is None else format(result[key], '.2f')}"
+            for key, text in sizes.items()
+            if key in result
+        ]
+        lines += [f"AP by size: {', '.join(told)}"] if told else []
+        if result["absent_classes"]:
+            absent = ", ".join(result["absent_classes"])
+            lines.append(f"left out of the mean, no test object: {absent}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _means(by_threshold: Array) -> dict[str, float]:
+    return {
+        "AP": float(by_threshold.mean()),
+        "AP50": float(by_threshold[0]),
+        "AP75": float(by_threshold[5]),
+    }

@@ -1,0 +1,48 @@
+"""What makes two AP figures comparable, read off the effective config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from detectron2.config import CfgNode
+
+from kscl.config.tree import config_values, leaves
+from kscl.records.record import Protocol
+
+# Where and how, not what: two runs that differ only here give the same numbers.
+WITHOUT_EFFECT = (
+    "OUTPUT_DIR",
+    "VERSION",
+    "VIS_PERIOD",
+    "CUDNN_BENCHMARK",
+    "DATASETS.TRAIN",  # the data's fingerprints stand for them
+    "DATASETS.TEST",
+    "DATALOADER.NUM_WORKERS",
+    "MODEL.DEVICE",
+    "MODEL.WEIGHTS",  # their hash stands for them
+    "KSCL.CERTIFICATE",
+    "SOLVER.CHECKPOINT_PERIOD",
+)
+# What comes with the weights: other contenders have other networks under the same protocol.
+THE_CONTENDERS_OWN = (
+    "MODEL.RESNETS.DEPTH",
+    "MODEL.RESNETS.NUM_GROUPS",
+    "MODEL.RESNETS.WIDTH_PER_GROUP",
+    "MODEL.RESNETS.RES2_OUT_CHANNELS",
+    "MODEL.RESNETS.STEM_OUT_CHANNELS",
+    "MODEL.PIXEL_MEAN",
+    "MODEL.PIXEL_STD",
+    "KSCL.FROM_SCRATCH",
+    "SEED",
+)
+
+
+def protocol_of(cfg: CfgNode) -> Protocol:
+    """All settings but the contender's own: its weights, its network and the seed."""
+    without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL")
+    definition: dict[str, Any] = {
+        key: value
+        for key, value in leaves(config_values(cfg))
+        if not any(key == name or key.startswith(f"{name}.") for name in without)
+    }
+    return Protocol(cfg.KSCL.PROTOCOL or "unnamed", definition)

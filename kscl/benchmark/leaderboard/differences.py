@@ -1,0 +1,129 @@
+"""Every row against one row that a reader names: by how much it differs, and how sure that is."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+import numpy as np
+
+from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard.details import image_count, text
+from kscl.benchmark.leaderboard.rows import HEADLINE, Board, Measure, Result, Row, Section
+from kscl.benchmark.leaderboard.statistics import t_interval, welch_interval
+from kscl.benchmark.leaderboard.tables import IDENTITY, identity, table, without_empty_columns
+from kscl.benchmark.leaderboard.tables import text as escaped
+from kscl.errors import KsclError
+from kscl.records import hits
+from kscl.records.record import Json
+
+EXPLANATION = (
+    "Difference of the means, with 95 % intervals. Welch: by Welch's t, with pretraining seeds as "
+    "the units. By seed: paired, of the seeds that both rows have; equal seeds share what chance "
+    "decides, as far as the settings allow. By image: paired over the test images, each with its "
+    "mean over the seeds; it says how far another draw of test images would move the difference of "
+    "these very backbones, and nothing of the next seed. An interval that holds 0 is within noise. "
+    "No correction for several comparisons."
+)
+
+
+def differences(board: Board, base: str) -> str:
+    """One table a protocol, for the metric that ranks its rows.
+
+    The base is a method, with epochs, K and ρ where it was trained in several ways: kscl@2,K=5,40%.
+    """
+    parts, is_there = [], False
+    for section in board.sections:
+        metric = HEADLINE[section.protocol.kind]
+        to = _base(section, metric, base)
+        if to is None:
+            continue
+        is_there = True
+        label = cells.METRIC_LABELS[section.protocol.kind, metric]
+        header = [*IDENTITY, f"{label} − {base}'s", "Welch", "by seed", "by image", "seeds"]
+        lines = []
+        for row in section.rows:
+            result = row.results[section.protocol]
+            if metric in result.measures and row is not to:
+                other = to.results[section.protocol]
+                lines.append([*identity(row), *_difference(result, other, metric)])
+        if lines:
+            shown = table(*without_empty_columns(header, lines))
+            parts += [f"Under {escaped(cells.section_name(section))}:", shown]
+    if not is_there:
+        methods = sorted({row.contender.method for row in board.rows})
+        raise KsclError(f"--against {base}: no such method; there are {', '.join(methods)}")
+    return "\n\n".join(parts)
+
+
+def named_rows(rows: list[Row], base: str) -> list[Row]:
+    """The rows that a method names, or `kscl@2`, `kscl@2,K=5`, `kscl@K=5,40%`: all that fit it."""
+    method, _, settings = base.partition("@")
+    wanted = {word.strip() for word in settings.split(",") if word.strip()}
+    return [row for row in rows if row.contender.method == method and wanted <= _settings(row)]
+
+
+def _settings(row: Row) -> set[str]:
+    it = row.contender
+    return {cells.plain(it.epochs), f"K={cells.plain(it.shots)}", cells.percent(it.rho)}
+
+
+def _base(section: Section, metric: str, base: str) -> Row | None:
+    found = [
+        row
+        for row in named_rows(section.rows, base)
+        if metric in row.results[section.protocol].measures
+    ]
+    if len(found) > 1:
+        rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row in found)
+        raise KsclError(f"--against {base}: which of {rows}? Say it as in kscl@2,K=5,40%")
+    return found[0] if found else None
+
+
+def _difference(one: Result, other: Result, metric: str) -> list[str]:
+    ours, theirs = one.measures[metric], other.measures[metric]
+    pairs = len(set(ours.replicates) & set(theirs.replicates))
+    seeds = f"{len(ours.values)} and {len(theirs.values)}"
+    return [
+        f"{fmean(ours.values) - fmean(theirs.values):+.2f}",
+        _interval(welch_interval(ours.values, theirs.values)) or "one seed: none",
+        _interval(_by_seed(ours, theirs)) or "one seed: none",
+        _interval(_by_image(one, other)) if metric == "top1" else "",
+        seeds if len(ours.values) == pairs == len(theirs.values) else f"{seeds}, {pairs} shared",
+    ]
+
+
+def _by_seed(one: Measure, other: Measure) -> tuple[float, float] | None:
+    ours = dict(zip(one.replicates, one.values, strict=True))
+    theirs = dict(zip(other.replicates, other.values, strict=True))
+    shared = [seed for seed in ours if seed in theirs]
+    return t_interval([ours[seed] - theirs[seed] for seed in shared]) if shared else None
+
+
+def _by_image(one: Result, other: Result) -> tuple[float, float] | None:
+    """Of results under one protocol, whose test images are the same in the same order."""
+    ours, theirs = _shares_right(one), _shares_right(other)
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return None
+    return t_interval(100 * (ours - theirs))
+
+
+def _shares_right(result: Result) -> np.ndarray | None:
+    """Of each test image: the share of the backbones that are right on it."""
+    by_replicate: dict[str, list[np.ndarray]] = {}
+    counts = {image_count(loaded.record) for loaded in result.records}
+    for trial in result.trials:
+        answers = [_right(loaded.record) for loaded in trial.records]
+        known = [right for right in answers if right is not None]
+        if len(counts) > 1 or len(known) < len(answers):
+            return None
+        by_replicate.setdefault(trial.replicate, []).append(np.mean(known, axis=0))
+    return np.mean([np.mean(trials, axis=0) for trials in by_replicate.values()], axis=0)
+
+
+def _right(record: Json) -> np.ndarray | None:
+    given, count = text(record["details"].get("right")), image_count(record)
+    return hits.from_text(given, count) if given and count else None
+
+
+def _interval(bounds: tuple[float, float] | None) -> str:
+    return "" if bounds is None else f"{bounds[0]:+.2f} to {bounds[1]:+.2f}"

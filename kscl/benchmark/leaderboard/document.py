@@ -1,0 +1,131 @@
+"""A board inside a document: between two marks, so that no number there is typed by hand.
+
+<!-- board demo -->
+…
+<!-- end of board demo -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+
+from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard.costs import costs
+from kscl.benchmark.leaderboard.differences import EXPLANATION as WHAT_INTERVALS
+from kscl.benchmark.leaderboard.reading import Loaded
+from kscl.benchmark.leaderboard.rows import METRICS, Board
+from kscl.benchmark.leaderboard.tables import (
+    IDENTITY,
+    LEGEND,
+    identity,
+    overview_cells,
+    table,
+    text,
+    without_empty_columns,
+)
+from kscl.errors import KsclError
+from kscl.records.record import Json
+from kscl.runtime.files import write_atomically
+from kscl.runtime.logs import clock
+
+
+def insert(path: Path, name: str, content: str) -> None:
+    """Replace what stands between the marks of this name."""
+    start, end = f"<!-- board {name} -->", f"<!-- end of board {name} -->"
+    try:
+        whole = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise KsclError(f"--insert {path}: {error.strerror}") from error
+    if whole.count(start) != 1 or whole.count(end) != 1 or whole.index(start) > whole.index(end):
+        raise KsclError(f"--insert: {path} must hold, once and in this order, {start} and {end}")
+    pattern = re.escape(start) + ".*?" + re.escape(end)
+    block = f"{start}\n{content.strip()}\n{end}"
+    write_atomically(path, re.sub(pattern, lambda _: block, whole, flags=re.DOTALL).encode())
+
+
+def document(board: Board, compared: Mapping[str, str]) -> str:
+    """The board as a part of a text; what its rows are `compared` with, by name, folds away."""
+    cost = costs(board) if compared else ""
+    told_there = [*cells.FIGURE_LABELS.values()] if cost else []
+    shown = table(*without_empty_columns(*overview_cells(board), but=told_there))
+    parts = [shown, LEGEND]
+    if compared:
+        parts += [both_scorers(board), cost]
+        title = text(f"Differences to {', '.join(compared)}, with intervals")
+        folded = [*compared.values(), WHAT_INTERVALS, "</details>"]
+        parts.append("\n\n".join([f"<details><summary>{title}</summary>", *folded]))
+    return "\n\n".join(filter(None, [*parts, origin(board)]))
+
+
+def both_scorers(board: Board) -> str:
+    """The same detections under the protocol's own scorer and under the other one."""
+    parts = []
+    for section in board.sections:
+        results = [row.results[section.protocol] for row in section.rows]
+        names = {name for result in results for name in result.measures}
+        others = sorted({name.partition("/")[0] for name in names if "/" in name})
+        if section.protocol.kind != "detection" or not others:
+            continue
+        own = str(results[0].records[0].record["details"].get("scorer", "its own"))
+        columns = {text(f"{own} {metric}"): metric for metric in METRICS["detection"]}
+        for other in others:
+            named = {text(f"{other} {metric}"): metric for metric in METRICS["detection"]}
+            columns |= {label: f"{other}/{metric}" for label, metric in named.items()}
+        lines = []
+        for row, result in zip(section.rows, results, strict=True):
+            found = [result.measures.get(name) for name in columns.values()]
+            values = [cells.value(it.mean, it.std) if it else "" for it in found]
+            lines.append([*identity(row), *values])
+        shown = table(*without_empty_columns([*IDENTITY, *columns], lines))
+        parts.append(f"By both scorers, under {text(cells.section_name(section))}:\n\n{shown}")
+    return "\n\n".join(parts)
+
+
+def origin(board: Board) -> str:
+    """Where the numbers come from: seeds, code, machine and time, as the records have them."""
+    records = [loaded for row in board.rows for loaded in row.records]
+    commits = sorted({_commit(loaded) for loaded in records})
+    machines = {
+        f"{hardware['cores']} cores of {hardware['cpu']}"
+        + (f", {', '.join(hardware['gpus'])}" if hardware["gpus"] else "")
+        for hardware in (loaded.record["hardware"] for loaded in records)
+    }
+    seeds = sorted({str(loaded.record["seed"]) for loaded in records}, key=lambda s: (len(s), s))
+    by_kind: dict[str, float] = {}
+    for loaded in records:
+        kind = loaded.record["kind"]
+        by_kind[kind] = by_kind.get(kind, 0.0) + loaded.record["seconds"]
+    times = ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in by_kind.items())
+    at_work = time_at_work(_span(loaded.record) for loaded in records)
+    return (
+        f"From {len(records)} records; seeds {', '.join(seeds)}; code {', '.join(commits)}; "
+        f"{', '.join(sorted(machines))}. {clock(at_work)} at work; of the stages, "
+        f"some side by side, added up: {times}."
+    )
+
+
+def time_at_work(spans: Iterable[tuple[float, float]]) -> float:
+    """How long any of these (start, end) ran: pauses do not count, overlaps count once.
+
+    A record knows how long it took, not when it was interrupted: what was taken up again counts as
+    if it had run in one piece, so the time is then at most this.
+    """
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _span(record: Json) -> tuple[float, float]:
+    end = datetime.fromisoformat(record["created"]).timestamp()
+    return end - record["seconds"], end
+
+
+def _commit(loaded: Loaded) -> str:
+    code: Json = loaded.record["code"]
+    named = str(code.get("commit") or code["version"])[:9]
+    return f"{named} with changes" if code.get("dirty") else named

@@ -1,0 +1,180 @@
+"""The board for other programs: CSV with a line for each row and protocol, JSON with all of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard.reported import Reported
+from kscl.benchmark.leaderboard.rows import (
+    FIGURES,
+    HEADLINE,
+    METRICS,
+    Board,
+    Measure,
+    Result,
+    Row,
+    Section,
+)
+from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
+from kscl.records.record import Json
+
+VERSION = 1
+
+ALL_METRICS = tuple(dict.fromkeys(metric for metrics in METRICS.values() for metric in metrics))
+CSV_COLUMNS = (
+    *("kind", "protocol_id", "protocol_hash", "source", "rank", "verdict", "p_holm"),
+    *("method", "tag", "backbone", "epochs", "K", "rho", "config_hash"),
+    *(f"{metric}{part}" for metric in ALL_METRICS for part in ("", "_std", "_low", "_high")),
+    *("interval", *FIGURES, "n_pretrain", "n_finetune", "stale"),
+)
+
+
+def as_csv(board: Board) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for section in board.sections:
+        writer.writerows(_csv_line(row, section) for row in section.rows)
+        writer.writerows(_reported_line(row, section) for row in section.reported)
+    return out.getvalue()
+
+
+def _csv_line(row: Row, section: Section) -> Json:
+    result = row.results[section.protocol]
+    line = _protocol(section) | {
+        "source": "measured",
+        "method": row.contender.method,
+        "tag": row.tag,
+        "backbone": row.contender.backbone,
+        "epochs": row.contender.epochs,
+        "K": row.contender.shots,
+        "rho": row.contender.rho,
+        "config_hash": row.contender.config,
+        **row.figures,
+        "n_pretrain": result.n_pretrain,
+        "n_finetune": result.n_finetune,
+        "stale": "; ".join(row.stale),
+    }
+    for metric in METRICS[section.protocol.kind]:
+        measure = result.measures.get(metric)
+        if measure:
+            low, high = measure.interval or (None, None)
+            line |= {metric: measure.mean, f"{metric}_std": measure.std}
+            line |= {f"{metric}_low": low, f"{metric}_high": high}
+    headline = result.measures.get(HEADLINE[section.protocol.kind])
+    if headline:
+        line |= {"rank": headline.standing.rank, "verdict": headline.standing.verdict}
+        line |= {"p_holm": headline.standing.p, "interval": headline.interval_is}
+    return {key: _harmless(value) for key, value in line.items()}
+
+
+def _reported_line(row: Reported, section: Section) -> Json:
+    line = _protocol(section) | {
+        "source": f"reported: {row.source}",
+        "method": row.method,
+        "tag": row.setting,
+        "backbone": row.backbone,
+        "epochs": row.epochs,
+        "K": row.shots,
+        "rho": row.rho,
+        "minutes_per_epoch": row.minutes_per_epoch,
+        **row.metrics,
+        **{f"{metric}_std": value for metric, value in row.std.items()},
+    }
+    return {key: _harmless(value) for key, value in line.items()}
+
+
+def _protocol(section: Section) -> Json:
+    it = section.protocol
+    return {"kind": it.kind, "protocol_id": it.id, "protocol_hash": it.hash}
+
+
+def _harmless(value: object) -> object:
+    """A spreadsheet runs text that starts like a formula; a quote before it keeps it text."""
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return f"'{value}"
+    return value
+
+
+def as_json(board: Board, title: str) -> str:
+    places = {id(row): i for i, row in enumerate(board.rows)}
+    content = {
+        "schema": "kscl-leaderboard",
+        "version": VERSION,
+        "title": title,
+        "records": board.records,
+        "test": {"words": THE_TEST, "alpha": ALPHA, "interval_level": LEVEL},
+        "rows": [_row(row, board) for row in board.rows],
+        "protocols": [
+            {
+                **_protocol(section),
+                "name": name,
+                "definition": section.definition,
+                "headline": HEADLINE[section.protocol.kind],
+                "rows": [places[id(row)] for row in section.rows],
+                "reported": [vars(row) for row in section.reported],
+            }
+            for section, name in zip(
+                board.sections, cells.section_names(board.sections), strict=True
+            )
+        ],
+        "problems": board.problems,
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _row(row: Row, board: Board) -> Json:
+    return {
+        **contender(row),
+        "figures": row.figures,
+        "stale": row.stale,
+        "pretraining": [loaded.id for loaded in row.pretrainings],
+        "results": [
+            {"protocol": i, **_result(row.results[section.protocol])}
+            for i, section in enumerate(board.sections)
+            if section.protocol in row.results
+        ],
+    }
+
+
+def contender(row: Row) -> Json:
+    it = row.contender
+    return {
+        "method": it.method,
+        "backbone": it.backbone,
+        "epochs": it.epochs,
+        "K": it.shots,
+        "rho": it.rho,
+        "tag": row.tag,
+        "config": it.config,
+        "data": it.data,
+        "family": it.family,
+    }
+
+
+def _result(result: Result) -> Json:
+    return {
+        "n_pretrain": result.n_pretrain,
+        "n_finetune": result.n_finetune,
+        "records": [loaded.id for loaded in result.records],
+        "metrics": {name: measured(measure) for name, measure in result.measures.items()},
+    }
+
+
+def measured(measure: Measure) -> dict[str, Any]:
+    return {
+        "values": list(measure.values),
+        "replicates": list(measure.replicates),
+        "mean": measure.mean,
+        "std": measure.std,
+        "std_is": measure.std_is,
+        "interval": list(measure.interval) if measure.interval else None,
+        "interval_is": measure.interval_is,
+        "verdict": measure.standing.verdict,
+        "rank": measure.standing.rank,
+        "p": measure.standing.p,
+    }

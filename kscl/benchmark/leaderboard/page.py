@@ -1,0 +1,47 @@
+"""One HTML file with everything in it: it opens from a disk, asks nobody, and runs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+from pathlib import Path
+
+from kscl.benchmark.leaderboard.page_data import page_data
+from kscl.benchmark.leaderboard.rows import Board
+
+SCRIPTS = ("dom.js", "columns.js", "table.js", "charts.js", "plots.js", "panel.js", "main.js")
+
+
+def page(board: Board, title: str, folder: Path) -> str:
+    style = _part("page.css")
+    program = "\n".join(["(() => {", '"use strict";', *map(_part, SCRIPTS), "})();\n"])
+    data = json.dumps(page_data(board, title, folder), separators=(",", ":"), allow_nan=False)
+    parts = {
+        # The browser itself refuses whatever is not this style, this program or an inlined picture.
+        "policy": (
+            f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
+            f"script-src {_digest(program)}"
+        ),
+        "title": html.escape(title),
+        "style": style,
+        # Nothing in the data can end its element.
+        "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
+        "program": program,
+    }
+    # One pass over the template, so that no value is searched for another's place.
+    pieces = _part("page.html").split("%%")
+    filled = [parts[piece] if i % 2 else piece for i, piece in enumerate(pieces)]
+    return "".join(filled)
+
+
+def _part(name: str) -> str:
+    folder = importlib.resources.files("kscl.benchmark.leaderboard").joinpath("page")
+    return folder.joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"

@@ -1,0 +1,265 @@
+"""Records → rows: one for each contender, with its result under each protocol.
+
+A result belongs to exactly one protocol (kind, id and hash), and only results of one protocol are
+ever compared, so numbers of two protocols cannot meet in a column or in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from kscl.benchmark.leaderboard.details import image_count, interval
+from kscl.benchmark.leaderboard.linking import Contender, Link, links
+from kscl.benchmark.leaderboard.reading import Loaded, read_folders
+from kscl.benchmark.leaderboard.reported import Reported, reported_rows
+from kscl.benchmark.leaderboard.stale import stale_reasons
+from kscl.benchmark.leaderboard.statistics import (
+    UNTESTED,
+    Standing,
+    bootstrap_interval,
+    standings,
+    std,
+    t_interval,
+)
+from kscl.benchmark.leaderboard.tags import tags
+from kscl.records.provenance import source_hash
+
+# kind: the metrics that have a column, in this order; all others are in the JSON and in the panel
+METRICS = {"linear": ("top1", "top5"), "knn": ("top1",), "detection": ("AP50", "AP", "AP75")}
+HEADLINE = {"linear": "top1", "knn": "top1", "detection": "AP"}  # ranks the rows
+COUNTED_OVER_IMAGES = ("top1", "top5")  # the metrics that are a share of n test images
+FIGURES = ("mean_rank", "minutes_per_epoch", "views_per_second")
+
+OVER_SEEDS = "over pretraining seeds"
+OVER_TRIALS = "over trials on one backbone"
+TEST_SAMPLING = "test sampling only"
+
+
+@dataclass(frozen=True)
+class Protocol:
+    kind: str
+    id: str
+    hash: str  # of all that defines it, the data included
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        return list(METRICS).index(self.kind), self.id, self.hash
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric of one row: a value for each pretraining seed, and what follows from them."""
+
+    values: tuple[float, ...]
+    replicates: tuple[str, ...]  # whose values they are
+    mean: float
+    std: float | None = None
+    std_is: str = ""
+    interval: tuple[float, float] | None = None
+    interval_is: str = ""
+    standing: Standing = UNTESTED
+
+
+@dataclass
+class Trial:
+    """One evaluation of one backbone; runs of the same seed are the same trial."""
+
+    replicate: str
+    records: list[Loaded]
+
+    def mean(self, metric: str) -> float | None:
+        values = [
+            r.record["metrics"][metric] for r in self.records if metric in r.record["metrics"]
+        ]
+        return fmean(values) if values else None
+
+
+@dataclass
+class Result:
+    trials: list[Trial]
+    measures: dict[str, Measure] = field(default_factory=dict)
+
+    @property
+    def n_pretrain(self) -> int:
+        return len({trial.replicate for trial in self.trials})
+
+    @property
+    def n_finetune(self) -> int:
+        return len(self.trials)
+
+    @property
+    def records(self) -> list[Loaded]:
+        return [loaded for trial in self.trials for loaded in trial.records]
+
+
+@dataclass
+class Row:
+    contender: Contender
+    pretrainings: list[Loaded] = field(default_factory=list)
+    results: dict[Protocol, Result] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    tag: str = ""  # tells it from rows that look the same
+    stale: list[str] = field(default_factory=list)
+
+    @property
+    def records(self) -> list[Loaded]:
+        evaluations = (result.records for result in self.results.values())
+        return [*self.pretrainings, *(loaded for records in evaluations for loaded in records)]
+
+
+@dataclass
+class Section:
+    """One protocol: its rows, best first, and what others published under its name."""
+
+    protocol: Protocol
+    definition: Any
+    rows: list[Row]
+    reported: list[Reported]
+
+
+@dataclass
+class Board:
+    rows: list[Row]
+    sections: list[Section]
+    problems: list[str]
+    records: int
+
+
+def build_board(
+    folders: Sequence[str | Path], *, check_stale: bool = True, with_reported: bool = True
+) -> Board:
+    """Everything that the tables and the page show, from the records below these folders."""
+    reading = read_folders(folders)
+    rows = _rows(reading.records)
+    if check_stale:
+        reasons = stale_reasons(reading.records, source_hash)
+        for row in rows:
+            changes = [text for loaded in row.records for text in reasons.get(loaded.id, ())]
+            row.stale = list(dict.fromkeys(changes))
+    sections = [
+        _section(protocol, rows, with_reported)
+        for protocol in sorted({p for row in rows for p in row.results}, key=lambda p: p.order)
+    ]
+    # In the order of the first protocol that they were measured under, best first.
+    places = [{id(row): i for i, row in enumerate(section.rows)} for section in sections]
+    rows.sort(key=lambda row: [place.get(id(row), len(rows)) for place in places])
+    return Board(rows, sections, reading.problems, len(reading.records))
+
+
+def _rows(records: Sequence[Loaded]) -> list[Row]:
+    rows: dict[Contender, Row] = {}
+    trials: dict[tuple[Contender, Protocol], dict[tuple[str, str], Trial]] = {}
+    for loaded, found in zip(records, links(records), strict=True):
+        row = rows.setdefault(found.contender, Row(found.contender))
+        if loaded.record["kind"] == "pretrain":
+            row.pretrainings.append(loaded)
+            continue
+        protocol = _protocol(loaded)
+        of_row = trials.setdefault((found.contender, protocol), {})
+        trial = of_row.setdefault(_trial_key(loaded, found), Trial(found.replicate, []))
+        trial.records.append(loaded)
+    for (contender, protocol), found_trials in sorted(trials.items(), key=lambda i: i[0][1].order):
+        result = Result([found_trials[key] for key in sorted(found_trials, key=_trial_order)])
+        result.measures = dict(_measures(result, protocol))
+        rows[contender].results[protocol] = result
+    for row in rows.values():
+        row.pretrainings.sort(key=lambda loaded: loaded.record["seed"])
+        row.figures = _figures(row.pretrainings)
+    ordered = sorted(rows.values(), key=lambda row: row.contender.order)
+    for row, tag in zip(
+        ordered, tags([(r.contender, r.pretrainings) for r in ordered]), strict=True
+    ):
+        row.tag = tag
+    return ordered
+
+
+def _protocol(loaded: Loaded) -> Protocol:
+    record = loaded.record
+    named = record["protocol"]
+    return Protocol(record["kind"], str(named["id"]), str(named["hash"]))
+
+
+def _trial_key(loaded: Loaded, found: Link) -> tuple[str, str]:
+    seed = loaded.record["seed"]
+    # Detectron2's seed -1 means "any": two such runs are two trials.
+    return found.replicate, str(seed) if seed >= 0 else loaded.id
+
+
+def _trial_order(key: tuple[str, str]) -> tuple[int, str, int, str]:
+    replicate, trial = key
+    return len(replicate), replicate, len(trial), trial  # seed 9 before seed 10
+
+
+def _measures(result: Result, protocol: Protocol) -> Iterable[tuple[str, Measure]]:
+    names = {name for loaded in result.records for name in loaded.record["metrics"]}
+    columns = METRICS[protocol.kind]
+    for metric in [*columns, *sorted(names.difference(columns))]:
+        by_replicate: dict[str, list[float]] = {}
+        for trial in result.trials:
+            value = trial.mean(metric)
+            if value is not None:
+                by_replicate.setdefault(trial.replicate, []).append(value)
+        if not by_replicate:
+            continue
+        values = tuple(fmean(trials) for trials in by_replicate.values())
+        measure = Measure(values, tuple(by_replicate), fmean(values))
+        trials_of_one = next(iter(by_replicate.values()))
+        if len(values) > 1:
+            measure = replace(
+                measure,
+                std=std(values),
+                std_is=OVER_SEEDS,
+                interval=t_interval(values),
+                interval_is=OVER_SEEDS,
+            )
+        elif len(trials_of_one) > 1:
+            measure = replace(measure, std=std(trials_of_one), std_is=OVER_TRIALS)
+        else:
+            sampled = _sampling_interval(result.records[0], protocol, metric, measure.mean)
+            if sampled:
+                measure = replace(measure, interval=sampled, interval_is=TEST_SAMPLING)
+        yield metric, measure
+
+
+def _sampling_interval(
+    loaded: Loaded, protocol: Protocol, metric: str, value: float
+) -> tuple[float, float] | None:
+    """What another draw of test images would give: the evaluator's own, or from their number."""
+    given = interval(loaded.record, metric, metric == HEADLINE[protocol.kind])
+    n = image_count(loaded.record)
+    if given is None and n is not None and metric in COUNTED_OVER_IMAGES:
+        return bootstrap_interval(value, n)
+    return given
+
+
+def _figures(pretrainings: Sequence[Loaded]) -> dict[str, float]:
+    found = {}
+    for name in FIGURES:
+        metrics = (loaded.record["metrics"] for loaded in pretrainings)
+        values = [values[name] for values in metrics if name in values]
+        if values:
+            found[name] = fmean(values)
+    return found
+
+
+def _section(protocol: Protocol, rows: Sequence[Row], with_reported: bool) -> Section:
+    mine = [row for row in rows if protocol in row.results]
+    for metric in METRICS[protocol.kind]:
+        having = [row for row in mine if metric in row.results[protocol].measures]
+        groups = [row.results[protocol].measures[metric].values for row in having]
+        for row, standing in zip(having, standings(groups), strict=True):
+            measures = row.results[protocol].measures
+            measures[metric] = replace(measures[metric], standing=standing)
+    headline = HEADLINE[protocol.kind]
+
+    def order(row: Row) -> tuple[float, tuple[object, ...]]:
+        measure = row.results[protocol].measures.get(headline)
+        return (-measure.mean if measure else float("inf")), row.contender.order
+
+    definition = mine[0].results[protocol].records[0].record["protocol"]["definition"]
+    reported = reported_rows(protocol.id) if with_reported else []
+    return Section(protocol, definition, sorted(mine, key=order), reported)

@@ -1,0 +1,222 @@
+"""The board as Markdown: one table over all protocols, then each protocol ranked by itself."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard.reported import Reported
+from kscl.benchmark.leaderboard.rows import (
+    FIGURES,
+    HEADLINE,
+    METRICS,
+    OVER_TRIALS,
+    TEST_SAMPLING,
+    Board,
+    Measure,
+    Row,
+    Section,
+)
+from kscl.benchmark.leaderboard.statistics import THE_TEST
+
+IDENTITY = ["method", "backbone", "epochs", "K", "ρ"]
+COUNTS = ["n_pretrain", "n_finetune"]
+TEXT_COLUMNS = ("method", "backbone", "mark", "note", "source", "95 % interval")
+
+LEGEND = (
+    "Mean ± standard deviation over pretraining seeds. **Bold**: the best row of the column's "
+    "protocol that was tested; ≈: not distinguishable from it; °: over trials on one backbone; "
+    "†: 95 % interval of a single trial, test sampling only."
+)
+
+
+def markdown(board: Board, title: str) -> str:
+    parts = [f"# {text(title)}", _summary(board), "## Overview", overview(board), LEGEND]
+    if board.sections:
+        parts.append(_column_key(board.sections))
+    for section, name in zip(board.sections, cells.section_names(board.sections), strict=True):
+        parts += [f"## {text(name)}", _section_table(section)]
+        if section.reported:
+            parts += [
+                "Reported elsewhere (published figures: not ranked, not tested):",
+                _reported_table(section),
+            ]
+    parts += ["## The test", text(THE_TEST)]
+    stale = [(row, reason) for row in board.rows for reason in row.stale]
+    if stale:
+        lines = [f"- {' '.join(identity(row))}: {text(reason)}" for row, reason in stale]
+        parts += ["## Stale rows", "\n".join(lines)]
+    if board.problems:
+        lines = [f"- {text(problem)}" for problem in board.problems]
+        parts += ["## Files that were not counted", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
+def overview(board: Board) -> str:
+    return table(*overview_cells(board))
+
+
+def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: a row a contender; every metric column belongs to exactly one protocol."""
+    letters = cells.section_letters(board.sections)
+    metric_columns = [
+        label
+        for section, letter in zip(board.sections, letters, strict=True)
+        for label in cells.metric_labels(section, letter)
+    ]
+    header = [*IDENTITY, *metric_columns, *map(cells.FIGURE_LABELS.get, FIGURES), *COUNTS, "mark"]
+    lines = []
+    for row in board.rows:
+        values = [
+            _value(_measure(row, section, metric))
+            for section in board.sections
+            for metric in METRICS[section.protocol.kind]
+        ]
+        counts = [cells.n_pretrain(row), cells.n_finetune(row)]
+        mark = "stale" if row.stale else ""
+        lines.append([*identity(row), *values, *cells.figures(row), *counts, mark])
+    return [str(name) for name in header], lines
+
+
+def _section_table(section: Section) -> str:
+    labels = cells.metric_labels(section)
+    head = ["rank", *IDENTITY, *labels, "95 % interval", "p (Holm)"]
+    header = [*head, *(cells.FIGURE_LABELS[name] for name in FIGURES), *COUNTS, "mark"]
+    lines = []
+    for row in section.rows:
+        result = row.results[section.protocol]
+        headline = result.measures.get(HEADLINE[section.protocol.kind])
+        rank = headline.standing.rank if headline else None
+        p = headline.standing.p if headline else None
+        metrics = METRICS[section.protocol.kind]
+        lines.append(
+            [
+                "" if rank is None else str(rank),
+                *identity(row),
+                *(_value(result.measures.get(metric)) for metric in metrics),
+                _interval(headline),
+                cells.p_value(p),
+                *cells.figures(row),
+                *(str(result.n_pretrain), str(result.n_finetune)),
+                ", ".join(marks(row, section)),
+            ]
+        )
+    return table(header, lines)
+
+
+def _reported_table(section: Section) -> str:
+    labels = cells.metric_labels(section)
+    header = [*IDENTITY, *labels, "min/epoch", "n", "source", "note"]
+    return table(header, [_reported_cells(row, section) for row in section.reported])
+
+
+def _reported_cells(row: Reported, section: Section) -> list[str]:
+    """With one digit behind the point: that is how they were published."""
+    values = [
+        cells.value(row.metrics[metric], row.std.get(metric), digits=1)
+        if metric in row.metrics
+        else ""
+        for metric in METRICS[section.protocol.kind]
+    ]
+    identity = [row.method, row.backbone, cells.plain(row.epochs), cells.plain(row.shots)]
+    return [
+        *map(text, [*identity, cells.percent(row.rho)]),
+        *values,
+        cells.plain(row.minutes_per_epoch),
+        cells.plain(row.trials),
+        text(row.source),
+        text("; ".join(filter(None, (row.setting, row.note)))),
+    ]
+
+
+def marks(row: Row, section: Section) -> list[str]:
+    headline = _measure(row, section, HEADLINE[section.protocol.kind])
+    found: list[str] = []
+    if headline:
+        verdict = headline.standing.verdict
+        one_seed = verdict == "not tested" and len(headline.values) == 1
+        found.append("not tested: one pretraining seed" if one_seed else verdict)
+    if row.stale:
+        found.append("stale")
+    return found
+
+
+def text(words: str) -> str:
+    """Text of a record as text in Markdown: it starts no markup, no link, no HTML, no new cell."""
+    words = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in words)
+    words = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_{}\[\]|~#!])", r"\\\1", " ".join(words.split()))
+
+
+def identity(row: Row) -> list[str]:
+    return [text(word) for word in cells.identity(row)]
+
+
+def _measure(row: Row, section: Section, metric: str) -> Measure | None:
+    result = row.results.get(section.protocol)
+    return result.measures.get(metric) if result else None
+
+
+def _value(measure: Measure | None) -> str:
+    if measure is None:
+        return ""
+    shown = cells.value(measure.mean, measure.std)
+    if measure.std_is == OVER_TRIALS:
+        shown += "°"
+    if measure.standing.verdict == "best":
+        return f"**{shown}**"
+    return f"{shown} ≈" if measure.standing.verdict == "not distinguishable" else shown
+
+
+def _interval(measure: Measure | None) -> str:
+    mark = " †" if measure and measure.interval_is == TEST_SAMPLING else ""
+    return cells.interval(measure) + mark
+
+
+def _summary(board: Board) -> str:
+    records = "1 record" if board.records == 1 else f"{board.records:,} records"
+    rows = "1 row" if len(board.rows) == 1 else f"{len(board.rows):,} rows"
+    count = len(board.sections)
+    protocols = "1 protocol" if count == 1 else f"{count} protocols"
+    left_out = f"; {len(board.problems)} files not counted" if board.problems else ""
+    return f"{rows} from {records} under {protocols}{left_out}."
+
+
+def _column_key(sections: Sequence[Section]) -> str:
+    letters = cells.section_letters(sections)
+    lines = [
+        f"- {', '.join(cells.metric_labels(section, letter))}: {text(name)}"
+        for section, letter, name in zip(
+            sections, letters, cells.section_names(sections), strict=True
+        )
+    ]
+    return "\n".join(lines)
+
+
+def without_empty_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], but: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """For a document: what no row has, no column needs; nor do those named in `but`."""
+    kept = [i for i, name in enumerate(header) if name not in but and any(row[i] for row in rows)]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Padded, so that it reads as a table on a terminal too; columns empty throughout are kept."""
+    widths = [max([3, len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(header)]
+    to_left = [name in TEXT_COLUMNS for name in header]
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            cell.ljust(width) if left else cell.rjust(width)
+            for cell, width, left in zip(row, widths, to_left, strict=True)
+        ]
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        "-" * width if left else "-" * (width - 1) + ":"
+        for width, left in zip(widths, to_left, strict=True)
+    ]
+    return "\n".join([line(header), line(rule), *map(line, rows)])

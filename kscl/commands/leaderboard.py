@@ -1,0 +1,110 @@
+"""Make the leaderboard: records in, Markdown, CSV, JSON and one self-contained page out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kscl import cli
+from kscl.benchmark.leaderboard.differences import EXPLANATION, differences
+from kscl.benchmark.leaderboard.document import document, insert
+from kscl.benchmark.leaderboard.exports import as_csv, as_json
+from kscl.benchmark.leaderboard.page import page
+from kscl.benchmark.leaderboard.rows import Board, build_board
+from kscl.benchmark.leaderboard.tables import markdown, overview
+from kscl.errors import KsclError
+from kscl.runtime.files import write_atomically
+
+FORMATS = ("md", "csv", "json", "html")
+NAME = "leaderboard"
+TITLE = "KSCL leaderboard"
+
+EXAMPLES = """  python tools/leaderboard.py output
+  python tools/leaderboard.py output /mnt/other_machine/output --output-dir board
+  python tools/leaderboard.py output --formats html --title "Shapes, ResNet-18"
+  python tools/leaderboard.py output/cifar10 --against moco_v2 --insert RESULTS.md cifar10
+"""
+
+
+def write_board(
+    board: Board,
+    output_dir: str | Path,
+    *,
+    title: str = TITLE,
+    formats: Sequence[str] = FORMATS,
+) -> dict[str, Path]:
+    """Write the board in each format; the same records give the same bytes."""
+    folder = Path(output_dir)
+    make = {
+        "md": lambda: markdown(board, title),
+        "csv": lambda: as_csv(board),
+        "json": lambda: as_json(board, title),
+        "html": lambda: page(board, title, folder),
+    }
+    written = {}
+    for name in formats:
+        written[name] = folder / f"{NAME}.{name}"
+        # A record can hold half of a surrogate pair, which no file can.
+        write_atomically(written[name], make[name]().encode("utf-8", "replace"))
+    return written
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument(
+        "folders", nargs="+", metavar="FOLDER", help="records are read below these folders"
+    )
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("output/leaderboard"),
+        help="where the files go (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--formats", default=",".join(FORMATS), help="which of %(default)s (default: all)"
+    )
+    parser.add_argument("--title", default=TITLE, help="default: %(default)s")
+    parser.add_argument("--no-reported", action="store_true", help="leave published rows out")
+    parser.add_argument(
+        "--no-stale-check",
+        action="store_true",
+        help="do not compare code, data and backbone files with what was recorded",
+    )
+    parser.add_argument(
+        "--against",
+        metavar="ROW",
+        action="append",
+        default=[],
+        help="also show how every row differs from this one, a method or, where it has several "
+        "rows, as in kscl@2,K=5,40%%; may be given several times",
+    )
+    parser.add_argument(
+        "--insert",
+        nargs=2,
+        metavar=("FILE", "NAME"),
+        help="also put the board into FILE, between <!-- board NAME --> and its end mark",
+    )
+    arguments = parser.parse_args(argv)
+    formats = [name.strip() for name in arguments.formats.split(",") if name.strip()]
+    unknown = [name for name in formats if name not in FORMATS]
+    if unknown or not formats:
+        wrong = f"'{unknown[0]}' is not one of" if unknown else "choose some of"
+        raise KsclError(f"--formats: {wrong} {', '.join(FORMATS)}")
+    board = build_board(
+        arguments.folders,
+        check_stale=not arguments.no_stale_check,
+        with_reported=not arguments.no_reported,
+    )
+    for problem in board.problems:
+        print(f"not counted: {problem}", file=sys.stderr)
+    written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
+    compared = {base: differences(board, base) for base in arguments.against}
+    if arguments.insert:
+        path, name = arguments.insert
+        insert(Path(path), name, document(board, compared))
+    print("\n\n".join([overview(board), *compared.values(), *([EXPLANATION] if compared else [])]))
+    for path in written.values():
+        print(path)
+    return 0

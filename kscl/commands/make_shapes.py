@@ -1,0 +1,142 @@
+"""The command that draws the data set."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from tqdm import tqdm
+
+from kscl.datasets.shapes.classes import CLASS_NAMES
+from kscl.datasets.shapes.contact_sheet import draw_contact_sheet
+from kscl.datasets.shapes.settings import ShapesSettings
+from kscl.datasets.shapes.writer import Written, find_shapes, make_shapes, verify_shapes
+from kscl.errors import KsclError
+
+_DESCRIPTION = """\
+Draw a data set of textured shapes: unlabelled pictures to pretrain on (unlabelled/), class folders
+for the linear probe (classes/train, classes/val) and crowded scenes in PASCAL VOC's layout for
+detection (VOCdevkit/VOC2007). The same settings give the same bytes on every machine, whatever the
+number of workers. A folder that already holds the set is left as it is; any other is refused.
+"""
+
+_EXAMPLES = """\
+examples:
+  the default set, in about half a minute:
+    %(prog)s --output datasets/shapes
+  five classes that differ in both form and texture, small enough for a smoke test:
+    %(prog)s --output datasets/tiny --num-classes 5 --unlabelled 100 --train 50 --val 50 \\
+        --detection-train 16 --detection-test 8
+  larger pictures, another seed, and one picture of it all:
+    %(prog)s --output datasets/large --seed 1 --image-size 224 --detection-size 320 \\
+        --contact-sheet large.png
+
+classes, in the order --num-classes takes them:
+"""
+
+_HELP = {
+    "seed": "which of the 2^32 data sets",
+    "num_classes": "the first N of the classes below",
+    "unlabelled": "pictures to pretrain on",
+    "train": "labelled pictures to train the probe on, all classes together",
+    "val": "labelled pictures to score it on",
+    "detection_train": "scenes in VOC's trainval; every fourth is val, the others train",
+    "detection_test": "scenes in VOC's test",
+    "image_size": "side of the unlabelled and labelled pictures, in pixels",
+    "detection_size": "shorter side of the scenes, in pixels",
+    "min_objects": "fewest objects in a scene",
+    "max_objects": "most objects in a scene",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = _parser().parse_args(argv)
+    try:
+        _run(arguments)
+    except KsclError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command starts again", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES + _class_table(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("datasets/shapes"), metavar="DIR", help="%(default)s"
+    )
+    for field in fields(ShapesSettings):
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=int,
+            default=field.default,
+            metavar="N",
+            help=f"{_HELP[field.name]} (%(default)s)",
+        )
+    parser.add_argument(
+        "--workers", type=int, default=_cores(), metavar="N", help="processes (all cores)"
+    )
+    parser.add_argument(
+        "--contact-sheet", type=Path, metavar="PNG", help="also draw one picture of the whole set"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="read every file again and compare with the manifest"
+    )
+    return parser
+
+
+def _class_table() -> str:
+    rounds = [CLASS_NAMES[start : start + 5] for start in range(0, len(CLASS_NAMES), 5)]
+    return "\n".join("  " + "".join(f"{name:20}" for name in names).rstrip() for names in rounds)
+
+
+def _cores() -> int:
+    """The cores this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    settings = ShapesSettings(
+        **{field.name: getattr(arguments, field.name) for field in fields(ShapesSettings)}
+    )
+    output = arguments.output
+    found = find_shapes(output, settings)
+    if found:
+        print(f"{output} already holds this data set: nothing to do")
+    else:
+        start = time.monotonic()
+        found = make_shapes(output, settings, arguments.workers, _watch)
+        print(f"drew {found['files']} files into {output} in {time.monotonic() - start:.1f} s")
+    print(f"sha256 over all files: {found['sha256']}")
+    if arguments.verify:
+        verify_shapes(output)
+        print("every file is as the manifest says")
+    if arguments.contact_sheet:
+        draw_contact_sheet(output, arguments.contact_sheet)
+        print(f"contact sheet: {arguments.contact_sheet}")
+
+
+def _watch(results: Iterator[Written], total: int) -> Iterable[Written]:
+    """A progress bar on a terminal; every tenth of the way a line elsewhere."""
+    if sys.stderr.isatty():
+        yield from tqdm(results, total=total, unit=" pictures", desc="drawing")
+        return
+    start, step = time.monotonic(), max(total // 10, 1)
+    for done, written in enumerate(results, start=1):
+        if done % step == 0 or done == total:
+            rate = done / (time.monotonic() - start)
+            print(f"drawn {done} of {total} pictures, {rate:.0f}/s", file=sys.stderr, flush=True)
+        yield written

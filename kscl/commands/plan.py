@@ -1,0 +1,97 @@
+"""A run on paper: its parameters, operations, memory, and how long an epoch takes on which GPUs.
+
+    a step = forward and backward of the query (3 forward passes) + K forward passes of the keys
+             + the way of each key view to another GPU and back (shuffled BatchNorm)
+             + the products with the dictionary
+
+The share of a GPU's peak that a network reaches is not computed but calibrated, on one measured
+epoch: the paper's at K = 1 (16 minutes on 8 V100), or one of yours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fvcore.common.config import CfgNode
+
+from kscl import cli
+from kscl.config.merge import load_config
+from kscl.config.tree import config_yaml
+from kscl.errors import KsclError
+from kscl.method.cost import (
+    GPUS,
+    IMAGENET_IMAGES,
+    PAPER_COUNT,
+    PAPER_GPU,
+    Costs,
+    calibrated_efficiency,
+    count_costs,
+    epoch_minutes,
+    forward_passes,
+    memory_bytes,
+    paper_efficiency,
+    step_flops,
+    step_seconds,
+)
+
+EXAMPLES = """  python tools/plan.py --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
+      --gpu V100 --num-gpus 8
+  python tools/plan.py --gpu A100 --num-gpus 4 --images 100000 METHOD.NUM_SHOTS 3 SOLVER.AMP bf16
+"""
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = cli.parser(__doc__ or "", EXAMPLES)
+    arguments.add_argument("--gpu", default=PAPER_GPU, help=f"one of {', '.join(GPUS)}")
+    arguments.add_argument("--num-gpus", type=int, default=PAPER_COUNT, metavar="N")
+    arguments.add_argument("--images", type=int, default=IMAGENET_IMAGES, metavar="N")
+    arguments.add_argument(
+        "--measured-minutes",
+        type=float,
+        metavar="M",
+        help="an epoch of this very config on these GPUs, to calibrate on instead of the paper's",
+    )
+    cli.add_config_arguments(arguments)
+    given = arguments.parse_args(argv)
+    cfg = load_config(given.config_file, given.overrides)
+    if given.print_config:
+        print(config_yaml(cfg), end="")
+        return 0
+    if given.gpu not in GPUS:
+        raise KsclError(f"no figures of a {given.gpu} here; there are {', '.join(GPUS)}")
+    if given.num_gpus < 1 or given.images < cfg.SOLVER.BATCH_SIZE:
+        raise KsclError("a plan needs at least one GPU and one batch of images")
+    costs, gpu, count = count_costs(cfg), GPUS[given.gpu], given.num_gpus
+    if given.measured_minutes is None:
+        efficiency, basis = paper_efficiency(), "the paper's K = 1 on 8 V100"
+    else:
+        efficiency = calibrated_efficiency(
+            cfg, costs, gpu, count, given.measured_minutes, given.images
+        )
+        basis = f"{given.measured_minutes:g} measured minutes"
+    seconds = step_seconds(cfg, costs, gpu, count, efficiency)
+    for line in report(cfg, costs, given.gpu, count, seconds, given.images):
+        print(line)
+    print(f"calibrated on {basis}: {efficiency:.0%} of the peak; data loading is not counted")
+    return 0
+
+
+def report(
+    cfg: CfgNode, costs: Costs, gpu_name: str, count: int, seconds: float, num_images: int
+) -> list[str]:
+    memory = memory_bytes(cfg, costs, count)
+    total, available = sum(memory.values()) / 2**30, GPUS[gpu_name].memory_gib
+    minutes = epoch_minutes(seconds, num_images, cfg.SOLVER.BATCH_SIZE)
+    fits = "fits" if total < 0.9 * available else "does NOT fit: more SOLVER.ACCUMULATE"
+    return [
+        f"{cfg.BACKBONE.NAME} with head: {costs.parameters / 1e6:.1f} million parameters, "
+        f"{costs.forward_flops / 1e9:.2f} GFLOP an image forward",
+        f"a step of {cfg.SOLVER.BATCH_SIZE} images, K = {cfg.METHOD.NUM_SHOTS}: "
+        f"{step_flops(cfg, costs) / 1e12:.1f} TFLOP ({forward_passes(cfg)} forward passes an "
+        f"image), {seconds * 1e3:.0f} ms on {count} x {gpu_name}",
+        *(f"  {size / 2**30:7.2f} GiB  {what}" for what, size in memory.items()),
+        f"  {total:7.2f} GiB  a GPU in all, of {available:g} GiB: {fits}",
+        f"an epoch of {num_images:,} images: {minutes:.1f} minutes; {cfg.SOLVER.EPOCHS} epochs: "
+        f"{minutes * cfg.SOLVER.EPOCHS / 60:.1f} hours",
+    ]

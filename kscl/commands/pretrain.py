@@ -1,0 +1,31 @@
+"""Pretraining from a config: images in, `backbone.safetensors` and `record.json` out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kscl import cli
+from kscl.config.merge import load_config
+from kscl.config.tree import config_yaml
+from kscl.engine.run import Job, run
+from kscl.runtime.launch import launch
+
+EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
+      DATA.TRAIN datasets/shapes/train OUTPUT_DIR output/mine
+  python tools/pretrain.py --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
+      --num-gpus 8 --auto-resume DATA.TRAIN /data/imagenet/train
+  torchrun --nnodes 2 --nproc-per-node 8 … tools/pretrain.py --auto-resume --config-file …
+"""
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = cli.parser(__doc__ or "", EXAMPLES)
+    cli.add_run_arguments(arguments)
+    cli.add_config_arguments(arguments)
+    given = arguments.parse_args(argv)
+    cfg = load_config(given.config_file, given.overrides)
+    if given.print_config:
+        print(config_yaml(cfg), end="")
+        return 0
+    return launch(run, Job(cfg, given.resume, given.auto_resume), given.num_gpus)

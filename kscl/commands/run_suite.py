@@ -1,0 +1,148 @@
+"""Run a suite: pretraining, probes, conversion, detection and the leaderboard, from one file.
+
+What is finished is not run again, what changed is, and what fails does not stop the others. Kill it
+anywhere and start it again: it goes on.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kscl import cli
+from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, State, look, run_stages
+from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.stages import plan
+from kscl.runtime.logs import clock
+
+EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml
+  python tools/run_suite.py configs/suites/own_data.yaml --dry-run
+  python tools/run_suite.py configs/suites/paper.yaml --print-commands > jobs.sh
+"""
+STATE_FOLDER = ".stages"
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show what is done, what is to do and how long"
+    )
+    parser.add_argument(
+        "--print-commands",
+        action="store_true",
+        help="print the commands of all stages, in order, for a scheduler of your own",
+    )
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="stages to run side by side (the suite's jobs, or 1)"
+    )
+    parser.add_argument(
+        "--insert",
+        nargs=2,
+        metavar=("FILE", "NAME"),
+        help="also put the board into FILE, between <!-- board NAME --> and its end mark",
+    )
+    arguments = parser.parse_args(argv)
+    suite = read_suite(arguments.suite)
+    stages = plan(suite)
+    if arguments.insert:
+        board = stages[-1]
+        stages[-1] = replace(board, arguments=(*board.arguments, "--insert", *arguments.insert))
+    if arguments.print_commands:
+        for stage in stages:
+            print(shlex.join(stage.command))
+        return 0
+    state_dir = Path(suite.output_dir) / STATE_FOLDER
+    states = look(stages, state_dir)
+    jobs = max(1, arguments.jobs or suite.jobs)
+    if arguments.dry_run:
+        print(table(states, jobs))
+        return 0
+    show = _LiveTable(jobs) if sys.stderr.isatty() else _Lines(states)
+    code = run_stages(states, state_dir, show, jobs)
+    for state in states:
+        if state.status == FAILED and state.log is not None:
+            print(f"\n{state.stage.name} failed; the end of {state.log}:\n{_tail(state.log)}")
+    _print_board(Path(suite.output_dir) / suite.board)
+    return code
+
+
+def table(states: list[State], jobs: int = 1) -> str:
+    """One line a stage, and how long the rest may take."""
+    width = max(len(state.stage.name) for state in states)
+    lines = [
+        f"{state.stage.name:<{width}}  {state.status:<8} {_time(state)}".rstrip()
+        for state in states
+    ]
+    left = [state for state in states if state.status != DONE]
+    known = [state.expected for state in left if state.expected is not None]
+    unknown = len(left) - len(known)
+    told = f"{len(states) - len(left)} of {len(states)} stages done"
+    if known:
+        told += f", about {clock(sum(known) / jobs)} to go"
+    if left and unknown:
+        told += (
+            f" (and {unknown} of which nothing is known yet)" if known else ", time not known yet"
+        )
+    return "\n".join([*lines, told])
+
+
+def _time(state: State) -> str:
+    if state.status in (DONE, RUNNING, FAILED) and state.seconds is not None:
+        note = clock(state.seconds)
+        if state.status == RUNNING and state.expected:
+            note += f" of about {clock(state.expected)}"
+        return note
+    return f"about {clock(state.expected)}" if state.expected else ""
+
+
+class _LiveTable:
+    """On a terminal: the table, drawn anew over the one before."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs, self.height = jobs, 0
+
+    def __call__(self, states: list[State]) -> None:
+        running = [state for state in states if state.status == RUNNING]
+        lines = table(states, self.jobs).splitlines() + [_last_line(state) for state in running]
+        sys.stderr.write(f"\033[{self.height}F" if self.height else "")
+        sys.stderr.write("".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
+        sys.stderr.flush()
+        self.height = len(lines)
+
+
+def _last_line(state: State) -> str:
+    width = shutil.get_terminal_size().columns - 1
+    return f"{state.stage.name}: {_tail(state.log, 1) if state.log else ''}"[:width]
+
+
+class _Lines:
+    """When piped: a line whenever a stage begins or ends."""
+
+    def __init__(self, states: list[State]) -> None:
+        self.told = {state.stage.name: state.status for state in states}
+
+    def __call__(self, states: list[State]) -> None:
+        for state in states:
+            if state.status != self.told[state.stage.name]:
+                self.told[state.stage.name] = state.status
+                print(f"{state.stage.name}: {state.status} {_time(state)}".rstrip(), flush=True)
+
+
+def _tail(path: Path, lines: int = 15) -> str:
+    try:
+        text = path.read_text(errors="replace")[-20_000:]
+    except OSError:
+        return ""
+    return "\n".join(text.replace("\r", "\n").rstrip().splitlines()[-lines:])
+
+
+def _print_board(folder: Path) -> None:
+    text = folder / "leaderboard.md"
+    if text.is_file():
+        print(f"\n{text.read_text()}\nthe page: {(folder / 'leaderboard.html').resolve()}")

@@ -1,0 +1,177 @@
+"""Which values a pretraining config may hold, alone and together; each rule says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from fvcore.common.config import CfgNode
+
+from kscl.config.tree import value_of
+from kscl.views.recipes import check_recipe
+
+# A broken rule: the keys it concerns, and what is wrong with their values and how to mend it.
+Broken = tuple[tuple[str, ...], str]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "DATA.BAD_IMAGES": ("skip", "error"),
+    "HEAD.TYPE": ("mlp", "mlp_bn", "linear"),
+    "METHOD.SIMILARITY": ("projection", "cosine", "mean_cosine"),
+    "KEY_ENCODER.TYPE": ("momentum", "shared"),
+    "KEY_ENCODER.BATCH_NORM": ("train", "eval"),
+    "DICTIONARY.TYPE": ("queue", "minibatch", "memory_bank"),
+    "SOLVER.OPTIMIZER": ("sgd", "adamw", "lars"),
+    "SOLVER.SCHEDULE": ("cosine", "step"),
+    "SOLVER.SCHEDULE_BY": ("epoch", "step"),
+    "SOLVER.AMP": ("off", "bf16", "fp16"),
+}
+
+Range = tuple[Callable[[float], bool], str]
+AT_LEAST_0: Range = (lambda v: v >= 0, "at least 0")
+AT_LEAST_1: Range = (lambda v: v >= 1, "at least 1")
+POSITIVE: Range = (lambda v: v > 0, "greater than 0")
+
+RANGES: dict[str, Range] = {
+    "SEED": AT_LEAST_0,
+    "DATA.NUM_WORKERS": AT_LEAST_0,
+    "DATA.BAD_IMAGES_MAX_SHARE": (lambda v: 0 <= v <= 1, "a share between 0 and 1"),
+    "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
+    "HEAD.HIDDEN_DIM": AT_LEAST_0,
+    "HEAD.DIM": AT_LEAST_1,
+    "METHOD.NUM_SHOTS": (lambda v: v >= 1, "at least 1: it is K, the number of key views"),
+    "METHOD.RHO": (lambda v: 0 < v <= 1, "in (0, 1]: the share of the eigenvalue mass to keep"),
+    "METHOD.TEMPERATURE": POSITIVE,
+    "KEY_ENCODER.MOMENTUM": (lambda v: 0 <= v <= 1, "between 0 and 1"),
+    "DICTIONARY.QUEUE_LENGTH": AT_LEAST_1,
+    "DICTIONARY.BANK_MOMENTUM": (lambda v: 0 <= v < 1, "in [0, 1); 0 replaces the slot"),
+    "SOLVER.EPOCHS": AT_LEAST_1,
+    "SOLVER.BATCH_SIZE": AT_LEAST_1,
+    "SOLVER.BASE_LR": POSITIVE,
+    "SOLVER.REFERENCE_BATCH_SIZE": AT_LEAST_1,
+    "SOLVER.MOMENTUM": (lambda v: 0 <= v < 1, "in [0, 1)"),
+    "SOLVER.WEIGHT_DECAY": AT_LEAST_0,
+    "SOLVER.GAMMA": POSITIVE,
+    "SOLVER.WARMUP_EPOCHS": AT_LEAST_0,
+    "SOLVER.ACCUMULATE": AT_LEAST_1,
+    "SOLVER.CLIP_GRAD_NORM": AT_LEAST_0,
+    "CHECKPOINT.PERIOD_EPOCHS": AT_LEAST_1,
+    "CHECKPOINT.PERIOD_STEPS": AT_LEAST_0,
+    "CHECKPOINT.KEEP": AT_LEAST_1,
+    "EVAL.KNN_PERIOD": AT_LEAST_0,
+    "EVAL.KNN_K": AT_LEAST_1,
+    "EVAL.KNN_TEMPERATURE": POSITIVE,
+    "LOG.PERIOD": AT_LEAST_1,
+}
+
+
+def check_values(
+    cfg: CfgNode, choices: Mapping[str, tuple[str, ...]], ranges: Mapping[str, Range]
+) -> Iterator[Broken]:
+    """The rules that concern one key each."""
+    for key, names in choices.items():
+        if value_of(cfg, key) not in names:
+            yield (key,), f"must be one of {', '.join(names)}"
+    for key, (allowed, text) in ranges.items():
+        value = value_of(cfg, key)
+        if not isinstance(value, int | float) or not allowed(value):  # NaN is in no range
+            yield (key,), f"must be {text}"
+
+
+def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
+    """Every broken rule, not only the first."""
+    yield from check_values(cfg, CHOICES, RANGES)
+    yield from _check_input(cfg)
+    yield from _check_method(cfg)
+    yield from _check_schedule(cfg)
+    yield from _check_parts(cfg)
+    if cfg.EVAL.KNN_PERIOD and not (cfg.EVAL.KNN_TRAIN and cfg.EVAL.KNN_VAL):
+        yield (
+            ("EVAL.KNN_PERIOD", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),
+            "the check needs two sets of class folders: name both, or set the period to 0",
+        )
+
+
+def _check_input(cfg: CfgNode) -> Iterator[Broken]:
+    for key in ("MEAN", "STD"):
+        if len(cfg.INPUT[key]) != 3:
+            yield (f"INPUT.{key}",), "must have three numbers: red, green, blue"
+    if not all(std > 0 for std in cfg.INPUT.STD):
+        yield ("INPUT.STD",), "must be greater than 0: images are divided by it"
+    for problem in check_recipe(cfg.AUGMENT, "AUGMENT"):
+        yield (), problem
+
+
+def _check_method(cfg: CfgNode) -> Iterator[Broken]:
+    method, dictionary, key_encoder = cfg.METHOD, cfg.DICTIONARY, cfg.KEY_ENCODER
+    in_batch = dictionary.TYPE == "minibatch"
+    if dictionary.TYPE == "queue" and dictionary.QUEUE_LENGTH < cfg.SOLVER.BATCH_SIZE:
+        yield (
+            ("DICTIONARY.QUEUE_LENGTH", "SOLVER.BATCH_SIZE"),
+            "the queue must hold at least one batch: lengthen it or make the batch smaller",
+        )
+    if in_batch and cfg.SOLVER.BATCH_SIZE < 2:
+        yield (
+            ("DICTIONARY.TYPE", "SOLVER.BATCH_SIZE"),
+            "a batch of one image has no other instance to tell apart",
+        )
+    if method.SIMILARITY == "cosine" and method.NUM_SHOTS != 1:
+        yield (
+            ("METHOD.SIMILARITY", "METHOD.NUM_SHOTS"),
+            "cosine compares two vectors: set NUM_SHOTS 1, or take projection or mean_cosine",
+        )
+    if method.GRAD_THROUGH_KEYS and not in_batch:
+        yield (
+            ("METHOD.GRAD_THROUGH_KEYS", "DICTIONARY.TYPE"),
+            "only keys of this batch carry gradients: set DICTIONARY.TYPE minibatch",
+        )
+    if method.GRAD_THROUGH_KEYS and key_encoder.TYPE != "shared":
+        yield (
+            ("METHOD.GRAD_THROUGH_KEYS", "KEY_ENCODER.TYPE"),
+            "a momentum encoder is not trained by gradients: set KEY_ENCODER.TYPE shared",
+        )
+    if key_encoder.TYPE == "shared" and not in_batch:
+        yield (
+            ("KEY_ENCODER.TYPE", "DICTIONARY.TYPE"),
+            "a stored key outlives the weights that made it, so it needs the slow momentum "
+            "encoder: set KEY_ENCODER.TYPE momentum, or DICTIONARY.TYPE minibatch",
+        )
+    if key_encoder.TYPE == "shared" and key_encoder.BATCH_NORM == "eval":
+        yield (
+            ("KEY_ENCODER.BATCH_NORM", "KEY_ENCODER.TYPE"),
+            "a shared encoder has no statistics of its own for the keys: set BATCH_NORM train",
+        )
+    if method.SYMMETRIC and not (in_batch and key_encoder.TYPE == "shared"):
+        yield (
+            ("METHOD.SYMMETRIC", "DICTIONARY.TYPE", "KEY_ENCODER.TYPE"),
+            "each view is query and key only within a minibatch and with a shared encoder",
+        )
+
+
+def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
+    solver = cfg.SOLVER
+    if solver.WARMUP_EPOCHS >= solver.EPOCHS:
+        yield (
+            ("SOLVER.WARMUP_EPOCHS", "SOLVER.EPOCHS"),
+            "the warm-up must end before the training does",
+        )
+    if solver.SCHEDULE == "step":
+        epochs = solver.MILESTONES
+        if sorted(set(epochs)) != list(epochs) or not all(0 < e < solver.EPOCHS for e in epochs):
+            yield (
+                ("SOLVER.MILESTONES", "SOLVER.EPOCHS"),
+                "must be rising epochs inside the training",
+            )
+
+
+def _check_parts(cfg: CfgNode) -> Iterator[Broken]:
+    solver = cfg.SOLVER
+    if solver.ACCUMULATE >= 1 and solver.BATCH_SIZE % solver.ACCUMULATE:
+        yield (
+            ("SOLVER.ACCUMULATE", "SOLVER.BATCH_SIZE"),
+            "the batch is cut into equal parts: choose a divisor of it",
+        )
+    if solver.ACCUMULATE > 1 and cfg.DICTIONARY.TYPE == "minibatch":
+        yield (
+            ("SOLVER.ACCUMULATE", "DICTIONARY.TYPE"),
+            "each part would have its own few negatives, which is another loss: set ACCUMULATE 1 "
+            "and a smaller BATCH_SIZE",
+        )

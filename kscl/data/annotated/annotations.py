@@ -1,0 +1,135 @@
+"""Annotated images as every reader hands them on, and the problems it met on the way.
+
+Boxes are (x1, y1, x2, y2) in 0-based coordinates, as Detectron2 has them: a box over a whole image
+is (0, 0, width, height), whatever the file counts from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kscl.errors import KsclError
+
+SHOWN_PER_KIND = 20  # on screen; `Problem`s are all kept
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to mend: where it is, what it is and how. A note is told but stops nothing."""
+
+    kind: str
+    where: str
+    what: str
+    fix: str
+    fatal: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}. {self.fix}."
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedObject:
+    """One object; the defaults are those that VOC files without the tag are read with."""
+
+    name: str
+    box: Box
+    difficult: bool = False  # in COCO files: a crowd
+    truncated: bool = False
+    pose: str = "Unspecified"
+    area: float | None = None  # of the mask where the file has one, else of the box
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotatedImage:
+    id: str
+    path: Path | None
+    width: int
+    height: int
+    objects: tuple[AnnotatedObject, ...]
+    annotation: str  # the file that says so, for messages
+
+
+@dataclass
+class AnnotatedSet:
+    """One split of a data set, read whole: what is good in it, and every problem of the rest."""
+
+    name: str
+    class_names: tuple[str, ...]
+    images: list[AnnotatedImage] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def counts(self) -> dict[str, int]:
+        """Objects of each class of the list that are to be found (difficult ones are not)."""
+        found = Counter(o.name for image in self.images for o in image.objects if not o.difficult)
+        return {name: found[name] for name in self.class_names}
+
+    @property
+    def usable(self) -> bool:
+        return not any(problem.fatal for problem in self.problems)
+
+    def checked(self) -> AnnotatedSet:
+        """This set, or one error with every problem that makes it unusable."""
+        if not self.usable:
+            fatal = [problem for problem in self.problems if problem.fatal]
+            raise KsclError(f"{self.name} cannot be used:\n{list_problems(fatal)}")
+        return self
+
+
+def list_problems(problems: Iterable[Problem]) -> str:
+    """One line a problem, grouped by kind; of a kind that fills the screen the rest is counted."""
+    by_kind: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_kind.setdefault(problem.kind, []).append(problem)
+    lines = []
+    for kind, found in by_kind.items():
+        lines += [f"  [{kind}] {problem}" for problem in found[:SHOWN_PER_KIND]]
+        if len(found) > SHOWN_PER_KIND:
+            lines.append(f"  [{kind}] … and {len(found) - SHOWN_PER_KIND} more like these")
+    return "\n".join(lines)
+
+
+def check_class_names(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """The list as a tuple, or an error: an index into it must mean one class."""
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if repeated:
+        raise KsclError(f"{where}: {', '.join(repeated)} is in the class list twice. List it once.")
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise KsclError(f"{where}: the class list {list(names)} is empty or has an empty name.")
+    return tuple(names)
+
+
+def is_ordered(box: Box) -> bool:
+    """Whether it can stand in a table of boxes; one without area can, one turned over cannot."""
+    return box[0] <= box[2] and box[1] <= box[3]
+
+
+def check_box(box: Box, width: int, height: int, where: str, what: str) -> list[Problem]:
+    """What is wrong with a box in an image of this size (0 x 0: not known, so not compared).
+
+    `what` tells the object and its box as the file has them, for the message.
+    """
+    x1, y1, x2, y2 = box
+    if not (x1 < x2 and y1 < y2):
+        fix = "Correct it so that the maxima are above the minima, or delete the object"
+        return [Problem("degenerate box", where, f"{what} has no area", fix)]
+    problems = []
+    outside = max(-x1, -y1, x2 - width, y2 - height) if width and height else 0
+    # Files that count from 0 instead of 1 are one pixel off; Detectron2 clips that in training.
+    if outside > 1:
+        fix = "Correct the box, or the size if it belongs to another image"
+        text = f"{what} is {outside:g} pixels outside its {width} x {height} image"
+        problems.append(Problem("box outside", where, text, fix))
+    elif outside > 0:
+        text = f"{what} is up to a pixel outside its {width} x {height} image"
+        fix = "It is clipped in training; VOC counts pixels from 1, perhaps this file from 0"
+        problems.append(Problem("box at the border", where, text, fix, fatal=False))
+    if min(x2 - x1, y2 - y1) <= 1:
+        fix = "It is used as it is; delete the object if it was a slip of the mouse"
+        text = f"{what} is one pixel wide or high"
+        problems.append(Problem("tiny box", where, text, fix, fatal=False))
+    return problems

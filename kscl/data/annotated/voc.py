@@ -1,0 +1,295 @@
+"""A folder in the layout of Pascal VOC: Annotations/*.xml, JPEGImages/*, ImageSets/Main/*.txt.
+
+Any class list will do. Tags that many tools leave out are read as pose "Unspecified", truncated 0
+and difficult 0; a missing (or zero) <size> is taken from the image; coordinates may be fractions.
+The reader never stops at a problem: it notes it and goes on, so that all are told at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from xml.etree.ElementTree import Element
+
+from kscl.data.annotated.annotations import (
+    AnnotatedImage,
+    AnnotatedObject,
+    AnnotatedSet,
+    Box,
+    Problem,
+    check_box,
+    check_class_names,
+    is_ordered,
+)
+from kscl.data.annotated.image_size import IMAGE_SUFFIXES, image_size
+from kscl.data.annotated.xml import parse_xml
+from kscl.errors import KsclError
+
+CLASSES_FILE = "classes.txt"  # beside Annotations/: the class list, one name a line
+VOC_CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
+    *("train", "tvmonitor"),
+)
+
+
+def read_voc(
+    root: str | Path,
+    split: str,
+    class_names: Sequence[str] | None = None,
+    *,
+    name: str | None = None,
+    with_images: bool = True,
+) -> AnnotatedSet:
+    """Read one split; without `with_images` only annotations are looked at (enough to score)."""
+    root = Path(root)
+    label = name or f"voc:{root}:{split}"
+    problems = check_layout(root, split, with_images)
+    if problems:
+        return AnnotatedSet(label, tuple(class_names or ()), problems=problems)
+    classes = check_class_names(class_names or found_class_names(root), label)
+    found = AnnotatedSet(label, classes)
+    ids = list(_split_ids(root, split, found.problems))
+    images = _image_index(root / "JPEGImages") if with_images else None
+    for image_id in ids:
+        image = _read_image(root, image_id, classes, images, found.problems)
+        if image is not None:
+            found.images.append(image)
+    return found
+
+
+def found_class_names(root: Path) -> tuple[str, ...]:
+    """The names in classes.txt, or else every name in Annotations/ in alphabetical order."""
+    listed = root / CLASSES_FILE
+    if listed.is_file():
+        try:
+            lines = listed.read_text(encoding="utf-8-sig").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise KsclError(f"{listed} cannot be read: {error}. Save it as UTF-8.") from error
+        return check_class_names([line.strip() for line in lines if line.strip()], str(listed))
+    names = set()
+    for path in sorted((root / "Annotations").rglob("*.xml")):
+        try:
+            objects = parse_xml(path).findall("object")
+        except KsclError:  # told by the reader of the split that has it
+            continue
+        names |= {_text(item, "name") for item in objects}
+    names.discard("")
+    if not names:
+        raise KsclError(
+            f"{root / 'Annotations'}: no annotation names a class. Check that the XML files have "
+            f"<object><name>, or list the classes in {listed}."
+        )
+    return tuple(sorted(names))
+
+
+def check_layout(root: Path, split: str, with_images: bool = True) -> list[Problem]:
+    """The folders and the split file that must be there before anything else makes sense."""
+    if not root.is_dir():
+        return [Problem("layout", str(root), "there is no such folder", "Check the path")]
+    inner = sorted(path.parent for path in root.glob("*/ImageSets"))
+    wanted = ["Annotations", "ImageSets/Main", *(["JPEGImages"] if with_images else [])]
+    problems = []
+    for folder in wanted:
+        if not (root / folder).is_dir():
+            hint = f"Perhaps you mean {inner[0]}" if inner else "Arrange the set as Pascal VOC is"
+            problems.append(Problem("layout", str(root), f"it has no folder {folder}", hint))
+    lists = root / "ImageSets" / "Main"
+    if lists.is_dir() and not (lists / f"{split}.txt").is_file():
+        splits = sorted(path.stem for path in lists.glob("*.txt"))
+        near = difflib.get_close_matches(split, splits, 1)
+        fix = f"It has {', '.join(splits[:8]) or 'no split at all'}"
+        fix += f"; the nearest is '{near[0]}'" if near else ""
+        if split == "test" and "trainval" in splits:
+            fix += (
+                ". The official VOC2007 test is a separate archive: unpack it into the same folder"
+            )
+        where = str(lists / f"{split}.txt")
+        problems.append(Problem("layout", where, f"there is no split '{split}'", fix))
+    return problems
+
+
+def _split_ids(root: Path, split: str, problems: list[Problem]) -> Iterator[str]:
+    """The image ids of a split; of a per-class list those that hold the class (not marked -1)."""
+    path = root / "ImageSets" / "Main" / f"{split}.txt"
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        problems.append(Problem("split", str(path), f"cannot be read: {error}", "Save it as UTF-8"))
+        return
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    rows = [line.split() for line in lines]
+    per_class = bool(rows) and all(len(row) == 2 and row[1] in ("-1", "0", "1") for row in rows)
+    if per_class and not (root / "Annotations" / f"{lines[0]}.xml").exists():
+        ids = [row[0] for row in rows if row[1] != "-1"]
+        what = f"is a list for one class: {len(ids)} of its {len(rows)} images hold it and are used"
+        fix = "Name the split without the class to use all of them"
+        problems.append(Problem("per-class split", str(path), what, fix, fatal=False))
+    else:
+        ids = lines
+    if not ids:
+        fix = "Write one image id a line, or name another split"
+        problems.append(Problem("empty split", str(path), "the split lists no image", fix))
+    seen = set()
+    for image_id in ids:
+        if image_id in seen:
+            what = f"'{image_id}' is listed twice"
+            problems.append(Problem("duplicate id", str(path), what, "Delete one of the lines"))
+        elif ".." in Path(image_id).parts or Path(image_id).is_absolute():
+            what = f"'{image_id}' leads out of the data set"
+            problems.append(Problem("split", str(path), what, "Ids are file names without suffix"))
+        else:
+            seen.add(image_id)
+            yield image_id
+
+
+def _image_index(folder: Path) -> dict[str, list[Path]]:
+    """Image files by the id they stand for; one walk instead of a guess of suffixes an image."""
+    index: dict[str, list[Path]] = {}
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            if path.suffix.lower() in IMAGE_SUFFIXES:
+                image_id = path.relative_to(folder).with_suffix("").as_posix()
+                index.setdefault(image_id, []).append(path)
+    return index
+
+
+def _read_image(
+    root: Path,
+    image_id: str,
+    classes: tuple[str, ...],
+    images: dict[str, list[Path]] | None,
+    problems: list[Problem],
+) -> AnnotatedImage | None:
+    path = root / "Annotations" / f"{image_id}.xml"
+    where = str(path)
+    image_path = None
+    if images is not None:
+        image_path = _choose_image(root, image_id, images, problems)
+    if not path.exists():
+        fix = "Add it (without <object> if the image shows none), or take the id off the split"
+        if Path(image_id).suffix.lower() in IMAGE_SUFFIXES:
+            fix = "Ids in a split file have no suffix: take it off"
+        problems.append(Problem("missing annotation", where, "there is no such file", fix))
+        return None
+    try:
+        tree = parse_xml(path)
+    except KsclError as error:
+        fix = "Write the annotation anew, or take the id off the split"
+        problems.append(Problem("unreadable annotation", where, str(error), fix))
+        return None
+    if images is not None and image_path is None:
+        return None
+    width, height = _size(tree, image_path, where, problems)
+    objects = []
+    for number, item in enumerate(tree.findall("object"), 1):
+        thing = _read_object(item, f"object {number}", classes, where, problems)
+        if thing is None:
+            continue
+        x1, y1, x2, y2 = thing.box
+        box = f"xmin {x1 + 1:g}, ymin {y1 + 1:g}, xmax {x2:g}, ymax {y2:g}"
+        what = f"object {number} ('{thing.name}', {box})"
+        problems += check_box(thing.box, width, height, where, what)
+        if is_ordered(thing.box):
+            objects.append(thing)
+    return AnnotatedImage(image_id, image_path, width, height, tuple(objects), where)
+
+
+def _choose_image(
+    root: Path, image_id: str, images: dict[str, list[Path]], problems: list[Problem]
+) -> Path | None:
+    files = images.get(image_id, [])
+    if len(files) == 1:
+        return files[0]
+    where = str(root / "JPEGImages" / image_id)
+    if files:
+        names = ", ".join(sorted(file.name for file in files))
+        problems.append(Problem("ambiguous image", where, f"there are {names}", "Keep one of them"))
+    else:
+        what = f"there is no image of this name ({', '.join(sorted(IMAGE_SUFFIXES))})"
+        fix = "Add the image, or take the id off the split"
+        problems.append(Problem("missing image", where, what, fix))
+    return None
+
+
+def _size(
+    tree: Element, image_path: Path | None, where: str, problems: list[Problem]
+) -> tuple[int, int]:
+    """(width, height) as written, or of the image; (0, 0) where neither is to be had."""
+    texts = _text(tree, "size/width"), _text(tree, "size/height")
+    try:
+        width, height = (int(float(text)) for text in texts if text) if any(texts) else (0, 0)
+    except (ValueError, OverflowError):
+        fix = "Correct it, or delete <size>: it is then read from the image"
+        problems.append(Problem("size", where, f"<size> is {texts}, not two numbers", fix))
+        return 0, 0
+    if width > 0 and height > 0:
+        return width, height
+    if image_path is None:
+        return 0, 0
+    try:
+        return image_size(image_path)
+    except KsclError:  # the image itself is told by preflight; here it only hides the size
+        fix = "Replace the image, or take the id off the split"
+        what = "cannot be read, and its annotation has no <size>"
+        problems.append(Problem("unreadable image", str(image_path), what, fix))
+        return 0, 0
+
+
+def _read_object(
+    item: Element, what: str, classes: tuple[str, ...], where: str, problems: list[Problem]
+) -> AnnotatedObject | None:
+    name = _text(item, "name")
+    if name not in classes:
+        near = difflib.get_close_matches(name, classes, 1, cutoff=0.7)
+        fix = f"Did you mean '{near[0]}'? Correct it" if near else "Correct the name"
+        fix += f", or add it to the class list ({', '.join(classes[:20])})"
+        text = (
+            f"{what} is of the class '{name}', which is not in the list"
+            if name
+            else f"{what} has no <name>"
+        )
+        problems.append(Problem("unknown class", where, text, fix))
+        return None
+    try:
+        box = _read_box(item)
+        difficult, truncated = (_flag(item, tag) for tag in ("difficult", "truncated"))
+    except ValueError as error:
+        problems.append(Problem("bad tag", where, f"{what} ('{name}'): {error}", "Correct the tag"))
+        return None
+    return AnnotatedObject(name, box, difficult, truncated, _text(item, "pose") or "Unspecified")
+
+
+def _read_box(item: Element) -> Box:
+    box = item.find("bndbox")
+    if box is None:
+        raise ValueError("<bndbox> is missing")
+    values = []
+    for tag in ("xmin", "ymin", "xmax", "ymax"):
+        text = _text(box, tag)
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ValueError(f"<{tag}> is '{text}', not a number")
+        values.append(value)
+    # VOC counts pixels from 1 and includes the last one: (1, W) is the whole width, (0, W) here.
+    return values[0] - 1, values[1] - 1, values[2], values[3]
+
+
+def _flag(item: Element, tag: str) -> bool:
+    text = _text(item, tag)
+    if text.lower() in ("", "0", "false"):
+        return False
+    if text.lower() in ("1", "true"):
+        return True
+    raise ValueError(f"<{tag}> is '{text}', not 0 or 1")
+
+
+def _text(element: Element, path: str) -> str:
+    return (element.findtext(path) or "").strip()

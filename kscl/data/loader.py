@@ -1,0 +1,248 @@
+"""Batches of K + 1 views: which images in which order, read, augmented and brought to the encoder.
+
+Order and views are pure functions of (seed, epoch, index, view). A batch is asked for by its step,
+so a run starts at any step without touching what came before, and neither the number of workers
+nor of ranks changes what is seen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import cv2
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from kscl.data.bad_images import MOST_REPLACEMENTS, BadImages, check_some_image_reads, replacement
+from kscl.data.decode import UnreadableImage, decode_image
+from kscl.data.open import ImageSource, open_source
+from kscl.errors import KsclError
+from kscl.rng import ORDER, VIEWS, permutation, uniforms
+from kscl.views.augment import make_views, numbers_needed
+from kscl.views.normalize import normalise_planes
+from kscl.views.recipes import check_recipe, with_defaults
+
+Place = tuple[int, int]  # epoch and number of the image
+
+
+class Batch(NamedTuple):
+    """What the encoder gets, and what was met on the way."""
+
+    views: torch.Tensor  # (B, K + 1, 3, H, W), view 0 is the query; uint8, or float32 normalised
+    instances: torch.Tensor  # (B,) int64, the number of the image shown
+    bad: list[tuple[int, str]]  # unreadable images met and why; each was replaced
+
+
+def epoch_order(seed: int, epoch: int, num_images: int) -> np.ndarray:
+    """The order in which an epoch shows the images."""
+    return permutation(seed, epoch, ORDER, num_images)
+
+
+def steps_per_epoch(num_images: int, batch_size: int) -> int:
+    """Whole batches only: what is left over changes from epoch to epoch with the order."""
+    steps = num_images // batch_size
+    if not steps:
+        raise KsclError(
+            f"SOLVER.BATCH_SIZE is {batch_size} but there are only {num_images} images: "
+            "an epoch would have no step; make the batch smaller"
+        )
+    return steps
+
+
+class StepSampler:
+    """This rank's share of every batch from `first_step` up to `last_step`, epoch after epoch.
+
+    The ranks hold consecutive pieces of the global batch, so that joined in the order of ranks
+    they give the batch of a single rank.
+    """
+
+    def __init__(
+        self,
+        num_images: int,
+        batch_size: int,
+        seed: int,
+        first_step: int,
+        last_step: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if batch_size % world_size:
+            raise KsclError(
+                f"SOLVER.BATCH_SIZE is {batch_size}, which {world_size} processes cannot share "
+                "evenly; choose a multiple"
+            )
+        self.num_images = num_images
+        self.batch_size = batch_size
+        self.seed = seed
+        self.steps = range(first_step, last_step)
+        self.share = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
+        self.steps_per_epoch = steps_per_epoch(num_images, batch_size)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        known_epoch, order = -1, np.empty(0, np.int64)
+        for step in self.steps:
+            epoch, place = divmod(step, self.steps_per_epoch)
+            if epoch != known_epoch:
+                known_epoch, order = epoch, epoch_order(self.seed, epoch, self.num_images)
+            batch = order[place * self.batch_size : (place + 1) * self.batch_size]
+            yield [(epoch, index) for index in batch[self.share].tolist()]
+
+
+class ViewDataset(Dataset[Batch]):
+    """Images by (epoch, number), each decoded once and turned into `num_views` views."""
+
+    def __init__(
+        self,
+        source: ImageSource,
+        ops: Sequence[dict[str, Any]],
+        num_views: int,
+        size: int,
+        seed: int,
+        mean_std: tuple[Sequence[float], Sequence[float]] | None = None,
+    ) -> None:
+        self.source = source
+        self.ops = with_defaults(ops)
+        self.num_views = num_views
+        self.size = size
+        self.seed = seed
+        self.mean_std = mean_std  # given: float32 normalised here; None: uint8
+        self.num_numbers = numbers_needed(self.ops, num_views)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, place: Place) -> Batch:
+        return self.__getitems__([place])
+
+    def __getitems__(self, places: list[Place]) -> Batch:
+        shape = (len(places), self.num_views, 3, self.size, self.size)
+        views = _new_tensor(shape, torch.float32 if self.mean_std else torch.uint8)
+        shown, bad = [], []
+        for place, target in zip(places, views.numpy(), strict=True):
+            picture, index, met = self.read_picture(*place)
+            self.fill(picture, place, target)
+            shown.append(index)
+            bad.extend(met)
+        return Batch(views, torch.tensor(shown), bad)
+
+    def fill(self, picture: np.ndarray, place: Place, target: np.ndarray) -> None:
+        """Write the views of one decoded image into (K + 1, 3, H, W)."""
+        epoch, index = place
+        numbers = uniforms(self.seed, epoch, VIEWS, index, self.num_numbers)
+        if self.mean_std is None:
+            make_views(picture, self.ops, self.size, numbers, target)
+            return
+        views = np.empty(target.shape, np.uint8)
+        make_views(picture, self.ops, self.size, numbers, views)
+        normalise_planes(views, *self.mean_std, target)
+
+    def read_picture(self, epoch: int, index: int) -> tuple[np.ndarray, int, list[tuple[int, str]]]:
+        """The image, or the first readable one of its replacements; which it was; what was bad."""
+        bad: list[tuple[int, str]] = []
+        shown = index
+        for attempt in range(MOST_REPLACEMENTS):
+            try:
+                return decode_image(self.source.read(shown)), shown, bad
+            except (UnreadableImage, OSError) as error:
+                bad.append((shown, str(error)))
+            shown = replacement(self.seed, epoch, index, attempt, len(self.source))
+        raise KsclError(
+            f"{MOST_REPLACEMENTS} images in a row could not be read from {self.source.where}, "
+            f"the last {self.source.name(bad[-1][0])} ({bad[-1][1]}): is the storage still there?"
+        )
+
+
+def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An empty tensor; in a worker, in memory that the main process sees without a copy."""
+    tensor = torch.empty(0, dtype=dtype)
+    if get_worker_info() is not None:
+        num_bytes = int(np.prod(shape)) * tensor.element_size()
+        tensor.set_(torch.UntypedStorage._new_shared(num_bytes))
+    return tensor.resize_(shape)
+
+
+class TrainLoader:
+    """The batches of a run in order, with the account of bad images and of the time waited."""
+
+    def __init__(self, batches: DataLoader[Batch], dataset: ViewDataset, bad: BadImages) -> None:
+        self.batches = batches
+        self.dataset = dataset
+        self.bad_images = bad
+        self.seconds_waited = 0.0
+
+    @property
+    def source(self) -> ImageSource:
+        return self.dataset.source
+
+    @property
+    def steps_per_epoch(self) -> int:
+        sampler = self.batches.batch_sampler
+        assert isinstance(sampler, StepSampler)
+        return sampler.steps_per_epoch
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = iter(self.batches)
+        while True:
+            asked = time.perf_counter()
+            batch = next(batches, None)
+            self.seconds_waited += time.perf_counter() - asked
+            if batch is None:
+                return
+            self.bad_images.note(batch.bad)
+            yield batch
+
+
+def build_train_loader(
+    cfg: Any,
+    *,
+    last_step: int,
+    first_step: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+) -> TrainLoader:
+    """The batches of steps first_step … last_step - 1 as this rank sees them."""
+    if problems := check_recipe(cfg.AUGMENT, "AUGMENT"):
+        raise KsclError("\n".join(problems))
+    source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
+    check_some_image_reads(source, cfg.SEED)
+    mean_std = None if cfg.DATA.UINT8 else (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
+    num_views = cfg.METHOD.NUM_SHOTS + 1
+    dataset = ViewDataset(source, cfg.AUGMENT, num_views, cfg.INPUT.SIZE, cfg.SEED, mean_std)
+    sampler = StepSampler(
+        len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, first_step, last_step, rank, world_size
+    )
+    bad = BadImages(source, cfg.DATA.BAD_IMAGES, cfg.DATA.BAD_IMAGES_MAX_SHARE)
+    return TrainLoader(load_in_workers(dataset, sampler, cfg.DATA.NUM_WORKERS), dataset, bad)
+
+
+def load_in_workers(
+    dataset: ViewDataset, sampler: StepSampler, num_workers: int
+) -> DataLoader[Batch]:
+    return DataLoader(
+        dataset,
+        batch_sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=_already_a_batch,
+        worker_init_fn=_one_thread,
+        pin_memory=torch.cuda.is_available(),
+        # Its own generator: the loader must not draw from the stream that training draws from.
+        generator=torch.Generator(),
+    )
+
+
+def _already_a_batch(batch: Any) -> Any:
+    return batch
+
+
+def _one_thread(worker: int) -> None:
+    # Zero, not one: one would wait for threads of the main process, which a fork does not copy.
+    cv2.setNumThreads(0)

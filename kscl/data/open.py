@@ -1,0 +1,62 @@
+"""The images that a path stands for: a folder tree, class folders, a text list, tar shards, or a
+split of a VOC folder (`voc:FOLDER:SPLIT`).
+
+Paths with a scheme (`name://…`) go through iopath's `g_pathmgr`, so a handler registered there
+makes them readable.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from iopath.common.file_io import g_pathmgr
+
+from kscl.data.decode import IMAGE_EXTENSIONS
+from kscl.data.folder import FileSource, list_folder, open_list, open_voc_split
+from kscl.data.shards import expand_shards, is_shard_pattern, open_shards
+from kscl.data.source import ImageSource, Labels, is_remote, join
+from kscl.errors import KsclError
+
+__all__ = ["ImageSource", "Labels", "open_source"]
+
+logger = logging.getLogger(__name__)
+
+
+def open_source(where: str, cache_dir: str = "") -> ImageSource:
+    """All images of a folder, list or shards; an error that says what was looked for if none."""
+    if not where:
+        raise KsclError("no images are named: set DATA.TRAIN to a folder, a .txt list or shards")
+    started = time.perf_counter()
+    source = _open(where, cache_dir)
+    logger.info("%d images in %s (%.1f s)", len(source), where, time.perf_counter() - started)
+    return source
+
+
+def _open(where: str, cache_dir: str) -> ImageSource:
+    if is_shard_pattern(where):
+        return open_shards(where, expand_shards(where), cache_dir)
+    if where.startswith("voc:"):
+        return open_voc_split(where)
+    if where.lower().endswith(".txt"):
+        return open_list(where)
+    if not g_pathmgr.isdir(where):
+        raise KsclError(_not_a_folder(where))
+    names, shards = list_folder(where, cache_dir)
+    if len(names):
+        return FileSource(where, where, names)
+    if shards:
+        return open_shards(where, [join(where, shard) for shard in shards], cache_dir)
+    raise KsclError(
+        f"{where} holds no image: no file in it or below it ends in "
+        f"{', '.join(IMAGE_EXTENSIONS)}, and no .tar shard lies in it; "
+        "point DATA.TRAIN at the folder of the images"
+    )
+
+
+def _not_a_folder(where: str) -> str:
+    if g_pathmgr.isfile(where):
+        return f"{where} is neither a folder, nor a .txt list, nor a .tar shard"
+    if is_remote(where):
+        return f"{where} is not there, or no iopath handler is registered for its scheme"
+    return f"{where} is not there: DATA.TRAIN must be a folder, a .txt list or tar shards"

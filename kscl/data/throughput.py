@@ -1,0 +1,73 @@
+"""How many images a second each stage can do, and which one holds the run back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import cv2
+import numpy as np
+import torch
+
+from kscl.data.loader import ViewDataset, epoch_order
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Images a second: decode and augment on one core, encode on all devices of this process."""
+
+    decode: float
+    augment: float
+    workers: int
+    encode: float | None = None
+
+    @property
+    def load(self) -> float:
+        """What the workers deliver together, if each has a core."""
+        return max(1, self.workers) / (1 / self.decode + 1 / self.augment)
+
+    @property
+    def held_back_by(self) -> str:
+        if self.encode is not None and self.encode <= self.load:
+            return "encode"
+        return "decode" if self.decode < self.augment else "augment"
+
+    def with_encode(self, images_per_second: float) -> Budget:
+        return replace(self, encode=images_per_second)
+
+    def __str__(self) -> str:
+        rates = [f"decode {self.decode:.0f}", f"augment {self.augment:.0f}"]
+        if self.encode is not None:
+            rates.append(f"encode {self.encode:.0f}")
+        return (
+            f"images/s: {', '.join(rates)}; {self.workers} workers load {self.load:.0f}; "
+            f"{self.held_back_by} holds the run back"
+        )
+
+
+def measure_budget(dataset: ViewDataset, workers: int, num_images: int = 16) -> Budget:
+    """Time decoding and augmenting of a few images on one core, as a worker would do it."""
+    threads = torch.get_num_threads(), cv2.getNumThreads()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(0)  # no threads of its own, as in a worker
+    try:
+        decode, augment = _time_stages(dataset, min(num_images, len(dataset)))
+    finally:
+        torch.set_num_threads(threads[0])
+        cv2.setNumThreads(threads[1])
+    return Budget(1 / decode, 1 / augment, workers)
+
+
+def _time_stages(dataset: ViewDataset, count: int) -> tuple[float, float]:
+    """Median seconds an image for reading and decoding, and for its views."""
+    kind = np.uint8 if dataset.mean_std is None else np.float32
+    views = np.empty((dataset.num_views, 3, dataset.size, dataset.size), kind)
+    seconds = []
+    for index in epoch_order(dataset.seed, 0, len(dataset))[:count].tolist():
+        start = time.perf_counter()
+        picture, _, _ = dataset.read_picture(0, index)
+        decoded = time.perf_counter()
+        dataset.fill(picture, (0, index), views)
+        seconds.append((decoded - start, time.perf_counter() - decoded))
+    decode, augment = np.median(seconds, axis=0)
+    return float(decode), float(augment)

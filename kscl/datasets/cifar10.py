@@ -1,0 +1,74 @@
+"""A subset of CIFAR-10 as folders of pictures, by a list that ships with the configs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL.Image import Image, fromarray
+from torchvision.datasets import CIFAR10
+
+from kscl.config.shipped import shipped_configs
+from kscl.data.decode import UnreadableImage, decode_image
+from kscl.data.source import is_image
+from kscl.datasets.picture_folders import Named, open_set, write_folder
+from kscl.errors import KsclError
+
+SUBSET = "suites/small/cifar10_20k.txt"
+
+
+def prepare_cifar10_20k(root: Path, downloads: Path) -> Path:
+    """`root/cifar10_20k/{train,val}/CLASS`: 20,000 of the training images, by a shipped list."""
+    return write_folder(root / "cifar10_20k", _cifar10_subset(downloads), 20_000)
+
+
+def read_subset(path: Path) -> dict[tuple[str, int], str]:
+    """(class, place among its images) → split."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            split, name, *places = line.split()
+            found.update({(name, int(place)): split for place in places})
+    return found
+
+
+def _cifar10_subset(downloads: Path) -> Iterator[Named]:
+    subset = read_subset(shipped_configs() / SUBSET)
+    left = dict(subset)
+    seen = dict.fromkeys((name for name, _ in subset), 0)
+    for name, picture in _cifar10(downloads, set(seen)):
+        split = left.pop((name, seen[name]), None)
+        if split is not None:
+            found = _read(picture) if isinstance(picture, Path) else picture
+            yield f"{split}/{name}/{seen[name]:04d}", found
+        seen[name] += 1
+    if left:
+        name, place = next(iter(left))
+        raise KsclError(
+            f"{downloads} holds {seen[name]} images of {name}, but the list wants number {place}: "
+            "it takes the training images of CIFAR-10, all of them"
+        )
+
+
+def _cifar10(downloads: Path, classes: set[str]) -> Iterator[tuple[str, Image | Path]]:
+    """(class, picture or where it lies), in CIFAR-10's order within each class.
+
+    From a copy with one folder a class, whose names are in that order, or by torchvision.
+    """
+    for folder in (downloads / "train", downloads):
+        if all((folder / name).is_dir() for name in classes):
+            for name in sorted(classes):
+                for path in sorted(folder.joinpath(name).iterdir()):
+                    if is_image(path.name):  # anything else would shift the places
+                        yield name, path
+            return
+    pictures = open_set(CIFAR10, downloads)
+    for picture, label in pictures:
+        yield pictures.classes[label], picture
+
+
+def _read(path: Path) -> Image:
+    try:
+        return fromarray(decode_image(path.read_bytes()))
+    except (OSError, UnreadableImage) as error:
+        raise KsclError(f"{path} is no image that can be read: {error}") from error

@@ -1,0 +1,102 @@
+"""`shapes.json`: what a folder holds, written last; and what to do with a folder that is there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kscl.datasets.shapes.settings import ShapesSettings
+from kscl.errors import KsclError
+
+MANIFEST = "shapes.json"
+# Stands in the folder while it is being filled: what is there belongs to an unfinished run.
+UNFINISHED = "shapes.unfinished.json"
+# To be raised with every change that moves a pixel or a box.
+GENERATOR_VERSION = 1
+
+
+def describe(settings: ShapesSettings) -> dict[str, Any]:
+    return {
+        "format": "kscl-shapes",
+        "generator_version": GENERATOR_VERSION,
+        **asdict(settings),
+        "classes": list(settings.class_names),
+    }
+
+
+def digest(hashes: Mapping[str, str]) -> str:
+    """One SHA-256 over all files: that of `sha256sum`'s lines in the order of the paths."""
+    lines = "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def is_finished(folder: Path, settings: ShapesSettings) -> bool:
+    """Whether the folder already holds this very data set; raises if it holds anything else."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    for name in (MANIFEST, UNFINISHED):
+        if (folder / name).is_file():
+            _refuse_other(folder, _read(folder / name), describe(settings))
+            return name == MANIFEST
+    raise KsclError(
+        f"{folder} already holds something that is not this data set ({MANIFEST} is missing): "
+        "choose another output folder"
+    )
+
+
+def _refuse_other(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    changes = [
+        f"{key} is {found.get(key)!r}, asked for {value!r}"
+        for key, value in wanted.items()
+        if found.get(key) != value and key != "classes"
+    ]
+    if changes:
+        raise KsclError(
+            f"{folder} holds another data set of this kind: {'; '.join(changes)}. "
+            "Choose another output folder or delete this one"
+        )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise KsclError(f"{path} is not valid JSON ({error}): delete its folder") from error
+    if not isinstance(content, dict):
+        raise KsclError(f"{path} is not a manifest of this data set: choose another output folder")
+    return content
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise KsclError(f"{folder} holds no finished data set: {MANIFEST} is missing")
+    return _read(path)
+
+
+def begin(folder: Path, settings: ShapesSettings) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / UNFINISHED, describe(settings))
+    (folder / MANIFEST).unlink(missing_ok=True)
+
+
+def finish(folder: Path, settings: ShapesSettings, hashes: Mapping[str, str]) -> dict[str, Any]:
+    content = {**describe(settings), "files": len(hashes), "sha256": digest(hashes)}
+    _write(folder / MANIFEST, content)
+    (folder / UNFINISHED).unlink()
+    return content
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """All or nothing: a reader sees the old file or the new one, also after a crash."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -1,0 +1,113 @@
+"""The detection set's text files, as in the PASCAL VOC 2007 development kit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kscl.datasets.shapes.scene import SceneObject
+
+HOME = "VOCdevkit/VOC2007"
+
+_ANNOTATION = """\
+<annotation>
+\t<folder>VOC2007</folder>
+\t<filename>{name}.jpg</filename>
+\t<source>
+\t\t<database>KSCL shapes</database>
+\t\t<annotation>KSCL shapes</annotation>
+\t\t<image>drawn</image>
+\t</source>
+\t<size>
+\t\t<width>{width}</width>
+\t\t<height>{height}</height>
+\t\t<depth>3</depth>
+\t</size>
+\t<segmented>0</segmented>
+{objects}</annotation>
+"""
+
+_OBJECT = """\
+\t<object>
+\t\t<name>{name}</name>
+\t\t<pose>Unspecified</pose>
+\t\t<truncated>{truncated:d}</truncated>
+\t\t<difficult>{difficult:d}</difficult>
+\t\t<bndbox>
+\t\t\t<xmin>{xmin}</xmin>
+\t\t\t<ymin>{ymin}</ymin>
+\t\t\t<xmax>{xmax}</xmax>
+\t\t\t<ymax>{ymax}</ymax>
+\t\t</bndbox>
+\t</object>
+"""
+
+
+def picture_path(name: str) -> str:
+    return f"{HOME}/JPEGImages/{name}.jpg"
+
+
+def annotation_path(name: str) -> str:
+    return f"{HOME}/Annotations/{name}.xml"
+
+
+def annotation(
+    name: str, width: int, height: int, objects: Sequence[SceneObject], class_names: Sequence[str]
+) -> str:
+    described = []
+    for each in objects:
+        xmin, ymin, xmax, ymax = each.box
+        described.append(
+            _OBJECT.format(
+                name=class_names[each.label],
+                truncated=each.truncated,
+                difficult=each.difficult,
+                xmin=xmin,
+                ymin=ymin,
+                xmax=xmax,
+                ymax=ymax,
+            )
+        )
+    return _ANNOTATION.format(name=name, width=width, height=height, objects="".join(described))
+
+
+def image_set_paths(class_names: Sequence[str]) -> list[str]:
+    return list(image_sets({}, {}, class_names))
+
+
+def image_sets(
+    trainval: Mapping[str, Sequence[SceneObject]],
+    test: Mapping[str, Sequence[SceneObject]],
+    class_names: Sequence[str],
+) -> dict[str, str]:
+    """Path and text of every file under ImageSets/Main, for pictures by name.
+
+    `val`, to choose settings on, is every fourth of `trainval`.
+    """
+    names = list(trainval)
+    splits = {
+        "train": [name for place, name in enumerate(names) if place % 4 != 1],
+        "val": names[1::4],
+        "trainval": names,
+        "test": list(test),
+    }
+    pictures = {**trainval, **test}
+    files = {}
+    for split, members in splits.items():
+        files[_set_path(split)] = "".join(f"{name}\n" for name in members)
+        for label, class_name in enumerate(class_names):
+            files[_set_path(f"{class_name}_{split}")] = "".join(
+                f"{name} {_presence(pictures[name], label):2d}\n" for name in members
+            )
+    return files
+
+
+def _set_path(name: str) -> str:
+    return f"{HOME}/ImageSets/Main/{name}.txt"
+
+
+def _presence(objects: Sequence[SceneObject], label: int) -> int:
+    """1 if the class is there, 0 if only as a difficult object, -1 if not."""
+    found = [each.difficult for each in objects if each.label == label]
+    if not found:
+        return -1
+    return 0 if all(found) else 1

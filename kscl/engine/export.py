@@ -1,0 +1,93 @@
+"""What a finished run leaves: the backbone with its description, and the record."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from kscl.backbone_file import Description, save_backbone
+from kscl.config.tree import config_hash, config_values
+from kscl.engine.metrics_log import means_of_last_epoch, read_metrics, thinned_curves
+from kscl.engine.state import Training
+from kscl.method.encoder import backbone_state_dict
+from kscl.records.provenance import code_version
+from kscl.records.record import Protocol, make_record, write_record
+from kscl.runtime.distributed import world_size
+from kscl.runtime.files import sha256_of
+
+log = logging.getLogger(__name__)
+
+BACKBONE_FILE = "backbone.safetensors"
+KNN_TOP1 = "knn_top1"
+PROTOCOL = Protocol("pretrain", {"figures": "means over the last epoch", "version": 1})
+
+
+def describe(
+    training: Training, data: dict[str, Any], figures: dict[str, float] | None = None
+) -> Description:
+    """What travels with the backbone's weights."""
+    cfg = training.cfg
+    source = {
+        "method": cfg.METHOD.NAME,
+        "similarity": cfg.METHOD.SIMILARITY,
+        "num_shots": cfg.METHOD.NUM_SHOTS,
+        "rho": cfg.METHOD.RHO,
+        "epochs": training.step / training.steps_per_epoch,
+        "seed": cfg.SEED,
+        "config_hash": config_hash(cfg),
+        "data": data["hash"],
+        "code": code_version()["source_hash"],
+        **(figures or {}),
+    }
+    return Description(
+        arch=cfg.BACKBONE.NAME,
+        kwargs=config_values(cfg)["BACKBONE"]["KWARGS"],
+        mean=tuple(cfg.INPUT.MEAN),
+        std=tuple(cfg.INPUT.STD),
+        size=cfg.INPUT.SIZE,
+        source=source,
+    )
+
+
+def finish(
+    training: Training, data: dict[str, Any], bad_images: dict[int, str], folder: Path
+) -> None:
+    """Write the backbone, then the record, which says that the run is complete."""
+    cfg = training.cfg
+    rows = read_metrics(folder)
+    last = means_of_last_epoch(rows)
+    figures: dict[str, float] = {
+        name: last[name] for name in ("loss", "instance_top1", "mean_rank") if name in last
+    }
+    backbone = folder / BACKBONE_FILE
+    description = describe(training, data, figures)
+    save_backbone(backbone, backbone_state_dict(training.learner.encoder), description)
+    rate = training.step * cfg.SOLVER.BATCH_SIZE / training.seconds
+    metrics: dict[str, float] = {
+        **figures,
+        "minutes_per_epoch": training.seconds / 60 / cfg.SOLVER.EPOCHS,
+        "images_per_second": rate,
+        "views_per_second": rate * (cfg.METHOD.NUM_SHOTS + 1),
+        "bad_images": len(bad_images),
+    }
+    checks = [row for row in rows if KNN_TOP1 in row]
+    if checks:
+        metrics[KNN_TOP1] = checks[-1][KNN_TOP1]
+    record = make_record(
+        kind="pretrain",
+        name=cfg.METHOD.NAME,
+        protocol=PROTOCOL,
+        metrics=metrics,
+        seconds=training.seconds,
+        seed=cfg.SEED,
+        cfg=cfg,
+        data={"train": data},
+        details={
+            "curves": thinned_curves(rows),
+            "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],
+            "outputs": {"backbone": sha256_of(backbone)},
+            "processes": world_size(),
+        },
+    )
+    log.info("written: %s and %s", backbone, write_record(record, folder))

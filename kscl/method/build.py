@@ -1,0 +1,56 @@
+"""Build the method's objects from a config."""
+
+from __future__ import annotations
+
+from fvcore.common.config import CfgNode
+
+from kscl.errors import KsclError
+from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
+from kscl.method.encoder import Encoder, build_encoder
+from kscl.method.learner import Learner, subspace_rank
+
+
+def encoder_of(cfg: CfgNode) -> Encoder:
+    """The encoder of a pretraining config."""
+    return build_encoder(
+        cfg.BACKBONE.NAME,
+        dict(cfg.BACKBONE.KWARGS),
+        head=cfg.HEAD.TYPE,
+        hidden_dim=cfg.HEAD.HIDDEN_DIM,
+        dim=cfg.HEAD.DIM,
+        input_size=cfg.INPUT.SIZE,
+    )
+
+
+def build_learner(cfg: CfgNode, num_images: int | None = None) -> Learner:
+    """The learner of a pretraining config; a memory bank needs the number of images."""
+    method = cfg.METHOD
+    return Learner(
+        encoder_of(cfg),
+        build_dictionary(cfg, num_images),
+        num_shots=method.NUM_SHOTS,
+        rho=method.RHO,
+        similarity=method.SIMILARITY,
+        temperature=method.TEMPERATURE,
+        key_encoder=cfg.KEY_ENCODER.TYPE,
+        momentum=cfg.KEY_ENCODER.MOMENTUM,
+        key_batch_norm=cfg.KEY_ENCODER.BATCH_NORM,
+        grad_through_keys=method.GRAD_THROUGH_KEYS,
+        symmetric=method.SYMMETRIC,
+    )
+
+
+def build_dictionary(cfg: CfgNode, num_images: int | None) -> Dictionary:
+    method, kind = cfg.METHOD, cfg.DICTIONARY.TYPE
+    signed = method.SIMILARITY != "projection"
+    length = subspace_rank(method.SIMILARITY, method.NUM_SHOTS, method.RHO)
+    if kind == "queue":
+        return Queue(cfg.DICTIONARY.QUEUE_LENGTH, length, cfg.HEAD.DIM, signed=signed)
+    if kind == "minibatch":
+        return Minibatch(signed=signed)
+    if kind != "memory_bank":
+        raise KsclError(f"there is no dictionary '{kind}'; choose queue, minibatch or memory_bank")
+    if num_images is None:
+        raise KsclError("a memory bank needs to know how many images there are")
+    momentum = cfg.DICTIONARY.BANK_MOMENTUM
+    return MemoryBank(num_images, length, cfg.HEAD.DIM, momentum=momentum, signed=signed)

@@ -1,0 +1,189 @@
+"""A run on paper: its parameters, operations, memory, and how long an epoch takes on which GPUs.
+
+    a step = forward and backward of the query (3 forward passes) + K forward passes of the keys
+             + the way of each key view to another GPU and back (shuffled BatchNorm)
+             + the products with the dictionary
+
+The share of a GPU's peak that a network reaches is not computed but calibrated, on one measured
+epoch: the paper's at K = 1 (16 minutes on 8 V100), or one of yours.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from dataclasses import dataclass
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+
+from kscl.config.merge import load_config
+from kscl.errors import KsclError
+from kscl.method.build import encoder_of
+from kscl.method.encoder import Encoder
+from kscl.method.learner import subspace_rank
+
+IMAGENET_IMAGES = 1_281_167
+FLOAT_BYTES = 4
+# Values of state an optimiser keeps beside each weight and its gradient.
+OPTIMIZER_VALUES = {"sgd": 1, "lars": 1, "adamw": 2}
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """From the maker's data sheet; the link is what one GPU gets through in practice."""
+
+    teraflops: float  # as convolutions in float32 run by default (TF32 where there is such)
+    half_teraflops: float  # bf16 or fp16, dense
+    memory_gib: float
+    link_gb_per_second: float = 12.0  # PCIe 3 x16
+
+
+GPUS: dict[str, Gpu] = {
+    "V100": Gpu(15.7, 125, 32),
+    "T4": Gpu(8.1, 65, 16),
+    "RTX3090": Gpu(35.6, 71, 24),
+    "RTX4090": Gpu(82.6, 165, 24, 24),
+    "L4": Gpu(60, 121, 24, 24),
+    "A10": Gpu(62.5, 125, 24, 24),
+    "A100": Gpu(156, 312, 80, 200),
+    "H100": Gpu(494, 989, 80, 300),
+}
+# The paper's table 2: K = 1, ResNet-50 at 224, batch 256, float32.
+PAPER_MINUTES, PAPER_GPU, PAPER_COUNT = 16.0, "V100", 8
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one image through one encoder, and of the encoder itself."""
+
+    parameters: int
+    forward_flops: float  # a multiply-add counts two
+    activation_bytes: int  # kept for the backward pass
+
+
+def count_costs(cfg: CfgNode) -> Costs:
+    encoder = encoder_of(cfg)
+    image = torch.zeros(2, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
+    logging.getLogger("fvcore").setLevel(logging.ERROR)  # it lists operations of no weight
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the counter uses a tracer that torch wants to retire
+        from fvcore.nn import FlopCountAnalysis
+
+        products = FlopCountAnalysis(encoder, image).unsupported_ops_warnings(False).total()
+    return Costs(
+        parameters=sum(weight.numel() for weight in encoder.parameters()),
+        forward_flops=2 * products / len(image),
+        # Mixed precision keeps the inputs of convolutions, nearly all there is, in half the bytes.
+        activation_bytes=kept_bytes(encoder, image) // (1 if cfg.SOLVER.AMP == "off" else 2),
+    )
+
+
+def kept_bytes(encoder: Encoder, images: Tensor) -> int:
+    """What autograd keeps of a forward pass, an image; the weights are not counted."""
+    weights = {weight.data_ptr() for weight in encoder.parameters()}
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = encoder(images)  # alive while counting, or else its memory would be used twice
+    del result
+    return sum(kept.values()) // len(images)
+
+
+def step_flops(cfg: CfgNode, costs: Costs) -> float:
+    return cfg.SOLVER.BATCH_SIZE * (
+        forward_passes(cfg) * costs.forward_flops + dictionary_flops(cfg)
+    )
+
+
+def dictionary_flops(cfg: CfgNode) -> float:
+    """Of one query: a product with every stored vector, and one for the gradient."""
+    length, rank = dictionary_shape(cfg)
+    return 2 * 2 * length * rank * cfg.HEAD.DIM
+
+
+def dictionary_shape(cfg: CfgNode) -> tuple[int, int]:
+    """Entries (a memory bank is counted as a queue), and basis vectors an entry."""
+    rank = subspace_rank(cfg.METHOD.SIMILARITY, cfg.METHOD.NUM_SHOTS, cfg.METHOD.RHO)
+    in_batch = cfg.DICTIONARY.TYPE == "minibatch"
+    return cfg.SOLVER.BATCH_SIZE if in_batch else cfg.DICTIONARY.QUEUE_LENGTH, rank
+
+
+def shuffle_seconds(cfg: CfgNode, gpu: Gpu, count: int) -> float:
+    """Every key view of the whole batch goes to every GPU (MoCo's shuffled BatchNorm)."""
+    if count == 1 or cfg.KEY_ENCODER.TYPE == "shared" or cfg.KEY_ENCODER.BATCH_NORM == "eval":
+        return 0.0
+    view = cfg.SOLVER.BATCH_SIZE * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES
+    received = cfg.METHOD.NUM_SHOTS * view * (count - 1) / count
+    return received / (gpu.link_gb_per_second * 1e9)
+
+
+def peak_flops(cfg: CfgNode, gpu: Gpu, count: int) -> float:
+    return count * 1e12 * (gpu.teraflops if cfg.SOLVER.AMP == "off" else gpu.half_teraflops)
+
+
+def step_seconds(cfg: CfgNode, costs: Costs, gpu: Gpu, count: int, efficiency: float) -> float:
+    compute = step_flops(cfg, costs) / (peak_flops(cfg, gpu, count) * efficiency)
+    return compute + shuffle_seconds(cfg, gpu, count)
+
+
+def epoch_minutes(seconds: float, num_images: int, batch_size: int) -> float:
+    return seconds * (num_images // batch_size) / 60
+
+
+def calibrated_efficiency(
+    cfg: CfgNode, costs: Costs, gpu: Gpu, count: int, minutes: float, num_images: int
+) -> float:
+    """The share of the peak that a measured epoch of this config implies."""
+    seconds = minutes * 60 / (num_images // cfg.SOLVER.BATCH_SIZE)
+    compute = seconds - shuffle_seconds(cfg, gpu, count)
+    if compute <= 0:
+        raise KsclError(f"{minutes:g} minutes an epoch are less than the transfers alone take")
+    return step_flops(cfg, costs) / (compute * peak_flops(cfg, gpu, count))
+
+
+def paper_efficiency() -> float:
+    cfg = load_config(None, ["METHOD.NUM_SHOTS", "1"])
+    gpu = GPUS[PAPER_GPU]
+    return calibrated_efficiency(
+        cfg, count_costs(cfg), gpu, PAPER_COUNT, PAPER_MINUTES, IMAGENET_IMAGES
+    )
+
+
+def memory_bytes(cfg: CfgNode, costs: Costs, count: int) -> dict[str, int]:
+    """Of one GPU, by what it is needed for."""
+    share = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.ACCUMULATE)
+    views = cfg.METHOD.NUM_SHOTS + 1
+    twin = 0 if cfg.KEY_ENCODER.TYPE == "shared" else 1
+    values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + twin
+    length, rank = dictionary_shape(cfg)
+    stored = 0 if cfg.DICTIONARY.TYPE == "minibatch" else length * rank * cfg.HEAD.DIM
+    return {
+        "weights, gradients, optimiser, key encoder": values * costs.parameters * FLOAT_BYTES,
+        "activations": share * trained_views(cfg) * costs.activation_bytes,
+        "views": share * views * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES,
+        "dictionary": stored * FLOAT_BYTES,
+    }
+
+
+BACKWARD = 2  # forward passes that a backward pass costs
+
+PASSES_OF_MOCO = 4  # a step's: the query forward and backward, one key forward
+
+
+def forward_passes(cfg: CfgNode) -> int:
+    """What a step costs an image, in forward passes of the encoder."""
+    return cfg.METHOD.NUM_SHOTS + 1 + BACKWARD * trained_views(cfg)
+
+
+def trained_views(cfg: CfgNode) -> int:
+    """Views that gradients flow through."""
+    end_to_end = cfg.METHOD.GRAD_THROUGH_KEYS or cfg.METHOD.SYMMETRIC
+    return cfg.METHOD.NUM_SHOTS + 1 if end_to_end else 1

@@ -1,0 +1,214 @@
+"""The learner: views in, loss and health figures out. KSCL, MoCo and SimCLR are settings of it.
+
+    v         = encoder(view 0)                                     the query, with gradient
+    v_n^k     = key encoder(view k), k = 1..K                       the keys
+    W̃_n       = fit_subspaces(v_n^1 .. v_n^K, ρ)                    the query's own instance
+    loss      = −log p(n|v),  p = softmax of ‖W̃ᵀv‖ / τ over the own instance and all negatives
+
+One training step is
+
+    losses = learner(views)              # any number of times, if gradients are accumulated
+    losses["loss"].backward()
+    optimizer.step()
+    learner.after_step()                 # dictionary and key encoder move on, here and only here
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kscl.method.batch_norm import calibrate_batch_norm, copy_statistics
+from kscl.method.checks import check_finite, check_input, check_settings
+from kscl.method.dictionary import Dictionary, MemoryBank
+from kscl.method.encoder import Encoder
+from kscl.method.kernels import full_precision
+from kscl.method.momentum import TwinUpdate, momentum_twin
+from kscl.method.subspace import (
+    Subspaces,
+    fit_subspaces,
+    max_rank,
+    mean_direction,
+    own_projection_length,
+)
+from kscl.runtime.distributed import rank, shuffled
+
+
+class Learner(nn.Module):
+    """All that changes in training, so that its state dict between two steps is the whole state.
+
+    num_shots          K; views are (B, K+1, 3, H, W) and view 0 is the query
+    similarity         "projection" (KSCL), "cosine" (MoCo, SimCLR; K = 1), or "mean_cosine", to the
+                       normalised mean of the K keys
+    key_encoder        "momentum", a twin that follows the encoder; or "shared", the encoder itself
+    key_batch_norm     "train": each key view is a BatchNorm batch of its own, shuffled over ranks;
+                       "eval": fixed statistics, moving averages of the query encoder's
+    grad_through_keys  the keys are trained as well (minibatch dictionary, shared encoder)
+    symmetric          each view in turn is the query, and the K others span its instance's subspace
+                       (minibatch dictionary, shared encoder). Its negatives are all K+1 subspaces,
+                       each without one view, of every other instance; the other K subspaces of its
+                       own instance, which contain it, do not count. So 1 + (K+1)(N−1) candidates:
+                       with K = 1 and cosine the 2N − 1 of SimCLR's NT-Xent.
+    """
+
+    steps: Tensor  # () how often after_step was called
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        dictionary: Dictionary,
+        *,
+        num_shots: int = 5,
+        rho: float = 0.4,
+        similarity: str = "projection",
+        temperature: float = 0.2,
+        key_encoder: str = "momentum",
+        momentum: float = 0.999,
+        key_batch_norm: str = "train",
+        grad_through_keys: bool = False,
+        symmetric: bool = False,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.dictionary = dictionary
+        self.num_shots = num_shots
+        self.rho = rho
+        self.similarity = similarity
+        self.temperature = temperature
+        self.momentum = momentum
+        self.shared = key_encoder == "shared"
+        self.averaged_norm = key_batch_norm == "eval"
+        self.grad_through_keys = grad_through_keys
+        self.symmetric = symmetric
+        self.max_rank = subspace_rank(similarity, num_shots, rho)
+        check_settings(self, key_encoder, key_batch_norm)
+        self.key_encoder = None if self.shared else momentum_twin(encoder)
+        if self.key_encoder is not None:
+            self._follow = TwinUpdate(self.key_encoder, encoder, self.averaged_norm)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self._pending: list[tuple[Subspaces, Tensor]] = []  # of forward passes since after_step
+        self._seen_weights = -1
+        self.register_load_state_dict_post_hook(_forget_pending)
+        self.train()
+
+    def forward(self, views: Tensor, indices: Tensor | None = None) -> dict[str, Tensor]:
+        """The loss of views (B, K+1, 3, H, W), and detached health figures of this rank's batch."""
+        check_input(self, views, indices)
+        self._check_loop()
+        query, keys = self._embed(views)  # (M, D), (M, K, D); M = B, or B(K+1) if symmetric
+        instance = self._instances(len(views), indices).to(query.device)  # (M,)
+        with full_precision(query, keys) as (query, keys):
+            check_finite(self.steps, views, query_embeddings=query, key_embeddings=keys)
+            own = self._fit(keys)  # basis (M, L, D)
+            positive = self._own_similarity(query, own.basis)  # (M,)
+            negatives = self.dictionary.negatives(query, instance, own.basis, self.temperature)
+            # −log of exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))
+            loss = F.softplus(negatives.log_sum - positive / self.temperature).mean()
+            check_finite(self.steps, views, loss=loss)
+        if self.training:
+            own = Subspaces(*(part.detach() for part in own))
+            self._pending.append((own, instance))
+            self._seen_weights = self._weights_version()
+        with torch.no_grad():
+            return {
+                "loss": loss,
+                "instance_top1": (positive > negatives.hardest).float().mean(),
+                "mean_rank": own.rank.float().mean(),
+                "eigenvalue_mass": own.mass.mean(),
+                "positive_length": positive.mean(),
+                "hardest_negative_length": negatives.hardest.mean(),  # -1 while there is none
+                "embedding_spread": 1 - query.mean(0).square().sum(),  # 0 when collapsed
+                **self._eigenvalue_shares(own),
+            }
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Store the subspaces of this step's batches; let the key encoder follow the encoder."""
+        for subspaces, instance in self._pending:
+            self.dictionary.store(subspaces, instance)
+        self._pending.clear()
+        if self.key_encoder is not None:
+            self._follow(self.momentum)
+        self.steps += 1
+
+    def train(self, mode: bool = True) -> Learner:
+        super().train(mode)
+        if self.key_encoder is not None and self.averaged_norm:
+            self.key_encoder.eval()
+        return self
+
+    def embed_keys(self, views: Tensor) -> Tensor:
+        """Unit embeddings (B, K, D) of key views (B, K, 3, H, W)."""
+        each = views.unbind(1)  # K of (B, 3, H, W)
+        if self.key_encoder is None:
+            with torch.set_grad_enabled(self.grad_through_keys and torch.is_grad_enabled()):
+                return torch.stack([self.encoder(view) for view in each], 1)
+        with torch.no_grad():
+            if not self.key_encoder.training:
+                return torch.stack([self.key_encoder(view) for view in each], 1)
+            seed = 100_003 * int(self.steps) + 1_009 * len(self._pending)
+            keys = [shuffled(self.key_encoder, view, seed + k) for k, view in enumerate(each)]
+            return torch.stack(keys, 1)
+
+    def _embed(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        if self.symmetric:
+            every = torch.stack([self.encoder(view) for view in views.unbind(1)], 1)  # (B, K+1, D)
+            keys = leave_one_out(every).flatten(0, 1)  # (B(K+1), K, D)
+            return every.flatten(0, 1), keys if self.grad_through_keys else keys.detach()
+        if self.training and self.averaged_norm and not self._pending and int(self.steps) == 0:
+            assert self.key_encoder is not None
+            calibrate_batch_norm(self.key_encoder, views[:, 1:])
+            copy_statistics(self.key_encoder, self.encoder)
+        return self.encoder(views[:, 0]), self.embed_keys(views[:, 1:])
+
+    def _instances(self, batch: int, indices: Tensor | None) -> Tensor:
+        if isinstance(self.dictionary, MemoryBank):
+            assert indices is not None
+            return indices
+        place = torch.arange(batch) + rank() * batch  # in the joined batch of all ranks
+        return place.repeat_interleave(self.num_shots + 1) if self.symmetric else place
+
+    def _fit(self, keys: Tensor) -> Subspaces:
+        if self.similarity == "projection":
+            return fit_subspaces(keys, self.rho)
+        return mean_direction(keys)
+
+    def _eigenvalue_shares(self, own: Subspaces) -> dict[str, Tensor]:
+        """Of the mass, the largest first; a mean of keys has no eigenvalues."""
+        if self.similarity != "projection":
+            return {}
+        shares = own.shares.mean(0).unbind()  # K numbers
+        return {f"eigenvalue_{place}": share for place, share in enumerate(shares, 1)}
+
+    def _own_similarity(self, query: Tensor, basis: Tensor) -> Tensor:
+        if self.similarity == "projection":
+            return own_projection_length(query, basis)
+        return (query * basis[:, 0]).sum(1)
+
+    def _weights_version(self) -> int:
+        """Grows whenever the head's weights are written in place, as optimizers do."""
+        return sum(weight._version for weight in self.encoder.head.parameters())
+
+    def _check_loop(self) -> None:
+        if self._pending and self._weights_version() != self._seen_weights:
+            raise RuntimeError(
+                "the weights changed since the last forward pass, but learner.after_step() was not "
+                "called: call it after every optimizer.step()"
+            )
+
+
+def _forget_pending(learner: Learner, _: object) -> None:
+    learner._pending.clear()
+
+
+def leave_one_out(embeddings: Tensor) -> Tensor:
+    """For each of K+1 views (B, K+1, D) the K others, in order: (B, K+1, K, D)."""
+    views = range(embeddings.shape[1])
+    others = torch.tensor([[other for other in views if other != view] for view in views])
+    return embeddings[:, others.to(embeddings.device)]
+
+
+def subspace_rank(similarity: str, num_shots: int, rho: float) -> int:
+    """How many basis vectors an instance needs at most."""
+    return max_rank(num_shots, rho) if similarity == "projection" else 1

@@ -1,0 +1,111 @@
+"""Where a number comes from: the code, the libraries and the machine that made it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import platform
+import subprocess
+from pathlib import Path
+
+import kscl
+
+# Which packages can change a number of which kind of record; and what in them cannot change any.
+PRODUCERS = {
+    "pretrain": ("kscl",),
+    "linear": ("kscl", "linear_eval"),
+    "knn": ("kscl", "linear_eval"),
+    "detection": ("kscl", "detection"),
+}
+PACKAGES = ("kscl", "linear_eval", "detection")
+CHANGE_NO_NUMBER = ("kscl/benchmark/", "kscl/commands/", "kscl/datasets/")
+LIBRARIES = ("torch", "torchvision", "timm", "detectron2", "fvcore", "iopath", "numpy")
+
+
+@functools.cache
+def code_version(kind: str | None = None) -> dict[str, object]:
+    """Version, commit, whether the packages differ from it, and a hash of the source itself.
+
+    Documents and configs may differ: a record holds its settings itself. In a checkout git answers.
+    An installed package carries the commit it was built from, and is dirty when a file differs from
+    what was installed; None means that it cannot be known.
+    """
+    home = Path(kscl.__file__).resolve().parent.parent
+    commit, dirty = _from_git(home)
+    if commit is None:
+        commit, dirty = _from_installation(home)
+    return {
+        "version": kscl.__version__,
+        "commit": commit,
+        "dirty": dirty,
+        "source_hash": source_hash(kind),
+    }
+
+
+@functools.cache
+def source_hash(kind: str | None = None) -> str:
+    """Of the Python files that can change a number of this kind of record; of all without a kind.
+
+    Equal code has equal hashes, committed or not.
+    """
+    home = Path(kscl.__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for package in PRODUCERS[kind] if kind else PACKAGES:
+        for path in sorted((home / package).rglob("*.py")):
+            name = path.relative_to(home).as_posix()
+            if kind is None or not name.startswith(CHANGE_NO_NUMBER):
+                digest.update(f"{name}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def library_versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+def _git(home: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _from_git(home: Path) -> tuple[str | None, bool | None]:
+    top = _git(home, "rev-parse", "--show-toplevel")
+    # site-packages may lie inside somebody else's repository: its commit says nothing about us
+    if top is None or Path(top).resolve() != home:
+        return None, None
+    commit = _git(home, "rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    return commit, bool(_git(home, "status", "--porcelain", "--", *PACKAGES))
+
+
+def _from_installation(home: Path) -> tuple[str | None, bool | None]:
+    try:
+        info = json.loads((home / "kscl" / "build_info.json").read_text())
+        files = importlib.metadata.files("kscl") or []
+    except (OSError, ValueError, importlib.metadata.PackageNotFoundError):
+        return None, None
+    dirty = info["dirty"] or any(_changed(file) for file in files if file.suffix == ".py")
+    return info["commit"], dirty
+
+
+def _changed(file: importlib.metadata.PackagePath) -> bool:
+    import base64
+
+    if file.hash is None:
+        return False
+    try:
+        digest = hashlib.new(file.hash.mode, file.read_binary()).digest()
+    except OSError:
+        return True
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value

@@ -1,0 +1,54 @@
+"""Write files so that no reader ever sees half of one."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from kscl.errors import KsclError
+
+
+def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
+    """Write to a temporary file, sync it, and give it its name; optionally never replace one."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise KsclError(f"{path} cannot be written: {error.strerror}") from error
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        if replace:
+            os.replace(name, path)
+        else:
+            os.link(name, path)  # fails where the name is taken, also in a race
+            os.unlink(name)
+        sync_folder(path.parent)
+    except FileExistsError as error:
+        os.unlink(name)
+        raise KsclError(f"{path} is there already and is never written over") from error
+    except OSError as error:
+        os.unlink(name)
+        raise KsclError(f"{path} cannot be written: {error.strerror}") from error
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a renaming in it last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

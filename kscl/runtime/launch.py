@@ -1,0 +1,233 @@
+"""One process, N processes on this machine, or the processes that torchrun started.
+
+Ranks live and die together: when one fails the others are ended, when the launcher is killed its
+ranks end themselves, and a signal to stop reaches all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from kscl.cli import EXIT_USER_ERROR
+from kscl.errors import KsclError
+from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.machine import usable_cores
+from kscl.runtime.signals import StopRequest, stop_requests
+
+EXIT_BUG = 1
+SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+PATIENCE = datetime.timedelta(hours=1)  # of ranks that wait while rank 0 reads a large index
+CONNECT_PATIENCE = datetime.timedelta(seconds=3)
+PORT_OF_RANK_0 = "kscl/port of rank 0"
+GRACE_SECONDS = 5.0  # for the other ranks to say why, once one has failed
+POLL_SECONDS = 0.2
+
+Result = TypeVar("Result")
+Worker = Callable[[Any], int]
+
+
+def launch(worker: Worker, argument: object, num_gpus: int) -> int:
+    """Run `worker(argument)` on every rank and return the exit code; both must be picklable.
+
+    `num_gpus` processes run on this machine: on its GPUs or, where it has none, on its cores.
+    """
+    gpus = torch.cuda.device_count()
+    if all(name in os.environ for name in SET_BY_TORCHRUN):
+        if num_gpus > 1:
+            raise KsclError("torchrun has started the processes already: leave --num-gpus out")
+        if gpus:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        with _process_group(**_meeting_place()):
+            return worker(argument)
+    if gpus and num_gpus > gpus:
+        raise KsclError(f"--num-gpus {num_gpus}, but this machine has {gpus}")
+    return worker(argument) if num_gpus <= 1 else _spawn(worker, argument, num_gpus)
+
+
+def device() -> torch.device:
+    """Where this rank computes."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def on_first_rank(work: Callable[[], Result]) -> Result:
+    """What `work` returns on rank 0, given to all; if it fails there, every rank ends."""
+    if world_size() == 1:
+        return work()
+    outcome: list[Any] = [None, False]
+    failure: Exception | None = None
+    if rank() == 0:
+        try:
+            outcome[0] = work()
+        except Exception as error:
+            failure, outcome[1] = error, True
+    dist.broadcast_object_list(outcome, src=0)
+    if failure is not None:
+        raise failure
+    if outcome[1]:
+        raise SystemExit(EXIT_USER_ERROR)  # rank 0 says why
+    return outcome[0]
+
+
+def any_rank(flag: bool) -> bool:
+    """Whether the flag is set on any rank: the same answer for all of them."""
+    if world_size() == 1:
+        return flag
+    votes = torch.tensor(float(flag), device=device())
+    dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+    return bool(votes)
+
+
+def _meeting_place() -> dict[str, Any]:
+    """Where ranks that torchrun started meet: in a store that rank 0 opens anew at every start.
+
+    torchrun's own store outlives a restart. Ranks would find the addresses of dead ones in it, and
+    wait for them (https://github.com/pytorch/pytorch/issues/135712).
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}  # the environment says where
+    shared, number, count = next(dist.rendezvous("env://", timeout=PATIENCE))
+    host = os.environ["MASTER_ADDR"]
+    store: dist.TCPStore | None = None
+    if number == 0:
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+        shared.set(PORT_OF_RANK_0, str(store.port))
+    while store is None:
+        with contextlib.suppress(dist.DistNetworkError):  # the port of a rank 0 that is no more
+            port = int(shared.get(PORT_OF_RANK_0))
+            store = dist.TCPStore(host, port, is_master=False, timeout=CONNECT_PATIENCE)
+            store.set_timeout(PATIENCE)
+    return {"store": store, "rank": number, "world_size": count}
+
+
+@contextlib.contextmanager
+def _process_group(**where: Any) -> Any:
+    """Meet the other ranks, if not here then where the environment says."""
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=PATIENCE, **where)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@dataclass
+class _Rank:
+    process: BaseProcess
+    report: Connection  # (is a user's error, text), if it fails
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.process.exitcode)
+
+
+def _spawn(worker: Worker, argument: object, count: int) -> int:
+    context = multiprocessing.get_context("spawn")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = []
+    with stop_requests() as stop:
+        for number in range(count):
+            ours, theirs = context.Pipe(duplex=False)
+            place = (number, count, store.port)
+            process = context.Process(target=_spawned, args=(place, theirs, worker, argument))
+            process.start()
+            theirs.close()
+            ranks.append(_Rank(process, ours))
+        try:
+            first = _wait_for(ranks, stop)
+        finally:
+            for member in ranks:
+                member.process.kill()
+    if first is None:
+        return 0
+    return _explain(ranks, first, stop)
+
+
+def _wait_for(ranks: list[_Rank], stop: StopRequest) -> _Rank | None:
+    """Until all have ended or one has failed, which is returned; passes a request to stop on."""
+    told = False
+    while running := [member for member in ranks if member.process.exitcode is None]:
+        if stop and not told:
+            told = True
+            for member in running:
+                os.kill(member.process.pid or 0, signal.SIGTERM)
+        wait([member.process.sentinel for member in running], POLL_SECONDS)
+        first = next((member for member in ranks if member.failed), None)
+        if first is not None:
+            deadline = time.monotonic() + GRACE_SECONDS
+            for member in ranks:
+                member.process.join(max(0.0, deadline - time.monotonic()))
+            return first
+    return next((member for member in ranks if member.failed), None)
+
+
+def _explain(ranks: list[_Rank], first: _Rank, stop: StopRequest) -> int:
+    """The error of the rank that failed first, unless another knows better; or its exit code."""
+    if stop:
+        return stop.exit_code
+    reports = []
+    for member in (first, *ranks):
+        with contextlib.suppress(EOFError):
+            if member.report.poll():
+                reports.append(member.report.recv())
+    for is_users, text in reports:
+        if is_users:
+            raise KsclError(text)
+    code = first.process.exitcode or EXIT_BUG
+    if code < 0:
+        raise KsclError(
+            f"rank {ranks.index(first)} was ended by {signal.Signals(-code).name}, and the run "
+            "with it. If nobody meant to, memory may have run out (smaller SOLVER.BATCH_SIZE, or "
+            "more SOLVER.ACCUMULATE). --resume goes on from the last checkpoint"
+        )
+    for _, text in reports[:1]:
+        print(text, file=sys.stderr)
+    return code
+
+
+def _spawned(
+    place: tuple[int, int, int], report: Connection, worker: Worker, argument: object
+) -> None:
+    """The life of one rank of `_spawn`."""
+    number, count, port = place
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the launcher decides
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(number)
+        elif "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, usable_cores() // count))
+        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        with _process_group(store=store, rank=number, world_size=count):
+            code = worker(argument)
+    except KsclError as error:
+        report.send((True, str(error)))
+        code = EXIT_USER_ERROR
+    except Exception:
+        report.send((False, f"on rank {number}:\n{traceback.format_exc()}"))
+        code = EXIT_BUG
+    sys.exit(code)
+
+
+def _end_with_launcher() -> None:
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    launcher.join()
+    os._exit(EXIT_BUG)

@@ -1,0 +1,61 @@
+"""Evaluate a frozen backbone on labelled images: linear probe or nearest neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from kscl import cli
+from kscl.config.tree import config_yaml
+from kscl.runtime.launch import launch
+from linear_eval.config import load_linear_eval_config
+from linear_eval.errors import LinearEvalError
+from linear_eval.run import Job, run_all
+
+EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml \\
+      BACKBONE.WEIGHTS output/pretrain/backbone.safetensors \\
+      DATA.TRAIN /data/mine/train DATA.VAL /data/mine/val OUTPUT_DIR output/linear_eval/mine
+  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml --seeds 3 \\
+      BACKBONE.WEIGHTS random BACKBONE.NAME resnet50 DATA.TRAIN … DATA.VAL … OUTPUT_DIR …
+  python tools/linear_eval.py --config-file configs/linear_eval/imagenet_linear_moco.yaml \\
+      --num-gpus 8 --auto-resume BACKBONE.WEIGHTS moco_v2_800ep.pth.tar BACKBONE.NAME resnet50 \\
+      DATA.TRAIN /data/imagenet/train DATA.VAL /data/imagenet/val
+  torchrun --nproc-per-node 8 tools/linear_eval.py --auto-resume --config-file …
+"""
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = cli.parser(__doc__ or "", EXAMPLES)
+    cli.add_run_arguments(arguments)
+    arguments.add_argument(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="repeat with the seeds SEED, SEED + 1, …, each in a folder of its own, and give mean "
+        "and standard deviation (default: %(default)s)",
+    )
+    cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
+    given = arguments.parse_args(argv)
+    cfg = load_linear_eval_config(given.config_file, given.overrides)
+    if given.print_config:
+        print(config_yaml(cfg), end="")
+        return 0
+    if given.seeds < 1:
+        raise LinearEvalError(f"--seeds {given.seeds}: at least 1")
+    configs = [cfg] if given.seeds == 1 else [with_seed(cfg, n) for n in range(given.seeds)]
+    jobs = [Job(each, given.resume, given.auto_resume) for each in configs]
+    return launch(run_all, jobs, given.num_gpus)
+
+
+def with_seed(cfg: CfgNode, turn: int) -> CfgNode:
+    """The same evaluation with another seed, in a folder of its own."""
+    other = cfg.clone()
+    other.defrost()
+    other.SEED = cfg.SEED + turn
+    other.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / f"seed_{other.SEED}")
+    other.freeze()
+    return other

@@ -1,0 +1,87 @@
+"""The protocols' pictures: torchvision's own operations on PIL images, bit for bit.
+
+Decoding is `kscl.data.decode`: for ordinary files the same pixels as PIL's, and files with an EXIF
+orientation stand upright, as they did in pretraining.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from fvcore.common.config import CfgNode
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as F
+
+from kscl.rng import VIEWS, uniforms
+from kscl.views.sample import MOST_DRAWS, sample_crop
+from linear_eval.config import CENTRE, FLIP
+
+FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run
+FIXED_CROPS_STREAM = 20  # of kscl.rng, beside those in linear_eval.splits
+NUM_DRAWS = MOST_DRAWS["random_resized_crop"] + 1
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The sizes and chances that make a view of a picture."""
+
+    size: int
+    resize: int
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+
+    def centre(self, picture: Image.Image) -> Image.Image:
+        resized = F.resize(picture, self.resize, InterpolationMode.BILINEAR)
+        return F.center_crop(resized, [self.size, self.size])
+
+    def random_crop(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
+        """A random resized crop, perhaps flipped, made from NUM_DRAWS numbers in [0, 1)."""
+        draw = iter(numbers.tolist()).__next__
+        flipped = draw() < self.flip
+        box = sample_crop(picture.height, picture.width, self.scale, self.ratio, draw)
+        view = F.resized_crop(picture, *box, [self.size, self.size], InterpolationMode.BILINEAR)
+        return F.hflip(view) if flipped else view
+
+    def fixed(self, picture: Image.Image, view: str, image: int) -> Image.Image:
+        """A view by its name; a fixed crop depends on the image's number and on nothing else."""
+        if view == CENTRE:
+            return self.centre(picture)
+        if view == FLIP:
+            return F.hflip(self.centre(picture))
+        turn = int(view.removeprefix(FIXED_CROP))
+        return self.random_crop(picture, uniforms(0, turn, FIXED_CROPS_STREAM, image, NUM_DRAWS))
+
+    def augmented(self, picture: Image.Image, seed: int, epoch: int, image: int) -> Image.Image:
+        """What training sees of an image in an epoch."""
+        return self.random_crop(picture, uniforms(seed, epoch, VIEWS, image, NUM_DRAWS))
+
+
+def geometry(cfg: CfgNode) -> Geometry:
+    given = cfg.INPUT
+    return Geometry(given.SIZE, given.RESIZE, tuple(given.SCALE), tuple(given.RATIO), given.FLIP)
+
+
+def cached_views(cfg: CfgNode) -> list[str]:
+    """The names of the fixed views that the cached probe trains on."""
+    return [*cfg.CACHED.VIEWS, *(f"{FIXED_CROP}{turn}" for turn in range(cfg.CACHED.RANDOM_CROPS))]
+
+
+def slot(view: str) -> int:
+    """The place of a fixed view among all that there can be."""
+    fixed = {CENTRE: 0, FLIP: 1}
+    return fixed[view] if view in fixed else len(fixed) + int(view.removeprefix(FIXED_CROP))
+
+
+def to_bytes(picture: Image.Image) -> Tensor:
+    """(3, H, W), uint8."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+
+def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """uint8 images (B, 3, H, W) to what torchvision's ToTensor and Normalize make of them."""
+    return images.float().div_(255).sub_(mean).div_(std)

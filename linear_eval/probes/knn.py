@@ -1,0 +1,34 @@
+"""Nearest neighbours on cached features: nothing is trained, nothing is chosen."""
+
+from __future__ import annotations
+
+import torch
+from fvcore.common.config import CfgNode
+
+from kscl.engine.knn import knn_predict
+from linear_eval.config import CENTRE
+from linear_eval.data.features import Features
+from linear_eval.data.images import LabelledImages
+from linear_eval.probes.outcome import Outcome
+from linear_eval.score import score
+
+
+def probe_knn(
+    cfg: CfgNode,
+    train: LabelledImages,
+    val: LabelledImages,
+    train_features: Features,
+    val_features: Features,
+    device: torch.device,
+) -> Outcome:
+    predicted = knn_predict(
+        train_features.of_view(CENTRE),
+        train.targets,
+        val_features.of_view(CENTRE),
+        k=cfg.KNN.K,
+        temperature=cfg.KNN.TEMPERATURE,
+        num_classes=len(train.classes),
+        device=device,
+    )
+    result = score(predicted.cpu()[:, None], val.targets, val.classes)
+    return Outcome(result, remark=f"k {cfg.KNN.K}, temperature {cfg.KNN.TEMPERATURE:g}")

@@ -1,0 +1,233 @@
+"""The online probe: every epoch sees the images anew, as MoCo's main_lincls.py does.
+
+The reported number is the last epoch's. Val is scored after every epoch for the curve alone; as
+the backbone is frozen its val features never change, so they are computed once.
+
+Batches, views and order do not depend on the number of ranks: each takes its piece of the global
+batch, and the pieces' gradients are added.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from fvcore.common.config import CfgNode
+from PIL import Image
+from torch import Tensor, nn
+
+from kscl.engine.schedule import set_learning_rate
+from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.logs import LOGGER, progress
+from linear_eval.backbone import Frozen
+from linear_eval.checkpoint import Saver
+from linear_eval.config import CENTRE
+from linear_eval.data.features import Features
+from linear_eval.data.images import Batch, LabelledImages, Place, ViewsOfImages, load_batches
+from linear_eval.data.views import geometry
+from linear_eval.errors import LinearEvalError
+from linear_eval.probes.outcome import Classifier, Outcome
+from linear_eval.probes.sgd_grid import rate_factor
+from linear_eval.score import Score, ranked_classes, score
+from linear_eval.splits import epoch_order, new_head
+
+log = logging.getLogger(LOGGER)
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Progress:
+    """The state of the training between two steps, the same on all ranks."""
+
+    head: nn.Linear
+    optimizer: torch.optim.SGD
+    step: int = 0
+    loss_sum: float = 0.0  # of the images of this epoch so far
+    curve: list[Json] = field(default_factory=list)  # one row an epoch
+
+    def state_dict(self) -> Json:
+        return {
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "step": self.step,
+            "loss_sum": self.loss_sum,
+            "curve": self.curve,
+        }
+
+    def load_state_dict(self, state: Json) -> None:
+        self.head.load_state_dict(state["head"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.loss_sum = state["step"], state["loss_sum"]
+        self.curve = list(state["curve"])
+
+
+def probe_online(
+    cfg: CfgNode,
+    frozen: Frozen,
+    train: LabelledImages,
+    val: LabelledImages,
+    val_features: Features,
+    saver: Saver,
+    saved: Json | None,
+) -> Outcome:
+    state = start(cfg, frozen, len(train.classes))
+    if saved is not None:
+        state.load_state_dict(saved["online"])
+    steps = math.ceil(len(train) / cfg.SOLVER.BATCH_SIZE)  # an epoch; the last may be smaller
+    batches = load_batches(
+        ViewsOfImages(train, view_maker(cfg)),
+        StepBatches(len(train), cfg, state.step, steps * cfg.SOLVER.EPOCHS),
+        cfg.DATA.NUM_WORKERS,
+    )
+    if rank() == 0:
+        batches = progress(batches, "probe", steps * cfg.SOLVER.EPOCHS - state.step)
+    for batch in batches:
+        stopping = take_step(state, frozen, batch, train.targets, cfg.SOLVER, bool(saver.stop))
+        if state.step % steps == 0:
+            end_epoch(state, state.step // steps, len(train), val, val_features)
+        saver.offer(state.step, lambda: {"online": state.state_dict()}, stopping)
+    return outcome(state, val_score(state.head, val, val_features)[0])
+
+
+def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Progress:
+    head = nn.Linear(frozen.dim, classes)
+    weight, bias = new_head(classes, frozen.dim, cfg.SOLVER.INIT_STD, cfg.SEED)
+    head.load_state_dict({"weight": weight, "bias": bias})
+    head.to(frozen.device)
+    optimizer = torch.optim.SGD(
+        head.parameters(),
+        lr=cfg.SOLVER.LR,
+        momentum=cfg.SOLVER.MOMENTUM,
+        weight_decay=cfg.SOLVER.WEIGHT_DECAY,
+    )
+    return Progress(head, optimizer)
+
+
+def take_step(
+    state: Progress,
+    frozen: Frozen,
+    batch: Batch,
+    targets: Tensor,
+    solver: CfgNode,
+    stop: bool,
+) -> bool:
+    """One SGD step on the batch of all ranks; whether any of them was asked to stop."""
+    epoch, place = divmod(state.step, math.ceil(len(targets) / solver.BATCH_SIZE))
+    in_batch = min(solver.BATCH_SIZE, len(targets) - place * solver.BATCH_SIZE)  # of all ranks
+    set_learning_rate(state.optimizer, solver.LR * rate_factor(solver, epoch))
+    loss = torch.zeros((), device=frozen.device)
+    state.optimizer.zero_grad()
+    if len(batch.places):
+        features = frozen.features(batch.views[:, 0])  # (b, D)
+        frozen.check_finite(features)
+        labels = targets[batch.places].to(frozen.device)
+        loss = F.cross_entropy(state.head(features), labels, reduction="sum")
+        (loss / in_batch).backward()
+    total, stopping = add_over_ranks(state.head, loss.detach(), stop)
+    if not math.isfinite(total):
+        raise LinearEvalError(
+            f"the loss of step {state.step} is not finite at learning rate "
+            f"{state.optimizer.param_groups[0]['lr']:g}: lower SOLVER.LR"
+        )
+    state.optimizer.step()
+    state.loss_sum += total
+    state.step += 1
+    return stopping
+
+
+def add_over_ranks(head: nn.Linear, loss: Tensor, stop: bool) -> tuple[float, bool]:
+    """Add the ranks' gradients, losses and requests to stop in one message."""
+    if world_size() == 1:
+        return float(loss), stop
+    weights = [head.weight, head.bias]
+    grads = [w.grad if w.grad is not None else torch.zeros_like(w) for w in weights]
+    flat = torch.cat([*(g.flatten() for g in grads), loss.view(1), loss.new_tensor([float(stop)])])
+    dist.all_reduce(flat)
+    parts = flat.split([*(w.numel() for w in weights), 1, 1])
+    for weight, part in zip(weights, parts, strict=False):
+        weight.grad = part.view_as(weight)
+    return float(parts[2]), bool(parts[3])
+
+
+def end_epoch(
+    state: Progress, epoch: int, images: int, val: LabelledImages, val_features: Features
+) -> None:
+    result, val_loss = val_score(state.head, val, val_features)
+    row = {
+        "epoch": epoch,
+        "lr": state.optimizer.param_groups[0]["lr"],
+        "train_loss": state.loss_sum / images,
+        "val_loss": val_loss,
+        **{f"val_{name}": value for name, value in result.metrics.items()},
+    }
+    state.curve.append(row)
+    state.loss_sum = 0.0
+    log.info(
+        "epoch %d: train loss %.4f, val top-1 %.2f",
+        *(row["epoch"], row["train_loss"], row["val_top1"]),
+        extra={"data": row},
+    )
+
+
+@torch.no_grad()
+def val_score(head: nn.Linear, val: LabelledImages, features: Features) -> tuple[Score, float]:
+    device = head.weight.device
+    parts = [head(part.to(device)).cpu() for part in features.of_view(CENTRE).split(65536)]
+    outputs = torch.cat(parts)
+    loss = float(F.cross_entropy(outputs, val.targets))
+    return score(ranked_classes(outputs), val.targets, val.classes), loss
+
+
+def outcome(state: Progress, result: Score) -> Outcome:
+    best = max(state.curve, key=lambda row: row["val_top1"])
+    picked = {"epoch": best["epoch"], "top1": best["val_top1"], "picked_on": "val"}
+    details = {
+        "reported": "last epoch",
+        "best_epoch_picked_on_val": picked,
+        "curves": {name: [row[name] for row in state.curve] for name in state.curve[0]},
+    }
+    remark = f"last epoch; best {picked['top1']:.2f} in epoch {picked['epoch']}, picked on val"
+    head = Classifier(state.head.weight.detach().cpu(), state.head.bias.detach().cpu())
+    return Outcome(result, details, remark, head)
+
+
+class StepBatches:
+    """This rank's piece of every batch from one step up to another, epoch after epoch."""
+
+    def __init__(self, images: int, cfg: CfgNode, first_step: int, last_step: int) -> None:
+        self.images = images
+        self.batch_size = cfg.SOLVER.BATCH_SIZE
+        self.seed = cfg.SEED
+        self.steps = range(first_step, last_step)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[list[Place]]:
+        known, order = -1, epoch_order(self.seed, 0, 0)
+        for step in self.steps:
+            epoch, place = divmod(step, math.ceil(self.images / self.batch_size))
+            if epoch != known:
+                known, order = epoch, epoch_order(self.seed, epoch, self.images)
+            batch = order[place * self.batch_size : (place + 1) * self.batch_size].tolist()
+            first, last = (turn * len(batch) // world_size() for turn in (rank(), rank() + 1))
+            yield [(epoch, image) for image in batch[first:last]]
+
+
+def view_maker(cfg: CfgNode) -> Any:
+    """The one view that training sees of a picture in an epoch."""
+    shape, seed = geometry(cfg), cfg.SEED
+
+    def make(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
+        if cfg.INPUT.AUGMENT == CENTRE:
+            return [shape.centre(picture)]
+        return [shape.augmented(picture, seed, epoch, number)]
+
+    return make

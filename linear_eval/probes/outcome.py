@@ -1,0 +1,26 @@
+"""What every probe hands back: the scores on val, and how they came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from linear_eval.score import Score
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A linear layer on the backbone's features, as they come out of it."""
+
+    weight: Tensor  # (C, D)
+    bias: Tensor  # (C,)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    score: Score
+    details: dict[str, Any] = field(default_factory=dict)  # for the record
+    remark: str = ""  # for the line that a person reads
+    classifier: Classifier | None = None

@@ -1,0 +1,138 @@
+"""The record of an evaluation, its classifier, and the lines that a person reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from fvcore.common.config import CfgNode
+
+from kscl.backbone_file import RANDOM
+from kscl.config.tree import CONFIG_FILE, config_values
+from kscl.records.record import RECORD_FILE, Protocol, make_record, read_record
+from kscl.runtime.distributed import world_size
+from kscl.runtime.files import write_atomically
+from kscl.runtime.logs import LOG_FILE
+from linear_eval.backbone import Frozen
+from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
+from linear_eval.data.images import LabelledImages
+from linear_eval.probes.outcome import Outcome
+from linear_eval.protocols import deviations
+from linear_eval.score import LEVEL, mean_and_std
+
+CLASSIFIER_FILE = "classifier.safetensors"
+# Of a pretraining's description: what tells contenders apart, and the seed.
+DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
+
+Json = dict[str, Any]
+
+
+def sizes_of(train: LabelledImages, val: LabelledImages) -> dict[str, int]:
+    return {"classes": len(train.classes), "train images": len(train), "val images": len(val)}
+
+
+def record_of(
+    cfg: CfgNode,
+    protocol: Protocol,
+    frozen: Frozen,
+    train: LabelledImages,
+    val: LabelledImages,
+    outcome: Outcome,
+    seconds: float,
+) -> Json:
+    score, loaded = outcome.score, frozen.loaded
+    backbone = describe_backbone(cfg, frozen)
+    details: Json = {
+        "backbone": backbone,
+        "classes": val.classes,
+        "per_class": score.per_class,
+        "n": score.n,
+        "right": score.right,
+        "n_train": len(train),
+        "confidence_interval": {name: list(ends) for name, ends in score.intervals.items()},
+        "confidence_level": LEVEL,
+        "confidence_method": "Wilson, test sampling only",
+        "processes": world_size(),
+        "files": {"config": CONFIG_FILE, "log": LOG_FILE},
+        **outcome.details,
+    }
+    if outcome.classifier is not None:
+        details["files"]["classifier"] = CLASSIFIER_FILE
+    if cfg.PROBE == "online":
+        details["differs_from_imagenet_linear_moco"] = deviations(cfg, sizes_of(train, val))
+        details["epochs"] = cfg.SOLVER.EPOCHS
+    if cfg.PROBE == "cached" and cfg.CACHED.METHOD == "sgd":
+        details["epochs"] = cfg.SOLVER.EPOCHS
+    return make_record(
+        kind="knn" if cfg.PROBE == "knn" else "linear",
+        name=cfg.NAME
+        or backbone.get("method")
+        or Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar")).stem,
+        protocol=protocol,
+        metrics=score.metrics,
+        seconds=seconds,
+        seed=cfg.SEED,
+        cfg=cfg,
+        data={"train": train.fingerprint, "val": val.fingerprint},
+        inputs={"backbone": loaded.file_sha256 or loaded.tensors_sha256},
+        details=details,
+        without_effect=WITHOUT_EFFECT_ON_RESULTS,
+    )
+
+
+def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
+    """What a reader of the record should know of the backbone; the leaderboard groups by it."""
+    loaded, description = frozen.loaded, frozen.loaded.description
+    known: Mapping[str, Any] = description.source
+    if cfg.NAME and "method" not in known:
+        known = {**known, "method": cfg.NAME}
+    return {
+        **{key: known[key] for key in DESCRIBING if key in known},
+        "arch": description.arch,
+        "kwargs": config_values(CfgNode(description.kwargs)) if description.kwargs else {},
+        "weights": "random" if loaded.layout == RANDOM else f"file, read as {loaded.layout}",
+        "mean": [round(value, 6) for value in frozen.mean.flatten().tolist()],
+        "std": [round(value, 6) for value in frozen.std.flatten().tolist()],
+        "feature_dim": frozen.dim,
+        "batch_norm_calibrated_on": frozen.calibrated_on,
+        "sha256": frozen.tensors_sha256,
+    }
+
+
+def write_classifier(outcome: Outcome, val: LabelledImages, folder: Path) -> None:
+    """The linear layer, on features as the backbone gives them, with the names of its classes."""
+    if outcome.classifier is None:
+        return
+    head = outcome.classifier
+    tensors = {"weight": head.weight.contiguous(), "bias": head.bias.contiguous()}
+    metadata = {"format": "pt", "classes": json.dumps(val.classes)}
+    write_atomically(folder / CLASSIFIER_FILE, safetensors.torch.save(tensors, metadata))
+
+
+def in_words(record: Json, remark: str = "") -> str:
+    """The result in one line."""
+    metrics, details = record["metrics"], record["details"]
+    low, high = details["confidence_interval"]["top1"]
+    top5 = f", top-5 {metrics['top5']:.2f}" if "top5" in metrics else ""
+    return (
+        f"{record['name']}: top-1 {metrics['top1']:.2f} [{low:.2f}, {high:.2f}]{top5} on "
+        f"{details['n']:,} images, {record['protocol']['id']}, seed {record['seed']}"
+        + (f" ({remark})" if remark else "")
+    )
+
+
+def summary(folders: Sequence[Path]) -> str:
+    """One line for one record; for several the mean ± std of each metric."""
+    records = [read_record(folder / RECORD_FILE) for folder in folders]
+    first = records[0]
+    if len(records) == 1:
+        return in_words(first)
+    parts = []
+    for name in first["metrics"]:
+        mean, std = mean_and_std([record["metrics"][name] for record in records])
+        parts.append(f"{name} {mean:.2f} ± {std:.2f}")
+    seeds = ", ".join(str(record["seed"]) for record in records)
+    return f"{first['name']}: {', '.join(parts)} over seeds {seeds}, {first['protocol']['id']}"

@@ -1,0 +1,310 @@
+"""Fine-tuning as a user runs it: refused before it starts if anything is wrong, exact on resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from detection.commands.train_net import main
+from detection.config import load_detection_config
+from detection.train.protocol import protocol_of
+from kscl.benchmark.leaderboard.rows import build_board
+from kscl.data.annotated.annotations import AnnotatedSet
+from kscl.data.annotated.voc import read_voc
+from kscl.records.record import read_record
+from tests.helpers.commands import ROOT, tool
+from tests.helpers.voc_sets import Thing, write_voc
+
+# One narrow network and few small RoIs: what is tested is the way, not the numbers.
+SMALL = (
+    *("MODEL.ROI_HEADS.NUM_CLASSES", "2", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "8"),
+    *("MODEL.RPN.POST_NMS_TOPK_TRAIN", "20", "MODEL.RPN.POST_NMS_TOPK_TEST", "20"),
+    *("INPUT.MIN_SIZE_TRAIN", "(64, 80)", "INPUT.MIN_SIZE_TEST", "64"),
+    *("SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)"),
+    *("SOLVER.CHECKPOINT_PERIOD", "1", "TEST.PRECISE_BN.NUM_ITER", "2"),
+)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory) -> Path:
+    """A folder with a small VOC set and converted random weights."""
+    folder = tmp_path_factory.mktemp("shop")
+    rng = np.random.default_rng(0)
+    things: dict[str, list[Thing]] = {}
+    for number in range(14):
+        x, y = (int(value) for value in rng.integers(1, 40, 2))
+        things[f"{number:03d}"] = [
+            ("cat", (x, y, x + 30, y + 25), 0),
+            ("dog", (x + 15, y + 10, x + 50, y + 50), 0),
+        ]
+    names = list(things)
+    splits = {"train": names[:10], "test": names[10:], "val": names[10:12]}
+    write_voc(folder / "voc", splits, things, size=(96, 100))
+    for seed in (0, 1):
+        done = tool(
+            *("convert", "random", "--arch", "resnet50", "--seed", str(seed)),
+            *("--arch-kwargs", "{channels: [8, 16, 32, 64]}"),
+            *("--protocol", "detection/shapes_tiny_c4.yaml"),
+            *("--output", folder / f"weights{seed}"),
+        )
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def arguments(shop: Path, output: Path, *more: str, weights: int = 0) -> list[str]:
+    voc = shop / "voc"
+    sets = ["DATASETS.TRAIN", f"('voc:{voc}:train',)", "DATASETS.TEST", f"('voc:{voc}:test',)"]
+    config = str(shop / f"weights{weights}" / "config.yaml")
+    flags = [word for word in more if word.startswith("--")]
+    rest = [word for word in more if not word.startswith("--")]
+    return ["--config-file", config, *flags, *SMALL, *sets, "OUTPUT_DIR", str(output), *rest]
+
+
+def in_process(capsys, *words: str) -> tuple[int, str]:
+    """For what ends before training: (exit code, errors), without waiting for a new process."""
+    code = main(words)
+    return code, capsys.readouterr().err
+
+
+def train_net(shop: Path, output: Path, *more: str, **options):
+    return tool("train_net", *arguments(shop, output, *more, **options))
+
+
+@pytest.fixture(scope="module")
+def finished(shop, tmp_path_factory) -> Path:
+    """A run to its end, undisturbed."""
+    output = tmp_path_factory.mktemp("finished") / "run"
+    done = train_net(shop, output)
+    assert done.returncode == 0, done.stderr
+    assert "(1 trial, voc07-11pt)" in done.stdout
+    return output
+
+
+def test_a_run_ends_in_a_record_that_can_be_traced(finished, shop):
+    record = read_record(finished / "record.json")
+    certificate = json.loads((shop / "weights0" / "certificate.json").read_text())
+    assert record["kind"] == "detection"
+    assert record["protocol"]["id"] == "shapes-tiny-c4"
+    assert {"AP", "AP50", "AP75", "coco-101pt/AP"} <= set(record["metrics"])
+    assert record["inputs"]["weights"] == certificate["weights_sha256"]
+    assert record["details"]["backbone"]["method"] == "random"
+    assert set(record["details"]["per_class"]) == {"cat", "dog"}
+
+
+def test_a_leaderboard_sees_that_the_data_have_changed(finished, shop):
+    (row,) = build_board([finished]).rows
+    assert row.stale == []
+    extra = shop / "voc" / "Annotations" / "extra.xml"
+    extra.write_text("<annotation/>")
+    try:
+        (row,) = build_board([finished]).rows
+    finally:
+        extra.unlink()
+    assert [reason.split(" was ")[0] for reason in row.stale] == ["test data", "train data"]
+
+
+def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(finished, shop, tmp_path):
+    output = tmp_path / "run"
+    command = [sys.executable, "-W", "ignore", "tools/train_net.py"]
+    command += [*arguments(shop, output, "--auto-resume")]
+    for kill_after in ("model_0000001.pth", "model_0000003.pth"):
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        while not (output / kill_after).exists() and process.poll() is None:
+            time.sleep(0.02)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (output / "record.json").exists()
+    done = train_net(shop, output, "--auto-resume")
+    assert done.returncode == 0, done.stderr
+    ours, undisturbed = (read_record(folder / "record.json") for folder in (output, finished))
+    assert ours["metrics"] == undisturbed["metrics"]
+    for name in ("boxes", "scores", "category"):
+        with np.load(output / "detections.npz") as a, np.load(finished / "detections.npz") as b:
+            assert np.array_equal(a[name], b[name])
+    iterations = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
+    assert iterations
+    assert iterations == sorted(set(iterations))
+
+
+def test_trials_have_seeds_and_folders_of_their_own_and_finished_ones_are_kept(shop, tmp_path):
+    output = tmp_path / "run"
+    assert train_net(shop, output, "--trials=1").returncode == 0
+    first = (output / "seed0" / "record.json").read_bytes()
+    done = train_net(shop, output, "--trials=2", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert "seed0: finished before, kept" in done.stdout
+    assert "(2 trials" in done.stdout
+    assert (output / "seed0" / "record.json").read_bytes() == first
+    records = [read_record(output / f"seed{seed}" / "record.json") for seed in (0, 1)]
+    assert [record["seed"] for record in records] == [0, 1]
+    assert records[0]["protocol"]["hash"] == records[1]["protocol"]["hash"]
+    losses = [(output / f"seed{seed}" / "metrics.json").read_text() for seed in (0, 1)]
+    assert losses[0] != losses[1]
+
+
+def test_two_processes_on_the_cpu_train_and_score(shop, tmp_path):
+    done = train_net(shop, tmp_path / "run", "--num-gpus=2", "MODEL.RESNETS.NORM", "naiveSyncBN")
+    assert done.returncode == 0, done.stderr
+    assert read_record(tmp_path / "run" / "record.json")["details"]["processes"] == 2
+
+
+def test_a_protocol_for_more_processes_is_scaled_and_says_so(shop, tmp_path):
+    done = train_net(
+        shop, tmp_path / "run", "SOLVER.REFERENCE_WORLD_SIZE", "2", "SOLVER.IMS_PER_BATCH", "4",
+        "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "batch 4 → 2, learning rate 0.03 → 0.015, iterations 2 → 4" in done.stdout
+    record = read_record(tmp_path / "run" / "record.json")
+    assert record["details"]["scaled_from_processes"] == 2
+
+
+@pytest.mark.parametrize(
+    ("gpus", "batch", "rate", "iterations", "steps", "warm_up"),
+    [
+        (8, 16, 0.02, 24000, [18000, 22000], 100),
+        (4, 8, 0.01, 48000, [36000, 44000], 200),
+        (2, 4, 0.005, 96000, [72000, 88000], 400),
+        (1, 2, 0.0025, 192000, [144000, 176000], 800),
+    ],
+)
+def test_the_moco_protocol_is_scaled_to_the_gpus_there_are(
+    gpus, batch, rate, iterations, steps, warm_up, capsys
+):
+    words = ["--config-file", "detection/voc0712_c4_24k_moco.yaml", "--num-gpus", str(gpus)]
+    assert main([*words, "--print-config"]) == 0
+    solver = yaml.safe_load(capsys.readouterr().out)["SOLVER"]
+    assert (solver["IMS_PER_BATCH"], solver["BASE_LR"]) == (batch, rate)
+    assert (solver["MAX_ITER"], solver["STEPS"]) == (iterations, steps)
+    assert solver["WARMUP_ITERS"] == warm_up
+    assert main([*words, "--print-config", "KSCL.NUM_GPUS", "0"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["SOLVER"]["MAX_ITER"] == 24000
+
+
+def test_a_finished_detector_is_scored_again_to_the_same_numbers(finished, shop, tmp_path):
+    weights = str(finished / "model_final.pth")
+    done = train_net(
+        shop, tmp_path / "again", "--eval-only", "--num-gpus=2", "MODEL.WEIGHTS", weights
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("coco-101pt") == 1
+    passes = [np.load(folder / "detections.npz") for folder in (finished, tmp_path / "again")]
+    assert len(passes[0]["scores"]) > 0
+    np.testing.assert_allclose(passes[0]["scores"], passes[1]["scores"], atol=1e-4)
+    scores = json.loads((tmp_path / "again" / "scores.json").read_text())
+    assert scores["voc07-11pt"]["AP"] == read_record(finished / "record.json")["metrics"]["AP"]
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (["MODEL.WEIGHTS", ""], "KSCL.FROM_SCRATCH True"),
+        (["MODEL.PIXEL_STD", "[1.0, 1.0, 1.0]"], "MODEL.PIXEL_STD is [1.0, 1.0, 1.0]"),
+        (["MODEL.RESNETS.STRIDE_IN_1X1", "True"], "STRIDE_IN_1X1"),
+        (["MODEL.ROI_HEADS.NUM_CLASSES", "3"], "NUM_CLASSES"),
+        (["INPUT.FORMAT", "BGR"], "INPUT.FORMAT"),
+        (["DATASETS.TEST", "('voc:nowhere:test',)"], "nowhere"),
+        (["SOLVER.MAX_ITR", "3"], "SOLVER.MAX_ITER"),
+        (["KSCL.NUM_GPUS", "8"], "KSCL.NUM_GPUS 0"),
+        (["--num-gpus=2", "MODEL.RESNETS.NORM", "SyncBN"], "naiveSyncBN"),
+        (["--resume"], "nothing to resume"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_starts(shop, tmp_path, capsys, more, reason):
+    code, told = in_process(capsys, *arguments(shop, tmp_path / "run", *more))
+    assert code == 2
+    assert reason in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_run_is_refused(finished, shop, capsys):
+    before = (finished / "record.json").read_bytes()
+    other_test = ("DATASETS.TEST", f"('voc:{shop / 'voc'}:val',)")
+    detector = ("MODEL.WEIGHTS", str(finished / "model_final.pth"))
+    for more, weights, reason in (
+        ((), 0, "holds this run already"),
+        (("--auto-resume",), 1, "other weights"),
+        (("--auto-resume", "SOLVER.BASE_LR", "0.5"), 0, "other settings"),
+        (("--auto-resume", *other_test), 0, "other data"),
+        (("--eval-only", *detector), 0, "would be written over"),
+        (("--eval-only", "--trials=2", *detector), 0, "leave --trials out"),
+    ):
+        words = arguments(shop, finished, *more, weights=weights)
+        code, told = in_process(capsys, *words)
+        assert code == 2
+        assert reason in told
+    assert (finished / "record.json").read_bytes() == before
+
+
+def test_training_from_scratch_runs_when_it_is_asked_for_by_name(shop, tmp_path):
+    more = ["MODEL.WEIGHTS", "", "KSCL.FROM_SCRATCH", "True", "SOLVER.MAX_ITER", "2"]
+    done = train_net(shop, tmp_path / "run", *more, "SOLVER.STEPS", "(1,)")
+    assert done.returncode == 0, done.stderr
+    assert read_record(tmp_path / "run" / "record.json")["details"]["backbone"] == {
+        "method": "from scratch"
+    }
+
+
+def test_random_weights_compete_under_the_protocol_of_the_others():
+    config = "detection/bccd_tiny_c4.yaml"
+    with_weights, scratch = (
+        protocol_of(load_detection_config(config, ["KSCL.FROM_SCRATCH", word]))
+        for word in ("False", "True")
+    )
+    assert with_weights.hash == scratch.hash
+
+
+def test_coco_files_train_and_score_like_voc_folders(shop, tmp_path):
+    sets = []
+    for role, split in (("TRAIN", "train"), ("TEST", "test")):
+        path = tmp_path / f"{split}.json"
+        path.write_text(json.dumps(as_coco(read_voc(shop / "voc", split).checked())))
+        sets += [f"DATASETS.{role}", f"('coco:{path}:{shop / 'voc' / 'JPEGImages'}',)"]
+    more = [*sets, "KSCL.SCORER", "coco-101pt", "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)"]
+    done = train_net(shop, tmp_path / "run", *more)
+    assert done.returncode == 0, done.stderr
+    assert "(1 trial, coco-101pt)" in done.stdout
+    record = read_record(tmp_path / "run" / "record.json")
+    assert {"AP", "voc07-11pt/AP"} <= set(record["metrics"])
+    assert len(record["data"]["test"]["parts"]) == 2  # the images and the file
+
+
+def as_coco(annotated: AnnotatedSet) -> dict:
+    images, annotations = [], []
+    for number, image in enumerate(annotated.images):
+        assert image.path is not None
+        size = {"width": image.width, "height": image.height}
+        images.append({"id": number, "file_name": image.path.name, **size})
+        for thing in image.objects:
+            x1, y1, x2, y2 = thing.box
+            about = {"id": len(annotations) + 1, "image_id": number, "iscrowd": 0}
+            category = annotated.class_names.index(thing.name) + 1
+            box = {"bbox": [x1, y1, x2 - x1, y2 - y1], "area": (x2 - x1) * (y2 - y1)}
+            annotations.append({**about, **box, "category_id": category})
+    categories = [{"id": i, "name": name} for i, name in enumerate(annotated.class_names, 1)]
+    return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def test_a_loss_that_is_no_number_stops_with_advice(shop, tmp_path):
+    done = train_net(shop, tmp_path / "run", "SOLVER.BASE_LR", "1e9", "SOLVER.WARMUP_ITERS", "0")
+    assert done.returncode == 2
+    assert "lower SOLVER.BASE_LR" in done.stderr
+
+
+def test_the_printed_config_can_be_fed_back(shop, tmp_path, capsys):
+    assert main(arguments(shop, tmp_path / "run", "--print-config")) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "config.yaml").write_text(printed)
+    assert main(["--config-file", str(tmp_path / "config.yaml"), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed

@@ -1,0 +1,280 @@
+"""Conversions are proven, complete and delivered whole, or there is nothing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from detection.commands import convert as convert_cli
+from detection.config import load_detection_config
+from detection.convert import architecture, converter, proof
+from detection.convert.certificate import read_certificate, verify_start
+from detection.convert.converter import convert
+from detection.convert.weights import read_weights
+from detection.errors import DetectionError
+from kscl.backbone_file import Description, save_backbone
+from kscl.errors import KsclError
+from tests.helpers.backbones import NARROW, backbone_file, lively_backbone
+from tests.helpers.commands import tool
+
+QUARTER = {"channels": [16, 32, 64, 128]}
+FAMILIES = [
+    ("resnet50", {}, 265),
+    ("resnet50", NARROW, 265),
+    ("resnet50", QUARTER, 260),  # stem and res2 are of one width: no first shortcut in either
+    ("resnet50", {"channels": [32, 64, 128, 256]}, 265),
+    ("resnet101", QUARTER, 515),
+    ("resnet152", QUARTER, 770),
+    ("resnext50_32x4d", {}, 265),
+    ("resnext101_32x8d", QUARTER, 515),
+    ("wide_resnet50_2", QUARTER, 260),
+    ("resnet50", {**NARROW, "cardinality": 2, "base_width": 32}, 265),
+    ("resnet50_gn", {}, 159),
+]
+FULL_WIDTH = [
+    ("resnet101", {}, 520),
+    ("resnet152", {}, 775),
+    ("resnext101_32x8d", {}, 520),
+    ("wide_resnet50_2", {}, 265),
+]
+
+
+@pytest.fixture(scope="module")
+def narrow_file(tmp_path_factory) -> Path:
+    return backbone_file(tmp_path_factory.mktemp("backbone"), "resnet50", NARROW)
+
+
+@pytest.fixture(scope="module")
+def narrow(narrow_file, tmp_path_factory) -> converter.Converted:
+    return convert(narrow_file, tmp_path_factory.mktemp("converted") / "narrow")
+
+
+def same_outputs(folder: Path, name: str, kwargs: dict, tensors: int) -> None:
+    converted = convert(backbone_file(folder, name, kwargs), folder / "out")
+    assert tuple(converted.certificate.differences) == proof.STAGES
+    assert max(converted.certificate.differences.values()) < 1e-5  # ten times under the tolerance
+    assert converted.certificate.tensors == tensors == len(read_weights(converted.weights))
+    # the protocol's flavour of BatchNorm stays; a network without BatchNorm brings its norm
+    norm = converted.cfg.MODEL.RESNETS.NORM
+    assert norm == ("GN" if name.endswith("_gn") else "naiveSyncBN")
+
+
+@pytest.mark.parametrize(("name", "kwargs", "tensors"), FAMILIES)
+def test_every_supported_family_computes_the_same_in_both(name, kwargs, tensors, tmp_path):
+    same_outputs(tmp_path, name, kwargs, tensors)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "kwargs", "tensors"), FULL_WIDTH)
+def test_the_large_families_at_full_width_compute_the_same_in_both(name, kwargs, tensors, tmp_path):
+    same_outputs(tmp_path, name, kwargs, tensors)
+
+
+@pytest.mark.parametrize("protocol", ["voc0712_c4_18k_d2", "coco_c4_2x", "shapes_tiny_c4"])
+def test_a_backbone_fits_every_shipped_protocol(protocol, narrow_file, narrow, tmp_path):
+    converted = convert(narrow_file, tmp_path / "out", protocol=f"detection/{protocol}.yaml")
+    assert converted.certificate.weights_sha256 == narrow.certificate.weights_sha256
+    assert verify_start(load_detection_config(converted.folder / "config.yaml")) is not None
+
+
+def test_the_three_files_say_what_they_are(narrow):
+    content = torch.load(narrow.weights, weights_only=True)
+    assert content["matching_heuristics"] is True
+    assert content["__author__"] == "kscl"
+    assert all(isinstance(value, torch.Tensor) for value in content["model"].values())
+
+    text = (narrow.folder / "config.yaml").read_text()
+    assert yaml.safe_load(text)["MODEL"]["RESNETS"]["DEPTH"] == 50
+    cfg = load_detection_config(narrow.folder / "config.yaml")
+    assert Path(cfg.MODEL.WEIGHTS) == narrow.weights
+    assert cfg.MODEL.RESNETS.WIDTH_PER_GROUP == 8
+    assert cfg.MODEL.RESNETS.NORM == "naiveSyncBN"  # the protocol's flavour
+    assert cfg.SOLVER.MAX_ITER == 24000
+    cfg.MODEL.WEIGHTS = narrow.cfg.MODEL.WEIGHTS
+    assert cfg == narrow.cfg
+
+    certificate = read_certificate(narrow.folder / "certificate.json")
+    assert certificate == narrow.certificate
+    assert certificate.source["run"] == {"method": "kscl", "epochs": 2, "seed": 0}
+    assert certificate.backbone["arch"] == "resnet50"
+    assert all(name.endswith("num_batches_tracked") for name in certificate.left_behind)
+
+
+def test_converting_twice_gives_the_same_bytes(narrow, narrow_file, tmp_path):
+    again = convert(narrow_file, tmp_path / "again")
+    for name in ("weights.pth", "config.yaml", "certificate.json"):
+        assert (again.folder / name).read_bytes() == (narrow.folder / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["moco", "simclr", "torchvision", "timm", "old torchvision"])
+def test_other_projects_files_give_the_same_weights_as_ours(kind, narrow, tmp_path):
+    state = lively_backbone("resnet50", NARROW).state_dict()
+    head = {"fc.weight": torch.zeros(10, 256), "fc.bias": torch.zeros(10)}
+    if kind == "moco":
+        both = {f"module.encoder_q.{key}": value for key, value in (state | head).items()}
+        both |= {f"module.encoder_k.{key}": 0 * value for key, value in (state | head).items()}
+        both |= {"module.queue": torch.zeros(4, 4), "module.queue_ptr": torch.zeros(1)}
+        content = {"epoch": 200, "arch": "resnet50", "state_dict": both, "optimizer": {}}
+    elif kind == "simclr":
+        tensors = {f"backbone.{key}": value for key, value in state.items()}
+        content = {"state_dict": tensors | {"projector.0.weight": torch.zeros(2, 2)}}
+    elif kind == "old torchvision":
+        content = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")} | head
+    else:
+        content = state | head if kind == "torchvision" else {"state_dict": state}
+    path = tmp_path / "checkpoint.pth.tar"
+    torch.save(content, path)
+    converted = convert(path, tmp_path / "out", arch="resnet50", kwargs=NARROW)
+    assert converted.certificate.weights_sha256 == narrow.certificate.weights_sha256
+    expected = {"moco": "moco", "simclr": "simclr (state_dict, backbone)"}.get(kind, "plain")
+    assert converted.certificate.source["layout"].startswith(expected)
+
+
+def test_a_checkpoint_with_another_prefix_is_an_error_that_lists_the_prefixes(tmp_path):
+    # MoCo's own converter writes an empty file here, and ends well
+    state = {f"net.{key}": v for key, v in lively_backbone("resnet50", NARROW).state_dict().items()}
+    torch.save({"state_dict": state}, tmp_path / "x.pth")
+    with pytest.raises(KsclError, match=r"\[state_dict\] net"):
+        convert(tmp_path / "x.pth", tmp_path / "out", arch="resnet50", kwargs=NARROW)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pickle_holds_the_same_arrays(narrow, narrow_file, tmp_path):
+    converted = convert(narrow_file, tmp_path / "out", file_format="pkl")
+    assert converted.weights.name == "weights.pkl"
+    content = pickle.loads(converted.weights.read_bytes())
+    assert {"model", "matching_heuristics", "__author__"} == set(content)
+    theirs, ours = read_weights(converted.weights), read_weights(narrow.weights)
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[key], ours[key]) for key in ours)
+
+
+def test_the_input_of_pretraining_travels_with_the_weights(tmp_path):
+    path, half = tmp_path / "backbone.safetensors", (0.5, 0.5, 0.5)
+    backbone = lively_backbone("resnet50", NARROW)
+    save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW, half, half))
+    converted = convert(path, tmp_path / "out")
+    assert list(converted.cfg.MODEL.PIXEL_MEAN) == [127.5] * 3
+    with pytest.raises(DetectionError, match="says that its mean"):
+        convert(path, tmp_path / "out2", mean=(0.4, 0.4, 0.4))
+    torch.save(backbone.state_dict(), tmp_path / "plain.pth")
+    foreign = {"arch": "resnet50", "kwargs": NARROW}
+    stated = convert(tmp_path / "plain.pth", tmp_path / "out3", mean=half, std=half, **foreign)
+    assert stated.certificate.detectron2_keys == converted.certificate.detectron2_keys
+    with pytest.raises(DetectionError, match="from 0 to 1"):
+        convert(
+            tmp_path / "plain.pth", tmp_path / "out4", mean=(123.675, 116.28, 103.53), **foreign
+        )
+
+
+def test_a_wrong_conversion_writes_nothing(narrow_file, tmp_path, monkeypatch):
+    right = architecture.Architecture.detectron2_keys
+    wrong = {"MODEL.RESNETS.STRIDE_IN_1X1": True}
+    monkeypatch.setattr(
+        architecture.Architecture, "detectron2_keys", lambda self: right(self) | wrong
+    )
+    with pytest.raises(DetectionError, match="differs first at res3") as caught:
+        convert(narrow_file, tmp_path / "out")
+    assert "STRIDE_IN_1X1" in str(caught.value)
+    assert "Nothing was written" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_conversion_leaves_what_was_there_before(narrow_file, tmp_path, monkeypatch):
+    before = convert(narrow_file, tmp_path / "out")
+    files = {path.name: path.read_bytes() for path in before.folder.iterdir()}
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(converter, "write_certificate", interrupted)
+    other = backbone_file(tmp_path, "resnet50", NARROW, seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        convert(other, tmp_path / "out", force=True)
+    assert {path.name: path.read_bytes() for path in before.folder.iterdir()} == files
+    assert {path.name for path in tmp_path.iterdir()} == {"out", other.name}
+
+
+def test_other_weights_are_written_over_only_by_force(narrow_file, tmp_path):
+    other = backbone_file(tmp_path, "resnet50", NARROW, seed=1)
+    convert(other, tmp_path / "out")
+    with pytest.raises(DetectionError, match=f"other weights .{other.name}.*--force"):
+        convert(narrow_file, tmp_path / "out")
+    convert(other, tmp_path / "out", file_format="pkl")  # the same ones: made anew
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("certificate.json", "config.yaml", "weights.pkl")
+    ]
+    forced = convert(narrow_file, tmp_path / "out", force=True)
+    assert read_certificate(tmp_path / "out/certificate.json") == forced.certificate
+    assert not (tmp_path / "out/weights.pkl").exists()
+
+
+def test_a_folder_with_other_things_in_it_is_never_taken(narrow_file, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(DetectionError, match=r"holds other things \(notes.txt\)"):
+        convert(narrow_file, tmp_path, force=True)
+    with pytest.raises(DetectionError, match="is a file"):
+        convert(narrow_file, tmp_path / "notes.txt")
+    with pytest.raises(DetectionError, match="cannot be made"):
+        convert(narrow_file, tmp_path / "notes.txt/out")
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path):
+    backbone = lively_backbone("resnet50", NARROW)
+    backbone.layer2[0].bn1.running_var[3] = float("nan")
+    save_backbone(
+        tmp_path / "b.safetensors", backbone.state_dict(), Description("resnet50", NARROW)
+    )
+    with pytest.raises(DetectionError, match=r"res3.0.conv1.norm.running_var .* no numbers"):
+        convert(tmp_path / "b.safetensors", tmp_path / "out")
+
+
+def test_a_protocol_without_the_c4_head_is_refused(narrow_file, tmp_path):
+    (tmp_path / "fpn.yaml").write_text("MODEL: {ROI_HEADS: {NAME: StandardROIHeads}}\nVERSION: 2\n")
+    with pytest.raises(DetectionError, match="proof is of C4 detectors"):
+        convert(narrow_file, tmp_path / "out", protocol=tmp_path / "fpn.yaml")
+
+
+def test_the_tool_converts_and_shows_the_proof(narrow_file, tmp_path):
+    done = tool("convert", narrow_file, "--output", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    for stage in proof.STAGES:
+        assert f"\n  {stage} " in done.stdout
+    assert "265 tensors carried over; left behind: num_batches_tracked (53)" in done.stdout
+    assert f"--config-file {tmp_path / 'out' / 'config.yaml'}" in done.stdout
+    assert json.loads((tmp_path / "out/certificate.json").read_text())["version"] == 1
+    assert done.stderr == ""
+
+
+def test_what_is_left_behind_is_told_by_kind():
+    names = [
+        "module.encoder_k.conv1.weight",
+        "module.encoder_k.fc.bias",
+        "module.encoder_q.fc.bias",
+    ]
+    told = convert_cli.in_kinds([*names, "module.queue", "layer1.0.bn1.num_batches_tracked"])
+    assert told == (
+        "module.encoder_k (2), module.encoder_q (1), module.queue (1), num_batches_tracked (1)"
+    )
+    assert convert_cli.in_kinds([]) == "nothing"
+
+
+def test_the_tools_errors_are_for_people(narrow_file, tmp_path, capsys):
+    cases = [
+        (["random", "--output", "x"], "--arch resnet50"),
+        (["random", "--arch", "resnet18", "--output", "x"], "FPN"),
+        (["random", "--arch", "resnet50", "--arch-kwargs", "[8]", "--output", "x"], "a mapping"),
+        ([str(tmp_path / "no.pth"), "--output", "x"], "no such file"),
+        (
+            [str(narrow_file), "--protocol", "detection/voc0712_c4_24k.yaml", "--output", "x"],
+            "moco",
+        ),
+    ]
+    for words, text in cases:
+        assert convert_cli.main(words) == 2
+        assert text in capsys.readouterr().err

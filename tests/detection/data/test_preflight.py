@@ -1,0 +1,248 @@
+"""Preflight tells every problem of every set at once, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from detectron2.data.detection_utils import read_image
+from PIL import Image
+
+from detection.data.images import equal_files
+from detection.data.preflight import preflight
+from kscl.data.annotated.image_size import image_size
+from kscl.data.annotated.specs import Source
+from kscl.errors import KsclError
+from tests.helpers.commands import tool
+from tests.helpers.voc_sets import annotation_xml, small_coco, small_voc, write_image, write_voc
+
+
+@pytest.fixture
+def voc(tmp_path):
+    return small_voc(tmp_path / "voc")
+
+
+def check(root, **options):
+    return preflight([f"voc:{root}:train"], [f"voc:{root}:test"], **options)
+
+
+def kinds(report, fatal=True):
+    return sorted(p.kind for p in (report.fatal if fatal else report.notes))
+
+
+def test_a_good_set_passes_and_is_described(voc):
+    report = check(voc, num_classes=2).checked()
+    assert report.class_names == ("cat", "dog")
+    assert [row["images"] for row in report.sets] == [2, 2]
+    assert report.sets[0]["per_class"] == {"cat": 2, "dog": 1}
+    assert report.sets[0]["difficult"] == 1
+    assert "no problem found" in str(report)
+
+
+def test_all_problems_of_all_sets_are_told_at_once_each_with_file_and_fix(voc):
+    (voc / "Annotations/a.xml").write_text(annotation_xml([("cat", (20, 1, 10, 20), 0)]))
+    (voc / "JPEGImages/b.jpg").write_bytes(b"not an image")
+    (voc / "Annotations/c.xml").write_text(annotation_xml([("horse", (1, 1, 20, 20), 0)]))
+    (voc / "JPEGImages/d.jpg").unlink()
+    report = check(voc, class_names=["cat", "dog"], num_classes=3)
+    assert kinds(report) == [
+        *("class count", "degenerate box", "missing image", "unknown class", "unreadable image"),
+    ]
+    with pytest.raises(KsclError) as error:
+        report.checked()
+    for name in ("a.xml", "b.jpg", "c.xml", "JPEGImages/d"):
+        assert name in str(error.value)
+    assert all(problem.fix for problem in report.problems)
+
+
+@pytest.mark.parametrize(("count", "why"), [(1, "trained as background"), (3, "wasted")])
+def test_the_models_class_count_must_be_that_of_the_list(voc, count, why):
+    (problem,) = check(voc, num_classes=count).fatal
+    assert problem.where == "MODEL.ROI_HEADS.NUM_CLASSES"
+    assert why in problem.fix
+    assert "set it to 2" in problem.fix
+
+
+def test_a_class_absent_from_test_is_a_note_and_named_for_the_mean(voc):
+    report = check(voc, class_names=["cat", "dog", "unicorn"]).checked()
+    assert report.absent_from_test == ("unicorn",)
+    assert kinds(report, fatal=False) == ["absent class", "absent class"]  # nor is it in train
+    assert any("not counted as 0" in note.fix for note in report.notes)
+
+
+def test_the_test_set_is_held_to_the_class_list_of_the_training_set(tmp_path):
+    cat, dog = ("cat", (1, 1, 20, 20), 0), ("dog", (1, 1, 20, 20), 0)
+    train = write_voc(tmp_path / "one", {"train": ["a"]}, {"a": [cat]})
+    test = write_voc(
+        tmp_path / "two", {"test": ["x", "y"]}, {"x": [cat], "y": [dog]}, suffix=".png"
+    )
+    report = preflight([f"voc:{train}:train"], [f"voc:{test}:test"])
+    (problem,) = report.fatal
+    assert problem.kind == "unknown class"
+    assert problem.where.endswith("y.xml")
+
+
+def test_training_sets_found_in_xml_share_the_union_of_their_classes(tmp_path):
+    one = write_voc(tmp_path / "one", {"train": ["a"]}, {"a": [("dog", (1, 1, 9, 9), 0)]})
+    two = write_voc(tmp_path / "two", {"train": ["a"]}, {"a": [("cat", (1, 1, 9, 9), 0)]})
+    assert preflight([f"voc:{one}:train", f"voc:{two}:train"], []).class_names == ("cat", "dog")
+    (one / "classes.txt").write_text("dog\n")
+    report = preflight([f"voc:{one}:train", f"voc:{two}:train"], [])
+    assert "different class lists" in report.fatal[0].what
+
+
+def test_an_image_of_another_size_than_its_annotation_says_is_told(voc):
+    write_image(voc / "JPEGImages/a.jpg", 1, (48, 64))
+    (problem,) = check(voc).fatal
+    assert problem.kind == "image size"
+    assert "is 48 x 64 pixels" in problem.what
+    assert "a.xml says 64 x 48" in problem.what
+
+
+def test_the_turn_in_an_exif_tag_counts_as_detectron2_makes_it(tmp_path):
+    for suffix in (".jpg", ".png"):
+        for orientation in (1, 3, 6, 8):
+            path = tmp_path / f"{orientation}{suffix}"
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            Image.new("RGB", (40, 30)).save(path, exif=exif)
+            assert image_size(path) == read_image(str(path), "RGB").shape[1::-1]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
+def test_other_kinds_of_pixels_are_fine(tmp_path, mode):
+    path = tmp_path / ("x.tif" if mode == "CMYK" else "x.png")
+    Image.new(mode, (40, 30)).save(path)
+    assert image_size(path, decode=True) == (40, 30)
+
+
+def test_sixteen_bits_a_pixel_are_refused_because_they_would_turn_white(voc):
+    deep = Image.fromarray(np.full((48, 64), 4000, np.uint16))
+    (voc / "JPEGImages/a.jpg").unlink()
+    deep.save(voc / "JPEGImages/a.png")
+    (problem,) = check(voc).fatal
+    assert "more than 8 bits" in problem.what
+
+
+def test_a_truncated_image_is_found_in_the_sample_or_with_full(tmp_path):
+    ids = [f"{number:03d}" for number in range(30)]
+    root = write_voc(
+        tmp_path,
+        {"train": ids[:2], "test": ids[2:]},
+        {image_id: [("cat", (1, 1, 9, 9), 0)] for image_id in ids},
+    )
+    path = root / "JPEGImages" / "017.jpg"
+    path.write_bytes(path.read_bytes()[:-400])
+    assert check(root, sample=0).fatal == []
+    report = check(root, full=True)
+    assert [row["decoded"] for row in report.sets] == [2, 28]
+    for found in (report, check(root, sample=28)):
+        (problem,) = found.fatal
+        assert problem.where == str(path)
+        assert "truncated" in problem.what
+    assert check(root, sample=5).sets[1]["decoded"] == 5
+
+
+def test_an_image_in_both_splits_is_told(voc):
+    (voc / "ImageSets/Main/test.txt").write_text("a\nc\nd\n")
+    (problem,) = check(voc).fatal
+    assert problem.kind == "overlap"
+    assert problem.where.endswith("a.jpg")
+
+
+def test_a_copy_under_another_name_is_told_too(voc):
+    shutil.copy(voc / "JPEGImages/a.jpg", voc / "JPEGImages/c.jpg")
+    (problem,) = check(voc).fatal
+    assert problem.kind == "overlap"
+    assert "same content" in problem.what
+    assert "a.jpg" in problem.what
+
+
+def test_equal_files_are_found_whatever_differs_in_between(tmp_path):
+    start, end = b"s" * 9000, b"e" * 9000
+    contents = {"a": start + b"1" + end, "b": start + b"2" + end, "c": start + b"1" + end, "d": b""}
+    paths = {name: tmp_path / name for name in contents}
+    for name, content in contents.items():
+        paths[name].write_bytes(content)
+    assert equal_files([paths["a"]], [paths["b"], paths["c"], paths["d"]]) == [
+        (paths["a"], paths["c"])
+    ]
+
+
+def test_a_benchmarks_own_twins_and_odd_boxes_are_notes(tmp_path, monkeypatch):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    things = {
+        "a": [("cat", (1, 1, 20, 20), 0)],
+        "b": [("dog", (1, 1, 20, 20), 0), ("cat", (5, 5, 90, 20), 0)],
+    }
+    root = write_voc(tmp_path / "VOC2007", {"trainval": ["a"], "test": ["b"]}, things)
+    shutil.copy(root / "JPEGImages/a.jpg", root / "JPEGImages/b.jpg")
+    report = preflight(["voc_2007_trainval"], ["voc_2007_test"], num_classes=20).checked()
+    assert len(report.class_names) == 20
+    assert {"overlap", "box outside"} <= set(kinds(report, fatal=False))
+    assert len(report.absent_from_test) == 18
+
+
+def test_empty_and_missing_sets_are_told_together(voc):
+    (voc / "ImageSets/Main/train.txt").write_text("")
+    report = preflight([f"voc:{voc}:train"], [f"voc:{voc}:tset", "voc_2077_test", "voc:nowhere:x"])
+    assert kinds(report) == ["data set", "empty split", "layout", "layout"]
+    text = str(report)
+    assert "the nearest is 'test'" in text
+    assert "Did you mean voc_2007_test" in text
+
+
+def test_a_train_folder_that_is_not_there_does_not_hide_what_is_wrong_with_the_test(voc):
+    (voc / "JPEGImages/d.jpg").write_bytes(b"")
+    report = preflight(["voc:nowhere:train"], [f"voc:{voc}:test"])
+    assert kinds(report) == ["layout", "unreadable image"]
+
+
+def test_images_without_objects_are_noted_and_a_set_of_only_such_is_refused(voc):
+    (voc / "Annotations/a.xml").write_text(annotation_xml([]))
+    assert "without objects" in kinds(check(voc), fatal=False)
+    (voc / "Annotations/b.xml").write_text(annotation_xml([]))
+    assert kinds(check(voc)) == ["no objects"]
+
+
+def test_coco_files_are_checked_alike(tmp_path):
+    train, images = small_coco(tmp_path / "train")
+    test, others = small_coco(tmp_path / "test")
+    write_image(others / "one.jpg", 77)
+    report = preflight([f"coco:{train}:{images}"], [f"coco:{test}:{others}"], num_classes=2)
+    (problem,) = report.fatal  # two.png has the same pixels in both
+    assert problem.kind == "overlap"
+    assert problem.where.endswith("two.png")
+    (others / "two.png").unlink()
+    report = preflight([f"coco:{train}:{images}"], [f"coco:{test}:{others}"], num_classes=2)
+    assert kinds(report) == ["missing image"]
+
+
+def test_many_problems_of_a_kind_are_counted_on_screen_and_kept_whole(tmp_path):
+    ids = [f"{number}" for number in range(50)]
+    things = {image_id: [("cat", (30, 1, 9, 9), 0)] for image_id in ids}
+    root = write_voc(tmp_path, {"train": ids, "test": ids[:1]}, things)
+    report = check(root)
+    assert len(report.fatal) > 50
+    assert "and 31 more like these" in str(report)  # 50 in train, 1 in test, 20 of them shown
+
+
+def test_the_tool_exits_with_one_and_prints_json_when_asked(voc):
+    sets = ("--train", f"voc:{voc}:train", "--test", f"voc:{voc}:test")
+    good = tool("preflight", *sets, "--full")
+    assert good.returncode == 0, good.stderr
+    assert "no problem found" in good.stdout
+    (voc / "JPEGImages/a.jpg").unlink()
+    bad = tool("preflight", *sets, "--json")
+    assert bad.returncode == 1
+    report = json.loads(bad.stdout)
+    assert report["good"] is False
+    assert report["problems"][0]["kind"] == "missing image"
+
+
+def test_a_set_registered_under_its_own_name_is_given_as_its_source(voc):
+    source = Source("my pets", voc, split="train")
+    report = preflight([source], [f"voc:{voc}:test"]).checked()
+    assert [row["name"] for row in report.sets] == ["my pets", f"voc:{voc}:test"]

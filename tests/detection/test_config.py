@@ -1,0 +1,261 @@
+"""The shipped detection protocols say what their sources say, key by key, and are read safely."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import detectron2
+import pytest
+import yaml
+from detectron2.config import get_cfg
+from detectron2.layers import NaiveSyncBatchNorm
+from detectron2.modeling import ROI_HEADS_REGISTRY, build_model
+from torch import nn
+
+from detection import scoring
+from detection.config import (
+    add_kscl_config,
+    config_values,
+    load_detection_config,
+    norm_family,
+    value_at,
+)
+from detection.errors import DetectionError
+from kscl.config.shipped import shipped_configs
+from kscl.errors import ConfigError
+
+SHIPPED = sorted((shipped_configs() / "detection").glob("*.yaml"))
+PROTOCOLS = [path for path in SHIPPED if not path.name.startswith("_")]
+
+# The effective config of MoCo's VOC protocol.
+MOCO_24K = {
+    "DATASETS.TRAIN": ("voc_2007_trainval", "voc_2012_trainval"),
+    "DATASETS.TEST": ("voc_2007_test",),
+    "DATALOADER.FILTER_EMPTY_ANNOTATIONS": True,
+    "DATALOADER.ASPECT_RATIO_GROUPING": True,
+    "INPUT.FORMAT": "RGB",
+    "INPUT.MIN_SIZE_TRAIN": (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
+    "INPUT.MIN_SIZE_TRAIN_SAMPLING": "choice",
+    "INPUT.MAX_SIZE_TRAIN": 1333,
+    "INPUT.MIN_SIZE_TEST": 800,
+    "INPUT.MAX_SIZE_TEST": 1333,
+    "INPUT.RANDOM_FLIP": "horizontal",
+    "MODEL.META_ARCHITECTURE": "GeneralizedRCNN",
+    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+    "MODEL.MASK_ON": False,
+    "MODEL.BACKBONE.NAME": "build_resnet_backbone",
+    "MODEL.BACKBONE.FREEZE_AT": 0,
+    "MODEL.RESNETS.DEPTH": 50,
+    "MODEL.RESNETS.OUT_FEATURES": ["res4"],
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RESNETS.NORM": "naiveSyncBN",
+    "MODEL.ROI_HEADS.NAME": "Res5ROIHeadsExtraNorm",
+    "MODEL.ROI_HEADS.NUM_CLASSES": 20,
+    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 512,
+    "MODEL.ROI_HEADS.POSITIVE_FRACTION": 0.25,
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST": 0.5,
+    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 14,
+    "MODEL.ROI_BOX_HEAD.POOLER_TYPE": "ROIAlignV2",
+    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 0,
+    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,
+    "MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64, 128, 256, 512]],
+    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],
+    "MODEL.RPN.IN_FEATURES": ["res4"],
+    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 12000,
+    "MODEL.RPN.PRE_NMS_TOPK_TEST": 6000,
+    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 2000,
+    "MODEL.RPN.POST_NMS_TOPK_TEST": 1000,
+    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 256,
+    "SOLVER.IMS_PER_BATCH": 16,
+    "SOLVER.BASE_LR": 0.02,
+    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
+    "SOLVER.MAX_ITER": 24000,
+    "SOLVER.STEPS": (18000, 22000),
+    "SOLVER.GAMMA": 0.1,
+    "SOLVER.WARMUP_ITERS": 100,
+    "SOLVER.WARMUP_FACTOR": 0.001,
+    "SOLVER.WARMUP_METHOD": "linear",
+    "SOLVER.MOMENTUM": 0.9,
+    "SOLVER.NESTEROV": False,
+    "SOLVER.WEIGHT_DECAY": 1e-4,
+    "SOLVER.WEIGHT_DECAY_NORM": 0.0,
+    "SOLVER.AMP.ENABLED": False,
+    "SOLVER.CHECKPOINT_PERIOD": 5000,
+    "SOLVER.REFERENCE_WORLD_SIZE": 0,
+    "TEST.PRECISE_BN.ENABLED": True,
+    "TEST.PRECISE_BN.NUM_ITER": 200,
+    "TEST.DETECTIONS_PER_IMAGE": 100,
+    "TEST.EVAL_PERIOD": 0,
+    "SEED": -1,
+}
+COCO_2X = {
+    **MOCO_24K,
+    "DATASETS.TRAIN": ("coco_2017_train",),
+    "DATASETS.TEST": ("coco_2017_val",),
+    "INPUT.MIN_SIZE_TRAIN": (640, 672, 704, 736, 768, 800),
+    "MODEL.MASK_ON": True,
+    "MODEL.ROI_HEADS.NUM_CLASSES": 80,
+    "SOLVER.MAX_ITER": 180000,
+    "SOLVER.STEPS": (120000, 160000),
+    "SOLVER.WARMUP_ITERS": 1000,
+}
+
+
+def leaves(node: dict, prefix: str = "") -> dict:
+    found = {}
+    for key, value in node.items():
+        if isinstance(value, dict):
+            found |= leaves(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("voc0712_c4_24k_moco", MOCO_24K), ("coco_c4_2x", COCO_2X)]
+)
+def test_the_effective_protocol_is_mocos_key_by_key(name, expected):
+    cfg = load_detection_config(f"detection/{name}.yaml")
+    assert {key: value_at(cfg, key) for key in expected} == expected
+    changed = leaves(config_values(cfg))
+    changed = {key for key in changed if not key.startswith("KSCL.") and key != "VERSION"}
+    assert changed <= set(expected)  # and there is nothing beyond
+
+
+def test_the_18k_protocol_is_detectron2s_own_but_for_what_our_backbones_need():
+    theirs = get_cfg()
+    folder = Path(detectron2.__file__).parent / "model_zoo/configs/PascalVOC-Detection"
+    theirs.merge_from_file(str(folder / "faster_rcnn_R_50_C4.yaml"), allow_unsafe=False)
+    ours = load_detection_config("detection/voc0712_c4_18k_d2.yaml")
+    assert ours.pop("KSCL").PROTOCOL == "voc0712-c4-18k-d2"
+    theirs, ours = leaves(theirs), leaves(ours)
+    assert {key for key in theirs if theirs[key] != ours.pop(key)} == {
+        *("MODEL.WEIGHTS", "MODEL.RESNETS.STRIDE_IN_1X1"),
+        *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"),
+    }
+    assert not ours
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_file_merges_into_detectron2s_config_as_its_users_do_it(path):
+    theirs = get_cfg()
+    add_kscl_config(theirs)
+    theirs.merge_from_file(str(path), allow_unsafe=False)
+    assert load_detection_config(path) == theirs
+    assert yaml.safe_load(path.read_text())["VERSION"] == 2
+
+
+@pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
+def test_every_protocol_has_a_name_a_scorer_and_a_c4_head(path):
+    cfg = load_detection_config(path)
+    name = cfg.KSCL.PROTOCOL
+    assert name == path.stem.replace("_", "-")
+    assert cfg.KSCL.SCORER in scoring.SCORERS
+    assert cfg.MODEL.ROI_HEADS.NAME in ROI_HEADS_REGISTRY
+    assert (cfg.KSCL.SCORER == "coco-101pt") == cfg.DATASETS.TEST[0].startswith("coco")
+    assert cfg.MODEL.WEIGHTS == ""
+    assert not cfg.KSCL.FROM_SCRATCH
+
+
+def test_the_head_ends_in_one_norm_of_the_backbones_kind():
+    cfg = load_detection_config("detection/shapes_tiny_c4.yaml", ["MODEL.DEVICE", "cpu"])
+    cfg.MODEL.RESNETS.NORM = "naiveSyncBN"
+    res5 = build_model(cfg).roi_heads.res5
+    assert list(dict(res5.named_children())) == ["0", "1", "2", "norm"]
+    assert type(res5.norm) is NaiveSyncBatchNorm
+    assert res5.norm.num_features == 256
+    cfg.MODEL.RESNETS.NORM = "GN"
+    cfg.MODEL.RESNETS.WIDTH_PER_GROUP, cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 32, 128
+    assert type(build_model(cfg).roi_heads.res5.norm) is nn.GroupNorm
+    cfg.MODEL.RESNETS.NORM = ""
+    with pytest.raises(DetectionError, match="name one"):
+        build_model(cfg)
+
+
+def test_nothing_imports_the_model_zoo():
+    for path in (shipped_configs().parent / "detection").rglob("*.py"):
+        assert "model_zoo" not in path.read_text(), path
+
+
+def test_a_config_file_is_data(tmp_path):
+    path = tmp_path / "evil.yaml"
+    path.write_text(f"OUTPUT_DIR: !!python/object/apply:os.mkdir ['{tmp_path}/ran']\n")
+    with pytest.raises(DetectionError, match="nothing is run from a config file"):
+        load_detection_config(path)
+    (tmp_path / "child.yaml").write_text("_BASE_: evil.yaml\n")
+    with pytest.raises(DetectionError, match="nothing is run"):
+        load_detection_config(tmp_path / "child.yaml")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_all_mistakes_are_told_at_once_with_the_nearest_key(tmp_path):
+    path = tmp_path / "wrong.yaml"
+    path.write_text("MODEL: {RESNET: {DEPTH: 50}, WEIGHT: x}\nSOLVER: {MAX_ITER: many, STEPS: 3}\n")
+    words = ["SOLVER.BASE_LRR", "0.1", "MODEL.RESNETS", "50", "TEST.EVAL_PERIOD", "0.5", "SEED"]
+    with pytest.raises(DetectionError) as caught:
+        load_detection_config(path, words)
+    message = str(caught.value)
+    for text in (
+        "8 problems",
+        "MODEL.RESNET.DEPTH is not a key of Detectron2's or ours; did you mean MODEL.RESNETS.DEPTH",
+        "MODEL.WEIGHT is not a key of Detectron2's or ours; did you mean MODEL.WEIGHTS",
+        "SOLVER.MAX_ITER takes a whole number, not 'many'",
+        "SOLVER.STEPS takes a list, not 3",
+        "command line: SOLVER.BASE_LRR is not a key",
+        "command line: MODEL.RESNETS is a section",
+        "command line: TEST.EVAL_PERIOD takes a whole number, not '0.5'",
+        "'SEED' is left over",
+    ):
+        assert text in message
+
+
+def test_values_are_read_as_detectron2_reads_them(tmp_path):
+    path = tmp_path / "values.yaml"
+    path.write_text('SOLVER: {BASE_LR: 1}\nDATASETS:\n  TRAIN: ("a", "b")\n')
+    words = ["SOLVER.STEPS", "(1, 2)", "OUTPUT_DIR", "2024", "TEST.AUG.ENABLED", "true"]
+    cfg = load_detection_config(path, [*words, "SOLVER.WEIGHT_DECAY_BIAS", "1e-4"])
+    assert cfg.SOLVER.BASE_LR == 1.0
+    assert isinstance(cfg.SOLVER.BASE_LR, float)
+    assert cfg.DATASETS.TRAIN == ("a", "b")
+    assert cfg.SOLVER.STEPS == (1, 2)
+    assert cfg.OUTPUT_DIR == "2024"
+    assert cfg.TEST.AUG.ENABLED is True
+    assert cfg.SOLVER.WEIGHT_DECAY_BIAS == 1e-4
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("SEED: 1\nSEED: 2\n", "SEED stands twice"),
+        ("VERSION: 1\n", "VERSION is 1"),
+        ("_BASE_: nowhere.yaml\n", "no such file"),
+        ("_BASE_: it.yaml\n", "goes round in a circle"),
+        ("- 1\n", "a mapping of keys"),
+        ("A: [\n", "not plain YAML"),
+    ],
+)
+def test_a_broken_file_is_an_error_that_names_it(text, reason, tmp_path):
+    (tmp_path / "it.yaml").write_text(text)
+    with pytest.raises(DetectionError, match=reason) as caught:
+        load_detection_config(tmp_path / "it.yaml")
+    assert "it.yaml" in str(caught.value)
+
+
+def test_a_missing_file_is_an_error_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="voc0712_c4_24k_moco"):
+        load_detection_config("detection/voc0712_c4_24k_mocco.yaml")
+
+
+def test_a_written_config_gives_itself_again(tmp_path):
+    cfg = load_detection_config("detection/coco_c4_2x.yaml", ["SOLVER.GAMMA", "0.5"])
+    path = tmp_path / "again.yaml"
+    path.write_text(yaml.safe_dump(config_values(cfg, always=["SEED"])))
+    assert load_detection_config(path) == cfg
+    assert "SEED: -1" in path.read_text()
+
+
+def test_norms_are_families():
+    assert {norm_family(n) for n in ("BN", "SyncBN", "naiveSyncBN", "FrozenBN")} == {"BN"}
+    assert norm_family("GN") == "GN"

@@ -1,0 +1,109 @@
+"""Installing Detectron2: only the file that was checked, or nothing at all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from detection import install
+from tests.helpers.commands import run, tool
+
+
+@pytest.fixture
+def carrier(tmp_path, monkeypatch):
+    """A small wheel built like the real one: the package, a compiled part, a `tools` package."""
+    path = tmp_path / "carrier.whl"
+    info = f"sal_detectron2-{install.CARRIER_VERSION}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("detectron2/__init__.py", "__version__ = 'test'\n")
+        wheel.writestr("detectron2/modeling/__init__.py", "")
+        wheel.writestr("detectron2/_C.cpython-310-x86_64-linux-gnu.so", b"\x7fELF")
+        wheel.writestr("tools/__init__.py", "")
+        wheel.writestr(f"{info}/LICENSE", "Apache")
+        wheel.writestr(f"{info}/METADATA", "Name: sal-detectron2\n")
+    return path
+
+
+def pip_install(wheel: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
+    return run(*pip, "--target", target, wheel)
+
+
+def test_the_repacked_wheel_installs_without_compiled_part_and_tools(carrier, tmp_path):
+    wheel = install.repack(carrier, tmp_path)
+    assert pip_install(wheel, tmp_path / "site").returncode == 0
+    installed = {p.name for p in (tmp_path / "site").iterdir()}
+    assert "detectron2" in installed
+    assert "tools" not in installed
+    assert not list((tmp_path / "site").rglob("_C*"))
+
+
+def test_its_metadata_says_which_upstream_commit_it_is(carrier, tmp_path):
+    pip_install(install.repack(carrier, tmp_path), tmp_path / "site")
+    (info,) = (tmp_path / "site").glob("detectron2-*.dist-info")
+    text = (info / "METADATA").read_text()
+    assert "Name: detectron2\n" in text
+    assert "upstream commit a59f0563" in text
+    assert install.CARRIER_SHA256 in text
+    assert "numpy<2" not in text
+
+
+def test_repacking_is_reproducible_to_the_byte(carrier, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    one, two = (install.repack(carrier, tmp_path / name) for name in ("a", "b"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_detectron2_that_imports_is_kept():
+    done = tool("install_detectron2")
+    assert done.returncode == 0
+    assert done.stdout.startswith("kept: Detectron2")
+
+
+def test_a_wrong_hash_is_an_error_and_the_environment_stays(carrier):
+    done = tool("install_detectron2", "--force", "--wheel", carrier)
+    assert done.returncode == 2
+    assert "expected sha256" in done.stderr
+    assert "nothing was installed" in done.stderr
+    assert tool("install_detectron2").stdout.startswith("kept: ")
+
+
+def test_a_wheel_that_is_not_there_is_an_error(tmp_path):
+    done = tool("install_detectron2", "--force", "--wheel", tmp_path / "none.whl")
+    assert done.returncode == 2
+    assert "cannot be read" in done.stderr
+
+
+def test_no_network_is_an_error_that_says_what_to_do():
+    nowhere = {
+        "PIP_CONFIG_FILE": "/dev/null",
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_EXTRA_INDEX_URL": "",
+        "PIP_FIND_LINKS": "",
+        "PIP_RETRIES": "0",
+        "PIP_NO_CACHE_DIR": "1",
+    }
+    done = tool("install_detectron2", "--force", env=nowhere)
+    assert done.returncode == 2
+    assert "could not be downloaded" in done.stderr
+    assert "--wheel FILE" in done.stderr
+
+
+def test_an_unwritable_folder_is_an_error(carrier, tmp_path, monkeypatch):
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where the folder should be")
+    monkeypatch.setenv("PIP_TARGET", str(blocked / "site"))
+    with pytest.raises(ValueError, match="could not install"):
+        install.install_wheel(install.repack(carrier, tmp_path))
+
+
+def test_where_detectron2_is_missing_the_hint_says_how_to_install_it(tmp_path):
+    (tmp_path / "detectron2.py").write_text("raise ImportError('blocked')")
+    code = "from detection import require_detectron2; require_detectron2()"
+    done = run(sys.executable, "-c", code, env={"PYTHONPATH": str(tmp_path)})
+    assert "kscl-install-detectron2" in done.stderr

@@ -1,0 +1,61 @@
+"""Small learners, in PyTorch's default precision, and views to feed them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
+from kscl.method.encoder import Encoder
+from kscl.method.learner import Learner, subspace_rank
+
+DIM = 10
+SIZE = 4
+TAU = 0.2
+
+
+def small_encoder(seed: int = 0) -> Encoder:
+    """No BatchNorm: what is compared is the method and nothing else."""
+    torch.manual_seed(seed)
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE * SIZE, 16), nn.Tanh())
+    return Encoder(backbone, nn.Linear(16, DIM))
+
+
+def views_of(batch: int, shots: int, seed: int = 0, spread: float = 0.5) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randn(batch, 1, 3, SIZE, SIZE, generator=generator)
+    noise = torch.randn(batch, shots + 1, 3, SIZE, SIZE, generator=generator)
+    return image + spread * noise
+
+
+def make(
+    dictionary: str = "queue", *, length: int = 12, bank: float = 0.0, **settings: Any
+) -> Learner:
+    settings = {"num_shots": 1, "similarity": "projection", "rho": 0.4, **settings}
+    signed = settings["similarity"] != "projection"
+    rank = subspace_rank(settings["similarity"], settings["num_shots"], settings["rho"])
+    store: Dictionary
+    if dictionary == "queue":
+        store = Queue(length, rank, DIM, signed=signed)
+    elif dictionary == "bank":
+        store = MemoryBank(length, rank, DIM, momentum=bank, signed=signed)
+    else:
+        store = Minibatch(signed=signed)
+    return Learner(small_encoder(), store, temperature=TAU, **settings)
+
+
+SHARED = {"key_encoder": "shared"}
+END_TO_END = {**SHARED, "grad_through_keys": True}
+
+
+def one_step(
+    learner: Learner, views: Tensor, optimizer: torch.optim.Optimizer, **more: Any
+) -> dict[str, Tensor]:
+    optimizer.zero_grad()
+    figures = learner(views, **more)
+    figures["loss"].backward()
+    optimizer.step()
+    learner.after_step()
+    return figures

@@ -1,0 +1,341 @@
+"""The leaderboard's rows: who is compared with whom, from which records, and what is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kscl.benchmark.leaderboard.rows import TEST_SAMPLING, Board, Row, build_board
+from kscl.commands.leaderboard import write_board
+from kscl.records.fingerprint import fingerprint
+from kscl.records.record import Protocol, RecordError
+from tests.helpers.leaderboard_records import (
+    DETECTION,
+    IMAGENET,
+    LINEAR,
+    MOCO,
+    VOC,
+    a_whole_board,
+    described,
+    detection,
+    evaluation,
+    knn,
+    kscl,
+    linear,
+    pretraining,
+    runs,
+    sha,
+    write_all,
+)
+
+
+def board_of(folder: Path, records: list, **options: object) -> Board:
+    return build_board([write_all(folder, records)], **{"check_stale": False, **options})
+
+
+def only(rows: list[Row]) -> Row:
+    assert len(rows) == 1
+    return rows[0]
+
+
+def backbone_of(record: dict) -> str:
+    return record["details"]["outputs"]["backbone"]
+
+
+def test_a_row_joins_a_pretraining_with_its_evaluations(tmp_path):
+    made = pretraining(*kscl(5, 0.4))
+    sha256 = backbone_of(made)
+    records = [linear(68.8, sha256), knn(60.1, sha256), detection(57.1, sha256), made]
+    row = only(board_of(tmp_path, records).rows)
+    assert row.contender.shown == ("kscl", "resnet50", 200, 5, 0.4)
+    assert row.figures["mean_rank"] == pytest.approx(1.48)
+    means = {p.kind: {m: v.mean for m, v in r.measures.items()} for p, r in row.results.items()}
+    assert means["linear"]["top1"] == 68.8
+    assert means["knn"] == {"top1": 60.1}
+    assert means["detection"]["AP"] == 57.1
+    assert means["detection"]["coco_AP"] == pytest.approx(58.5)
+
+
+def test_seeds_of_one_config_are_one_row_and_other_settings_are_another(tmp_path):
+    records = [*runs(kscl(5, 0.4), 68, seeds=3), *runs(kscl(5, 0.9), 67, seeds=2)]
+    rows = board_of(tmp_path, records).rows
+    assert sorted((row.contender.rho, len(row.pretrainings)) for row in rows) == [
+        (0.4, 3),
+        (0.9, 2),
+    ]
+
+
+def test_pretraining_on_other_data_is_another_contender(tmp_path):
+    other = {"train": {"hash": "dddd", "files": 1, "bytes": 1}}
+    records = [pretraining(seed=0), pretraining(seed=1, data=other)]
+    rows = board_of(tmp_path, records).rows
+    assert len(rows) == 2
+    assert all(row.tag.startswith("data ") for row in rows)
+
+
+def test_rho_is_left_out_where_there_is_nothing_to_cut(tmp_path):
+    records = [pretraining(*MOCO), pretraining(*kscl(1, 0.4)), pretraining(*kscl(3, 0.4))]
+    rows = board_of(tmp_path, records).rows
+    assert {(r.contender.method, r.contender.shots): r.contender.rho for r in rows} == {
+        ("moco_v2", 1): None,
+        ("kscl", 1): None,
+        ("kscl", 3): 0.4,
+    }
+
+
+def test_rows_that_look_the_same_are_told_apart_by_what_differs(tmp_path):
+    records = [
+        pretraining(),
+        pretraining("METHOD.TEMPERATURE", "0.1"),
+        pretraining(*kscl(3, 0.4)),
+    ]
+    tags = {(row.contender.shots, row.tag) for row in board_of(tmp_path, records).rows}
+    assert tags == {(5, "temperature 0.2"), (5, "temperature 0.1"), (3, "")}
+
+
+def test_a_backbone_without_a_pretraining_record_speaks_for_itself(tmp_path):
+    records = [
+        linear(20 + seed, sha("random", seed), details=described("random", seed))
+        for seed in range(3)
+    ]
+    row = only(board_of(tmp_path, records).rows)
+    assert (row.contender.method, row.contender.backbone) == ("random", "resnet50")
+    (result,) = row.results.values()
+    assert result.n_pretrain == 3
+    assert result.measures["top1"].mean == 21
+
+
+def test_files_of_which_nothing_is_known_are_rows_of_their_own(tmp_path):
+    records = [linear(50, sha("a")), linear(51, sha("b")), knn(40, sha("a"))]
+    rows = board_of(tmp_path, records).rows
+    assert sorted(len(row.results) for row in rows) == [1, 2]
+
+
+def test_two_files_of_one_method_are_no_replicates_unless_their_seeds_say_so(tmp_path):
+    records = [linear(75 + i, sha(i), details=described("supervised")) for i in range(2)]
+    assert len(board_of(tmp_path, records).rows) == 2
+
+
+def test_evaluators_need_not_describe_a_backbone_in_the_same_words(tmp_path):
+    probe = {"method": "byol", "arch": "resnet50", "epochs": 300, "feature_dim": 2048}
+    converter = {"arch": "resnet50", "kwargs": {}, "epochs": 300.0, "loss": 0.3}
+    records = [
+        linear(74, sha("byol"), details={"backbone": probe}),
+        detection(58, sha("byol"), details={"backbone": converter}),
+    ]
+    row = only(board_of(tmp_path, records).rows)
+    assert row.contender.shown == ("byol", "resnet50", 300, None, None)
+    assert len(row.results) == 2
+
+
+def test_trials_from_scratch_are_replicates_by_their_own_seeds(tmp_path):
+    scratch = {"backbone": {"method": "from scratch"}}
+    records = [detection(30 + seed, "", seed=seed, inputs={}, details=scratch) for seed in range(3)]
+    (result,) = only(board_of(tmp_path, records).rows).results.values()
+    assert (result.n_pretrain, result.n_finetune) == (3, 3)
+
+
+def test_fine_tuning_trials_are_averaged_and_are_no_replicates_of_pretraining(tmp_path):
+    made = [pretraining(seed=seed) for seed in range(2)]
+    scores = {0: (50.0, 52.0, 54.0), 1: (60.0,)}
+    records = [
+        detection(score, backbone_of(made[seed]), seed=trial)
+        for seed, trials in scores.items()
+        for trial, score in enumerate(trials)
+    ]
+    row = only(board_of(tmp_path, [*made, *records]).rows)
+    (result,) = row.results.values()
+    assert (result.n_pretrain, result.n_finetune) == (2, 4)
+    assert result.measures["AP"].values == (52.0, 60.0)
+    assert result.measures["AP"].mean == 56.0
+
+
+def test_a_run_repeated_with_its_seed_is_the_same_trial(tmp_path):
+    made = pretraining()
+    records = [detection(50, backbone_of(made)), detection(52, backbone_of(made), seconds=61.0)]
+    (result,) = only(board_of(tmp_path, [made, *records]).rows).results.values()
+    assert (result.n_finetune, result.measures["AP"].mean) == (1, 51)
+    assert result.measures["AP"].std is None
+
+
+def test_trials_with_any_seed_count_each(tmp_path):
+    made = pretraining()
+    records = [detection(50 + i, backbone_of(made), seed=-1) for i in range(3)]
+    (result,) = only(board_of(tmp_path, [made, *records]).rows).results.values()
+    assert (result.n_pretrain, result.n_finetune) == (1, 3)
+    assert result.measures["AP"].std == 1
+    assert result.measures["AP"].interval is None  # not what another pretraining would give
+
+
+def test_the_interval_of_a_single_trial_is_labelled_test_sampling_only(tmp_path):
+    own = {"n": 1000, "confidence_interval": [60.0, 64.0]}
+    records = [
+        linear(62, sha("a"), details=described("a") | {"n": 1000}),
+        linear(62, sha("b"), details=described("b") | own),
+        linear(62, sha("c"), details=described("c")),
+    ]
+    rows = board_of(tmp_path, records).rows
+    found = {row.contender.method: next(iter(row.results.values())).measures for row in rows}
+    assert found["a"]["top1"].interval == pytest.approx((59.0, 65.0), abs=0.1)
+    assert found["b"]["top1"].interval == (60.0, 64.0)
+    assert found["b"]["top5"].interval == pytest.approx((79.5, 84.4), abs=0.2)
+    assert {found[name]["top1"].interval_is for name in "ab"} == {TEST_SAMPLING}
+    assert found["c"]["top1"].interval is None
+
+
+def test_rows_are_ranked_within_one_protocol_id_and_hash_only(tmp_path):
+    changed = Protocol(LINEAR.id, {**LINEAR.definition, "epochs": 200})
+    records = []
+    for method, level in (("a", 60.0), ("b", 50.0)):
+        for seed in range(3):
+            details = described(method, seed)
+            records.append(linear(level + seed / 10, sha(method, seed), details=details))
+    for seed in range(3):
+        details = described("c", seed)
+        records.append(linear(90 + seed / 10, sha("c", seed), protocol=changed, details=details))
+    board = board_of(tmp_path, records)
+    methods = [[row.contender.method for row in section.rows] for section in board.sections]
+    assert sorted(methods) == [["a", "b"], ["c"]]
+    section = next(s for s in board.sections if len(s.rows) == 2)
+    best, below = (row.results[section.protocol].measures["top1"].standing for row in section.rows)
+    assert (best.verdict, below.verdict, below.rank) == ("best", "below the best", 2)
+
+
+def test_evaluations_on_other_data_are_not_ranked_together(tmp_path):
+    other = {"train": {"hash": "bbbb"}, "test": {"hash": "eeee"}}
+    records = [
+        linear(60, sha("a"), details=described("a")),
+        linear(50, sha("b"), details=described("b"), data=other),
+    ]
+    assert len(board_of(tmp_path, records).sections) == 2
+
+
+def test_a_contender_without_evaluations_is_a_row_all_the_same(tmp_path):
+    row = only(board_of(tmp_path, [pretraining(seed=0), pretraining(seed=1)]).rows)
+    assert not row.results
+    assert row.figures["minutes_per_epoch"] == pytest.approx(0.8)
+
+
+def test_published_rows_stand_under_their_protocol_and_in_no_test(tmp_path):
+    records = [linear(67.9, sha("a"), protocol=IMAGENET), detection(57, sha("a"), protocol=VOC)]
+    board = board_of(tmp_path, records)
+    probe, voc = board.sections
+    assert {row.metrics["top1"] for row in probe.reported} >= {67.5, 68.8, 71.4, 60.8}
+    assert {row.metrics["AP"] for row in voc.reported} == {53.5, 55.9, 57.0, 57.4, 57.1, 57.5}
+    assert all(row.source for section in board.sections for row in section.reported)
+    assert only(board.rows).contender.method not in {row.method for row in voc.reported}
+    without = board_of(tmp_path / "again", records, with_reported=False)
+    assert not any(section.reported for section in without.sections)
+
+
+def test_a_copied_record_counts_once_and_is_told(tmp_path):
+    folder = write_all(tmp_path, runs(kscl(5, 0.4), 68, seeds=1))
+    shutil.copytree(folder / "run_0001", folder / "zz_copy")
+    board = build_board([folder], check_stale=False)
+    assert board.records == 4
+    assert board.problems == [
+        "zz_copy/record.json: the same record as run_0001/record.json; it counts once"
+    ]
+
+
+def test_broken_and_future_records_are_told_by_name(tmp_path):
+    records = runs(kscl(5, 0.4), 68, seeds=1)
+    folder = write_all(tmp_path, records)
+    (folder / "run_0001" / "record.json").write_text("{")
+    newer = records[2] | {"version": 2}
+    (folder / "run_0002" / "record.json").write_text(json.dumps(newer))
+    board = build_board([folder], check_stale=False)
+    assert board.records == 2
+    broken, future = board.problems
+    assert broken.startswith("run_0001/record.json: not readable as JSON")
+    assert future.startswith("run_0002/record.json: written by a newer release")
+
+
+def test_a_folder_without_a_record_is_an_error_that_lists_what_was_found(tmp_path):
+    (tmp_path / "record.json").write_text("[]")
+    with pytest.raises(RecordError, match=r"no record to make a leaderboard of\n  record\.json"):
+        build_board([tmp_path])
+
+
+def test_folders_of_two_machines_give_one_board(tmp_path):
+    records = a_whole_board()
+    whole = board_of(tmp_path / "whole", records)
+    write_all(tmp_path / "one", records[::2])
+    write_all(tmp_path / "two", records[1::2] + records[:3])
+    merged = build_board([tmp_path / "one", tmp_path / "two"], check_stale=False)
+    assert len(merged.problems) == 3
+    shown = [
+        [(row.contender, row.results.keys()) for row in board.rows] for board in (whole, merged)
+    ]
+    assert shown[0] == shown[1]
+    for row, same in zip(whole.rows, merged.rows, strict=True):
+        for protocol, result in row.results.items():
+            assert result.measures == same.results[protocol].measures
+
+
+def test_a_folder_given_twice_or_inside_another_is_read_once(tmp_path):
+    folder = write_all(tmp_path, runs(kscl(5, 0.4), 68, seeds=1))
+    board = build_board([folder, folder / "run_0000", folder], check_stale=False)
+    assert (board.records, board.problems) == (4, [])
+
+
+def test_the_same_records_give_the_same_bytes(tmp_path):
+    folder = write_all(tmp_path / "records", a_whole_board())
+    first = write_board(build_board([folder]), tmp_path / "board")
+    before = {name: path.read_bytes() for name, path in first.items()}
+    again = write_board(build_board([folder]), tmp_path / "board")
+    assert before == {name: path.read_bytes() for name, path in again.items()}
+
+
+def test_a_row_is_stale_when_its_backbone_file_changed(tmp_path):
+    content = b"weights"
+    outputs = {"outputs": {"backbone": hashlib.sha256(content).hexdigest()}}
+    folder = write_all(tmp_path, [pretraining(details=outputs)])
+    assert only(build_board([folder]).rows).stale == []  # nothing there says nothing
+    file = folder / "run_0000" / "backbone.safetensors"
+    file.write_bytes(content)
+    assert only(build_board([folder]).rows).stale == []
+    file.write_bytes(b"other weights")
+    (reason,) = only(build_board([folder]).rows).stale
+    assert reason.startswith("backbone file was")
+
+
+def test_a_row_is_stale_when_its_data_changed(tmp_path):
+    data = tmp_path / "images"
+    data.mkdir()
+    (data / "a.png").write_bytes(b"a")
+    recorded = {"train": fingerprint(data).as_dict() | {"path": str(data)}}
+    made = pretraining(data=recorded)
+    folder = write_all(tmp_path / "records", [made, linear(60, backbone_of(made))])
+    assert only(build_board([folder]).rows).stale == []
+    (data / "b.png").write_bytes(b"b")
+    (reason,) = only(build_board([folder]).rows).stale
+    assert reason.startswith("train data was")
+    shutil.rmtree(data)
+    assert only(build_board([folder]).rows).stale == []
+
+
+def test_a_row_is_stale_when_the_code_changed(tmp_path, monkeypatch):
+    made = pretraining()
+    detected = detection(50, backbone_of(made))
+    folder = write_all(tmp_path, [made, detected])
+    assert only(build_board([folder]).rows).stale == []
+    monkeypatch.setattr(
+        "kscl.benchmark.leaderboard.rows.source_hash", lambda kind: "0123456789abcdef"
+    )
+    then = (record["code"]["source_hash"] for record in (made, detected))
+    expected = {f"code was {code}, is 0123456789abcdef" for code in then}
+    assert set(only(build_board([folder]).rows).stale) == expected
+
+
+def test_a_metric_that_some_records_lack_is_taken_from_the_others(tmp_path):
+    made = [pretraining(seed=seed) for seed in range(2)]
+    records = [detection(50, backbone_of(made[0])), detection(52, backbone_of(made[1]))]
+    bare = evaluation("detection", DETECTION, {"AP": 54}, backbone_of(made[1]), seed=1)
+    (result,) = only(board_of(tmp_path, [*made, *records, bare]).rows).results.values()
+    assert result.measures["AP"].values == (50, 53)
+    assert result.measures["AP75"].values == (56, 58)

@@ -1,0 +1,227 @@
+"""Tables for documents: the differences to a named row, and a board put between two marks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kscl.benchmark.leaderboard.costs import costs
+from kscl.benchmark.leaderboard.differences import differences
+from kscl.benchmark.leaderboard.document import both_scorers, insert, time_at_work
+from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.statistics import welch_interval
+from kscl.commands.leaderboard import main
+from kscl.errors import KsclError
+from kscl.records import hits
+from tests.helpers.leaderboard_records import (
+    DETECTION,
+    described,
+    detection,
+    evaluation,
+    linear,
+    pretraining,
+    runs,
+    sha,
+    write_all,
+)
+
+scores = st.floats(0, 100).map(lambda value: round(value, 1))
+replicates = st.lists(scores, min_size=2, max_size=6).filter(lambda values: np.ptp(values) > 0)
+
+DOCUMENT = "before\n<!-- board one -->\noutdated\n<!-- end of board one -->\nafter\n"
+
+
+@given(replicates, replicates)
+def test_the_interval_of_a_difference_is_welchs(one, other):
+    expected = scipy.stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
+    assert welch_interval(one, other) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_one_seed_has_no_interval_and_no_spread_has_a_point():
+    assert welch_interval([1.0], [2.0, 3.0]) is None
+    assert welch_interval([3.0, 3.0], [1.0, 1.0]) == (2.0, 2.0)
+
+
+def levels(method, values):
+    return [
+        linear(value, sha(method, seed), details=described(method, seed))
+        for seed, value in enumerate(values)
+    ]
+
+
+@pytest.fixture
+def records(tmp_path):
+    made = [*levels("moco", [60, 62, 64]), *levels("kscl", [61, 63.1, 64.9]), *levels("one", [70])]
+    return write_all(tmp_path / "records", made)
+
+
+def test_rows_differ_from_the_named_one_by_welch_and_by_seed(records):
+    shown = differences(build_board([records]), "moco")
+    (kscl,) = [line for line in shown.splitlines() if line.startswith("| kscl")]
+    cells = [cell.strip() for cell in kscl.split("|")]
+    low, high = welch_interval([61, 63.1, 64.9], [60, 62, 64])
+    paired = scipy.stats.ttest_1samp([1, 1.1, 0.9], 0).confidence_interval(0.95)
+    assert cells[3:7] == [
+        "+1.00",
+        f"{low:+.2f} to {high:+.2f}",
+        f"{paired.low:+.2f} to {paired.high:+.2f}",
+        "3 and 3",
+    ]
+    (one,) = [line for line in shown.splitlines() if line.startswith("| one")]
+    assert one.count("one seed: none") == 2
+    assert "| moco" not in shown
+
+
+def test_a_base_that_is_not_there_is_refused_with_those_that_are(records):
+    with pytest.raises(KsclError, match="no such method; there are kscl, moco, one"):
+        differences(build_board([records]), "mocco")
+
+
+def test_a_base_of_two_lengths_is_named_with_its_epochs(tmp_path):
+    made = []
+    for epochs, level in ((100, 60), (200, 65)):
+        settings = ("METHOD.NAME", "moco", "SOLVER.EPOCHS", str(epochs))
+        made += runs(settings, level, seeds=2)
+    board = build_board([write_all(tmp_path, made)], check_stale=False)
+    with pytest.raises(KsclError, match="which of moco resnet50 200 5 40%; moco resnet50 100"):
+        differences(board, "moco")
+    shown = differences(board, "moco@200")
+    assert "| moco   | resnet50 |    100 |" in shown
+    assert "| moco   | resnet50 |    200 |" not in shown
+    assert "| moco   | resnet50 |    100 |" in differences(board, "moco@200,K=5,40%")
+    with pytest.raises(KsclError, match="no such method"):
+        differences(board, "moco@200,K=3")
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=70))
+def test_hits_come_back_as_they_were(right):
+    text = hits.to_text(np.array(right))
+    assert hits.from_text(text, len(right)).tolist() == right
+    assert hits.from_text(text, len(right) + 8) is None
+    assert hits.from_text("not base64!", len(right)) is None
+
+
+def answers(method, seed, right):
+    details = described(method, seed) | {"n": len(right), "right": hits.to_text(right)}
+    return linear(100 * float(right.mean()), sha(method, seed), details=details)
+
+
+def test_test_images_are_paired_each_with_its_mean_over_the_seeds(tmp_path):
+    chance = np.random.default_rng(0)
+    ours, theirs = chance.random((3, 200)) < 0.6, chance.random((2, 200)) < 0.5
+    made = [answers("kscl", seed, right) for seed, right in enumerate(ours)]
+    made += [answers("moco", seed, right) for seed, right in enumerate(theirs)]
+    shown = differences(build_board([write_all(tmp_path, made)]), "moco")
+    test = scipy.stats.ttest_rel(100 * ours.mean(0), 100 * theirs.mean(0))
+    expected = test.confidence_interval(0.95)
+    assert f"{expected.low:+.2f} to {expected.high:+.2f}" in shown
+    assert "by image" in shown
+
+
+def test_trials_of_a_backbone_count_once_among_the_images(tmp_path):
+    chance = np.random.default_rng(1)
+    ours = chance.random((3, 100)) < 0.6  # two trials on one backbone, and one on another
+    theirs = chance.random(100) < 0.5
+    made = [answers("kscl", 0, ours[0]), answers("kscl", 1, ours[2]), answers("moco", 0, theirs)]
+    details = described("kscl", 0) | {"n": 100, "right": hits.to_text(ours[1])}
+    again = linear(100 * float(ours[1].mean()), sha("kscl", 0), details=details, seed=1)
+    shown = differences(build_board([write_all(tmp_path, [*made, again])]), "moco")
+    mean = (ours[:2].mean(0) + ours[2]) / 2
+    expected = scipy.stats.ttest_rel(100 * mean, 100 * theirs).confidence_interval(0.95)
+    assert f"{expected.low:+.2f} to {expected.high:+.2f}" in shown
+
+
+def test_seeds_that_only_one_row_has_are_told(tmp_path):
+    made = [*levels("moco", [60, 62, 64]), *levels("kscl", [61, 63])]
+    (row,) = differences(build_board([write_all(tmp_path, made)]), "moco").splitlines()[-1:]
+    assert cells_of(row)[-1] == "2 and 3, 2 shared"
+
+
+def test_a_protocol_that_only_the_base_has_gives_no_table(tmp_path):
+    made = [*levels("moco", [60, 62]), *levels("kscl", [61, 63]), detection(40, sha("moco", 0))]
+    shown = differences(build_board([write_all(tmp_path / "two", made)]), "moco")
+    assert shown.count("Under ") == 1
+    assert differences(build_board([write_all(tmp_path / "one", made[:2])]), "moco") == ""
+
+
+def test_no_image_is_paired_where_one_record_does_not_say_what_was_right(tmp_path):
+    right = np.arange(40) % 3 > 0
+    made = [answers("kscl", 0, right), answers("moco", 0, ~right), *levels("moco", [1, 2])[1:]]
+    assert "by image" not in differences(build_board([write_all(tmp_path, made)]), "moco")
+
+
+def cells_of(line):
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_cost_of_an_epoch_stands_beside_the_papers_and_the_count(tmp_path):
+    def pretrained(minutes, *settings):
+        figures = {"minutes_per_epoch": minutes, "mean_rank": 1.25}
+        return [pretraining(*settings, seed=seed, metrics=figures) for seed in range(2)]
+
+    shots = ("METHOD.NAME", "kscl", "METHOD.NUM_SHOTS")
+    through = ("METHOD.GRAD_THROUGH_KEYS", "True", "KEY_ENCODER.TYPE", "shared")
+    minibatch = ("METHOD.NAME", "simclr", "METHOD.NUM_SHOTS", "1", "DICTIONARY.TYPE", "minibatch")
+    made = [
+        *pretrained(0.5, *shots, "1"),
+        *pretrained(0.4, "METHOD.NAME", "moco_v2", "METHOD.NUM_SHOTS", "1"),
+        *pretrained(0.7, *shots, "3"),
+        *pretrained(0.9, *shots, "5"),
+        *pretrained(0.8, *minibatch, *through),
+    ]
+    shown = costs(build_board([write_all(tmp_path, made)], check_stale=False))
+    lines = [cells_of(line) for line in shown.splitlines()[2:7]]
+    rows = {(name.replace("\\", ""), shots): rest for name, _, _, shots, _, *rest in lines}
+    assert rows["kscl", "3"] == ["0.70 ± 0.00", "1.75", "1.62", "1.50", "10.0", "1.25, 1.25"]
+    assert rows["kscl", "5"][1:4] == ["2.25", "2.31", "2.00"]
+    assert rows["kscl", "1"][1:4] == ["1.25", "1.00", "1.00"]
+    assert rows["moco_v2", "1"][1:4] == ["1.00", "", "1.00"]
+    assert rows["simclr", "1"][1:4] == ["2.00", "", "1.50"]
+
+
+def test_what_was_not_pretrained_here_has_no_cost(records):
+    assert costs(build_board([records])) == ""
+
+
+def test_detections_are_shown_by_both_scorers(tmp_path):
+    metrics = {"AP50": 60.0, "AP": 40.0, "AP75": 41.0}
+    metrics |= {"coco-101pt/AP50": 61.0, "coco-101pt/AP": 39.5, "coco-101pt/APm": 20.0}
+    details = described("moco", 0) | {"scorer": "voc07-11pt"}
+    made = [evaluation("detection", DETECTION, metrics, sha("moco"), details=details)]
+    shown = both_scorers(build_board([write_all(tmp_path, made)]))
+    header, _, row = shown.splitlines()[2:]
+    names = ("voc07-11pt AP50", "voc07-11pt AP", "voc07-11pt AP75")
+    assert cells_of(header)[2:] == [*names, "coco-101pt AP50", "coco-101pt AP"]
+    assert cells_of(row)[2:] == ["60.00", "40.00", "41.00", "61.00", "39.50"]
+
+
+def test_the_time_at_work_leaves_pauses_out_and_counts_overlaps_once():
+    assert time_at_work([(100, 160), (0, 60), (30, 90), (40, 50)]) == 150
+
+
+def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp_path, capsys):
+    document = tmp_path / "RESULTS.md"
+    document.write_text(DOCUMENT)
+    output = ["--output-dir", str(tmp_path / "board"), "--against", "moco"]
+    for _ in range(2):  # again, over what it wrote itself
+        assert main([str(records), *output, "--insert", str(document), "one"]) == 0
+    text = document.read_text()
+    assert text.startswith("before\n<!-- board one -->\n| method")
+    assert text.endswith("<!-- end of board one -->\nafter\n")
+    assert "outdated" not in text
+    assert text.count("From 7 records; seeds 0; code ") == 1
+    assert capsys.readouterr().out.count("+1.00") == 2
+
+
+@pytest.mark.parametrize("text", ["", DOCUMENT + DOCUMENT, DOCUMENT.replace("end of ", "")])
+def test_a_document_without_its_marks_is_left_as_it_is(tmp_path, text):
+    document = tmp_path / "RESULTS.md"
+    document.write_text(text)
+    with pytest.raises(KsclError, match="once and in this order, <!-- board one -->"):
+        insert(document, "one", "new")
+    assert document.read_text() == text
+    with pytest.raises(KsclError, match="No such file"):
+        insert(tmp_path / "nowhere.md", "one", "new")

@@ -1,0 +1,275 @@
+"""The leaderboard's files: what they say, and that no record can make them say anything else."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kscl.benchmark.leaderboard.exports import as_csv, as_json
+from kscl.benchmark.leaderboard.page import page
+from kscl.benchmark.leaderboard.page_data import page_data
+from kscl.benchmark.leaderboard.rows import Board, build_board
+from kscl.benchmark.leaderboard.tables import markdown, overview, text
+from kscl.commands.leaderboard import FORMATS, main, write_board
+from kscl.records.record import Json, check_record, make_record
+from tests.helpers.commands import tool
+from tests.helpers.leaderboard_records import (
+    LINEAR,
+    PNG,
+    a_whole_board,
+    config,
+    described,
+    detection,
+    kscl,
+    linear,
+    pretraining,
+    runs,
+    sha,
+    write_all,
+)
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"> | a | `b` [c](d) \u202e'
+
+
+@pytest.fixture(scope="module")
+def board(tmp_path_factory) -> Board:
+    folder = write_all(tmp_path_factory.mktemp("records"), a_whole_board())
+    return build_board([folder], check_stale=False)
+
+
+def cells_of(table: str) -> list[list[str]]:
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+def test_the_overview_has_one_row_a_contender_and_one_protocol_a_column(board):
+    header, _, *rows = cells_of(overview(board))
+    assert header[:5] == ["method", "backbone", "epochs", "K", "ρ"]
+    assert header[5:15] == [
+        *("top-1 (a)", "top-5 (a)", "top-1 (b)", "top-5 (b)", "kNN"),
+        *("AP50 (a)", "AP (a)", "AP75 (a)", "AP50 (b)", "AP (b)"),
+    ]
+    assert header[-6:] == [
+        *("mean rank kept", "min/epoch", "views/s"),
+        *("n_pretrain", "n_finetune", "mark"),
+    ]
+    assert len(rows) == len(board.rows) == 7
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_the_markdown_tells_spread_marks_counts_and_the_test(board):
+    written = markdown(board, "Board")
+    assert "Welch's t test" in written
+    section = written.split("## shapes-tiny-c4")[1].split("\n## ")[0]
+    header, _, *rows = cells_of(section)
+    by_name = [dict(zip(header, row, strict=True)) for row in rows]
+    assert re.fullmatch(r"\*\*[\d.]+ ± [\d.]+\*\*", by_name[0]["AP"])
+    assert [row["mark"] for row in by_name[:3]] == ["best", *["not distinguishable"] * 2]
+    assert [row["rank"] for row in by_name[:3]] == ["1", "1", "1"]
+    assert by_name[-1]["mark"] == "below the best"
+    assert (by_name[0]["n_pretrain"], by_name[0]["n_finetune"]) == ("3", "6")
+    probe = written.split("## linear-cached")[1].split("\n## ")[0]
+    first = dict(zip(cells_of(probe)[0], cells_of(probe)[2], strict=True))
+    assert (first["method"], first["rank"]) == ("supervised", "")
+    assert first["mark"] == "not tested: one pretraining seed"
+    assert first["95 % interval"].endswith("†")
+
+
+def test_published_rows_have_their_source_and_a_table_of_their_own(board):
+    written = markdown(board, "Board").split("## voc0712-c4-24k-moco")[1]
+    ours, theirs = written.split("Reported elsewhere")
+    assert "57.4 ± 0.2" not in ours
+    assert "57.4 ± 0.2" in theirs
+    assert "detection/README" in theirs
+
+
+def test_the_csv_has_a_line_for_each_row_and_protocol(board):
+    lines = list(csv.DictReader(io.StringIO(as_csv(board))))
+    measured = [line for line in lines if line["source"] == "measured"]
+    assert len(measured) == sum(len(section.rows) for section in board.sections)
+    best = next(x for x in measured if x["verdict"] == "best" and x["kind"] == "detection")
+    assert float(best["AP_low"]) < float(best["AP"]) < float(best["AP_high"])
+    assert best["interval"] == "over pretraining seeds"
+    reported = [line for line in lines if line["source"].startswith("reported: ")]
+    assert reported
+    assert not any(line["rank"] or line["verdict"] for line in reported)
+
+
+def test_the_json_holds_every_value_and_the_ids_of_its_records(board):
+    content = json.loads(as_json(board, "Board"))
+    for row, told in zip(board.rows, content["rows"], strict=True):
+        ids = {*told["pretraining"], *(i for result in told["results"] for i in result["records"])}
+        assert ids == {loaded.id for loaded in row.records}
+    voc = next(p for p in content["protocols"] if p["protocol_id"].startswith("voc"))
+    assert voc["definition"]["iterations"] == 24000
+    result = next(
+        r for row in content["rows"] for r in row["results"] if r["n_finetune"] > r["n_pretrain"]
+    )
+    assert len(result["metrics"]["AP"]["values"]) == result["n_pretrain"]
+
+
+def test_text_of_a_record_is_only_text_in_markdown():
+    shown = text(HOSTILE)
+    assert "<" not in shown
+    assert not re.search(r"(?<!\\)[|`\[\]]", shown)
+    assert text("two\nlines | \ud800") == r"two lines \|"
+
+
+def test_text_of_a_record_is_no_formula_in_a_spreadsheet(tmp_path):
+    folder = write_all(tmp_path, [linear(50, sha(1), details=described("=HYPERLINK(1)", 0))])
+    written = as_csv(build_board([folder], check_stale=False))
+    assert next(csv.DictReader(io.StringIO(written)))["method"] == "'=HYPERLINK(1)"
+
+
+def test_text_of_a_record_cannot_leave_its_place_in_the_page(tmp_path):
+    records = [linear(50, sha(1), name=HOSTILE, details=described(HOSTILE, 0))]
+    board = build_board([write_all(tmp_path, records)], check_stale=False)
+    written = page(board, HOSTILE, tmp_path)
+    assert written.count("</script>") == 2  # of the data and of the program
+    assert "<img" not in written
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', written, re.S)
+    assert json.loads(data.group(1))["title"] == HOSTILE
+
+
+def test_the_page_names_no_other_place(board, tmp_path):
+    written = page(board, "Board", tmp_path)
+    program = written.split('id="data">')[0] + written.split("</script>")[1]
+    assert set(re.findall(r"https?://[^\s\"']+", program)) == {"http://www.w3.org/2000/svg"}
+    assert "default-src 'none'" in written
+
+
+def shown_basis(folder: Path, named: str | None, beside: bytes = b"") -> str | None:
+    write_all(folder / "records", [pretraining(details={"basis_figure": named})])
+    if beside:
+        (folder / "records" / "run_0000" / "basis.png").write_bytes(beside)
+    board = build_board([folder / "records"], check_stale=False)
+    return page_data(board, "Board", folder)["rows"][0]["basis"]
+
+
+def test_a_basis_figure_becomes_part_of_the_page(tmp_path):
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "basis.png").write_bytes(PNG)
+    assert shown_basis(tmp_path, "../basis.png").startswith("data:image/png;base64,")
+
+
+def test_a_basis_figure_drawn_later_is_found_beside_the_record(tmp_path):
+    assert shown_basis(tmp_path, None, beside=PNG).startswith("data:image/png;base64,")
+
+
+@pytest.mark.parametrize("named", ["../../secret.png", "../notes.txt", "../nowhere.png", "a\0b"])
+def test_a_figure_from_elsewhere_or_that_is_no_picture_is_left_out(tmp_path, named):
+    (tmp_path / "records").mkdir()
+    (tmp_path / "secret.png").write_bytes(PNG)
+    (tmp_path / "records" / "notes.txt").write_text("not a picture")
+    assert shown_basis(tmp_path, named) is None
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+KNOWN = ("backbone", "outputs", "curves", "per_class", "classes", "n", "confidence_interval")
+KNOWN += ("files", "basis_figure", "certificate", "epoch", "loss", "method", "seed", "rho", "top1")
+odd_details = st.dictionaries(
+    st.sampled_from(KNOWN),
+    json_values | st.dictionaries(st.sampled_from(KNOWN), json_values, max_size=3),
+    max_size=6,
+)
+
+
+@pytest.fixture(scope="module")
+def base_record() -> Json:
+    return linear(50, sha("a"))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(details=odd_details, values=json_values, prints=json_values, linked=st.booleans())
+def test_whatever_a_valid_record_holds_the_board_is_made(
+    tmp_path_factory, base_record, details, values, prints, linked
+):
+    from kscl.records.record import _record_id
+
+    made = base_record | {
+        "kind": "pretrain" if linked else "linear",
+        "details": details,
+        "config": {"hash": "h", "values": values},
+        "data": {"train": prints},
+        "hardware": {"gpus": values},
+        "code": {"version": values, "commit": None, "dirty": prints, "source_hash": "x"},
+        "inputs": {"backbone": values},
+    }
+    for record in (made, base_record):
+        record["id"] = _record_id(record)
+        check_record(record)
+    folder = write_all(tmp_path_factory.mktemp("odd"), [made, base_record])
+    for path in write_board(build_board([folder]), folder / "board").values():
+        assert path.stat().st_size
+
+
+def test_the_command_writes_every_format_and_prints_the_table(tmp_path):
+    folder = write_all(tmp_path / "records", runs(kscl(5, 0.4), 68, seeds=2))
+    (folder / "run_0000" / "record.json").write_text("{}")
+    done = tool("leaderboard", folder, "--output-dir", tmp_path / "board")
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in (tmp_path / "board").iterdir()) == sorted(
+        f"leaderboard.{name}" for name in FORMATS
+    )
+    assert done.stdout.startswith("| method")
+    assert done.stdout.endswith("leaderboard.html\n")
+    assert "not counted: run_0000/record.json: not a record" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nowhere"], "nowhere: no such folder of records"),
+        ([".", "--formats", "pdf"], "'pdf' is not one of md, csv, json, html"),
+        ([".", "--formats", ","], "choose some of md, csv, json, html"),
+    ],
+)
+def test_what_a_user_can_get_wrong_is_said_in_one_line(
+    tmp_path, monkeypatch, capsys, arguments, reason
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_formats_and_published_rows_can_be_left_out(tmp_path, capsys):
+    folder = write_all(tmp_path / "records", [detection(57, sha(1))])
+    options = ["--formats", "md", "--no-reported", "--no-stale-check", "--title", "Mine"]
+    assert main([str(folder), "--output-dir", str(tmp_path / "board"), *options]) == 0
+    (path,) = (tmp_path / "board").iterdir()
+    written = path.read_text()
+    assert written.startswith("# Mine\n")
+    assert "Reported" not in written
+    assert str(path) in capsys.readouterr().out
+
+
+def test_a_record_that_says_nothing_of_its_backbone_is_a_row_under_its_own_name(tmp_path):
+    record = make_record(
+        kind="linear",
+        name="bare",
+        protocol=LINEAR,
+        metrics={"top1": 50.0},
+        seconds=1,
+        seed=0,
+        cfg=config(),
+        data={},
+    )
+    board = build_board([write_all(tmp_path, [record])], check_stale=False)
+    assert board.rows[0].contender.method == "bare"

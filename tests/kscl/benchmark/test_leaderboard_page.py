@@ -1,0 +1,406 @@
+"""The leaderboard's page in a real Chromium, opened from a file, as a reader uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pytest
+
+from kscl.benchmark.leaderboard.rows import build_board
+from kscl.commands.leaderboard import write_board
+from tests.helpers.browser import MISSING, chromium, complaints, open_page, requests
+from tests.helpers.leaderboard_records import (
+    PNG,
+    a_whole_board,
+    described,
+    kscl,
+    linear,
+    pretraining,
+    runs,
+    sha,
+    write_all,
+)
+
+if MISSING:
+    pytest.skip(MISSING, allow_module_level=True)
+
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+HOSTILE = '<img src=x onerror="document.title=1"></script><script>alert(1)</script>'
+ROWS = "#rows > tr:not(.panel-row)"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> SimpleNamespace:
+    """A board with rows of every kind, one of them stale, one of them hostile."""
+    folder = tmp_path_factory.mktemp("board")
+    records = a_whole_board()
+    records[0] = pretraining(*kscl(5, 0.4), details={"basis_figure": "../basis.png"})
+    records.append(linear(30, sha("x"), name=HOSTILE, details=described(HOSTILE, 0, arch=HOSTILE)))
+    write_all(folder / "records", records)
+    (folder / "records" / "basis.png").write_bytes(PNG)
+    (folder / "records" / "broken").mkdir()
+    (folder / "records" / "broken" / "record.json").write_text("{")
+    board = build_board([folder / "records"], check_stale=False)
+    board.rows[2].stale = ["code was aaaa, is bbbb"]
+    return SimpleNamespace(page=write_board(board, folder)["html"], folder=folder, board=board)
+
+
+@pytest.fixture
+def page(browser, files) -> Iterator[Any]:
+    """The page, freshly opened; whatever was done to it, it must not have complained or asked."""
+    open_page(browser, files.page)
+    yield browser
+    assert complaints(browser) == []
+    assert set(requests(browser)) <= {files.page.as_uri(), "data:,"} | pictures(browser)
+
+
+def pictures(page: Any) -> set[str]:
+    return {image.get_attribute("src") for image in all_of(page, "img")}
+
+
+def all_of(page: Any, css: str) -> list[Any]:
+    return page.find_elements(By.CSS_SELECTOR, css)
+
+
+def one(page: Any, css: str) -> Any:
+    return page.find_element(By.CSS_SELECTOR, css)
+
+
+def column(page: Any, key: str) -> list[str]:
+    """The cells of a column from top to bottom, as a reader sees their main number or name."""
+    script = """
+    const names = [...document.querySelectorAll("thead .names th")];
+    const place = names.findIndex((th) => th.dataset.column === arguments[0]);
+    return [...document.querySelectorAll("%s")].map((tr) => {
+      const cell = tr.children[place];
+      return (cell.querySelector(".value, .method") || cell).textContent.trim();
+    });
+    """
+    return page.execute_script(script % ROWS, key)
+
+
+def choose(page: Any, name: str) -> None:
+    """The protocol whose name starts so."""
+    (option,) = [o for o in all_of(page, "#protocol option") if o.text.startswith(name)]
+    option.click()
+
+
+def sort_by(page: Any, key: str) -> Any:
+    button = one(page, f'thead button[data-key="{key}"]')
+    page.execute_script("arguments[0].scrollIntoView({block: 'nearest', inline: 'center'})", button)
+    button.click()
+    return one(page, f'thead th[data-column="{key}"]')
+
+
+def method_button(page: Any, number: int) -> Any:
+    return all_of(page, f"{ROWS} button.open")[number]
+
+
+def test_it_opens_from_a_file_and_asks_nobody(page, files):
+    assert page.title == "KSCL leaderboard"
+    assert one(page, "#summary").text == "8 rows · 75 records · 5 protocols"
+    assert page.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert len(all_of(page, ROWS)) == len(files.board.rows)
+
+
+def test_its_policy_lets_no_request_out(browser, tmp_path, files):
+    """Even a program inside the page could not call home: the browser refuses."""
+    open_page(browser, files.page)
+    script = """
+    const done = arguments[arguments.length - 1];
+    document.addEventListener("securitypolicyviolation", (e) => done(e.violatedDirective));
+    fetch("https://example.org/").catch(() => {});
+    """
+    assert browser.execute_async_script(script) == "connect-src"
+
+
+def test_a_click_on_a_column_sorts_by_it_and_another_turns_it_round(page):
+    head = sort_by(page, "1/top1")
+    values = [float(value) for value in column(page, "1/top1") if value]
+    assert values == sorted(values, reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+    sort_by(page, "1/top1")
+    values = [float(value) for value in column(page, "1/top1") if value]
+    assert values == sorted(values)
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert one(page, "#status").text == "Sorted by top-1 (b), ascending."
+    names = sort_by(page, "method")
+    assert names.get_attribute("aria-sort") == "ascending"
+    assert head.get_attribute("aria-sort") is None
+    assert column(page, "method") == sorted(column(page, "method"))
+
+
+def test_rows_without_a_value_come_last_in_both_directions(page):
+    for _ in range(2):
+        sort_by(page, "4/AP")
+        values = column(page, "4/AP")
+        assert values[0]
+        assert set(values[1:]) == {""}
+
+
+def test_an_opened_row_moves_with_its_panel(page):
+    method_button(page, 0).click()
+    sort_by(page, "1/top1")
+    sort_by(page, "1/top1")
+    opened = one(page, "#rows tr.opened")
+    assert "panel-row" in page.execute_script(
+        "return arguments[0].nextElementSibling.className", opened
+    )
+
+
+def test_a_protocol_shows_its_own_rows_and_columns_only(page):
+    choose(page, "shapes-tiny-c4")
+    labels = [button.text for button in all_of(page, "thead button")]
+    assert labels[:9] == ["rank", "method", "backbone", "epochs", "K", "ρ", "AP50", "AP", "AP75"]
+    assert "top-1" not in labels
+    assert len(all_of(page, ROWS)) == 6
+    assert column(page, "rank") == ["1", "1", "1", "4", "5", "6"]
+    assert len(all_of(page, ".badge.tied")) == 2
+
+
+def test_a_row_with_one_seed_has_no_rank_and_says_so(page):
+    choose(page, "linear-cached")
+    assert column(page, "method")[0] == "supervised"
+    assert column(page, "rank")[0] == "–"
+    assert one(page, f"{ROWS} .badge.single").text == "one seed"
+    assert "test sampling only" in one(page, f"{ROWS} .interval").get_attribute("title")
+
+
+def test_reported_rows_stand_apart_unranked_and_can_be_hidden(page):
+    choose(page, "voc0712-c4-24k-moco")
+    reported = all_of(page, "#reported-rows tr.reported")
+    assert len(reported) == 6
+    assert all("reported" in row.text for row in reported)
+    assert not any(row.find_elements(By.CSS_SELECTOR, ".col-rank")[0].text for row in reported)
+    sort_by(page, "4/AP")
+    assert len(all_of(page, ROWS)) == 1
+    reported[0].find_element(By.CSS_SELECTOR, "button.open").click()
+    assert "detection/README" in one(page, ".panel").text
+    one(page, "#reported").click()
+    assert not one(page, "#reported-rows").is_displayed()
+
+
+def test_rows_are_filtered_by_method_and_by_text(page):
+    chip = next(chip for chip in all_of(page, ".chip") if chip.text == "moco_v2")
+    chip.click()
+    assert column(page, "method") == ["moco_v2"]
+    assert chip.get_attribute("aria-pressed") == "true"
+    assert one(page, "#status").text == "1 of 8 rows"
+    chip.click()
+    one(page, "#search").send_keys("temperature 0.1")
+    assert column(page, "method") == ["kscl"]
+    one(page, "#search").clear()
+    one(page, "#search").send_keys("no such thing")
+    assert column(page, "method") == []
+
+
+def test_a_row_opens_to_its_provenance(page, files):
+    row = files.board.rows[1]
+    method_button(page, 1).click()
+    panel = one(page, ".panel")
+    for _ in range(2):  # the records, and then what is folded inside them
+        page.execute_script(
+            "document.querySelectorAll('.panel details').forEach(d => d.open = true)"
+        )
+        page.execute_async_script("setTimeout(arguments[0], 100)")
+    told = page.execute_script("return arguments[0].textContent", panel)
+    made = row.pretrainings[0].record
+    wanted = [
+        *(made["config"]["hash"], row.contender.config, made["code"]["source_hash"]),
+        *(made["code"]["commit"] or "")[:10].split(),
+        *(made["data"]["train"]["hash"], made["details"]["outputs"]["backbone"]),
+        *("0, 1, 2", "tolerance", "NUM_SHOTS", "torch", "cores", "iterations"),
+    ]
+    for words in wanted:
+        assert words in told, words
+    assert len(panel.find_elements(By.CSS_SELECTOR, ".records > details")) == len(row.records)
+    target = panel.find_element(By.CSS_SELECTOR, ".record a").get_attribute("href")
+    assert Path(unquote(urlparse(target).path)) in {loaded.path for loaded in row.records}
+
+
+def test_a_row_shows_its_curves_classes_and_basis_images(page):
+    method_button(page, 1).click()
+    panel = one(page, ".panel")
+    assert len(panel.find_elements(By.CSS_SELECTOR, ".plot.curves path")) == 3
+    assert len(panel.find_elements(By.CSS_SELECTOR, ".plot.classes circle")) == 6
+    image = panel.find_element(By.CSS_SELECTOR, ".basis img")
+    assert page.execute_script("return arguments[0].naturalWidth", image) == 1
+
+
+def test_a_stale_row_is_marked_and_says_why(page):
+    (badge,) = all_of(page, ".badge.stale")
+    assert badge.get_attribute("title") == "code was aaaa, is bbbb"
+    method_button(page, 2).click()
+    assert "code was aaaa, is bbbb" in one(page, ".panel .notice").text
+
+
+def test_everything_works_from_the_keyboard(page):
+    first = method_button(page, 0)
+    page.execute_script("arguments[0].focus()", first)
+    focused = page.switch_to.active_element
+    focused.send_keys(Keys.ENTER)
+    assert first.get_attribute("aria-expanded") == "true"
+    focused.send_keys(Keys.ARROW_DOWN)
+    assert page.switch_to.active_element == method_button(page, 1)
+    page.switch_to.active_element.send_keys(Keys.END)
+    assert page.switch_to.active_element == method_button(page, -1)
+    page.switch_to.active_element.send_keys(Keys.HOME)
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert first.get_attribute("aria-expanded") == "false"
+    assert page.switch_to.active_element == first
+    first.send_keys("/")
+    assert page.switch_to.active_element == one(page, "#search")
+    header = one(page, 'thead button[data-key="method"]')
+    page.execute_script("arguments[0].focus()", header)
+    header.send_keys(Keys.SPACE)
+    assert column(page, "method") == sorted(column(page, "method"))
+
+
+def test_tab_reaches_every_control_and_what_has_the_focus_is_seen(page):
+    page.execute_script("document.activeElement.blur()")
+    seen = []
+    for _ in range(14):
+        one(page, "body").send_keys(
+            Keys.TAB
+        ) if not seen else page.switch_to.active_element.send_keys(Keys.TAB)
+        seen.append(page.switch_to.active_element)
+    ids = {element.get_attribute("id") for element in seen}
+    assert {"theme", "protocol", "search", "frame"} <= ids
+    outline = "return getComputedStyle(document.activeElement).outlineStyle"
+    assert page.execute_script(outline) == "solid"
+
+
+def brightness(page: Any) -> int:
+    colour = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    return sum(int(part) for part in colour.strip("rgb()").split(",")[:3])
+
+
+def test_it_is_light_or_dark_as_the_system_or_the_reader_wishes(page):
+    def system(scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    try:
+        system("dark")
+        assert brightness(page) < 150
+        system("light")
+        assert brightness(page) > 600
+        theme = one(page, "#theme")
+        theme.click()
+        theme.click()
+        assert theme.text == "Theme: dark"
+        assert brightness(page) < 150
+        system("dark")
+        theme.click()
+        theme.click()
+        assert theme.text == "Theme: light"
+        assert brightness(page) > 600
+    finally:
+        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_a_hostile_name_is_shown_and_does_nothing(page):
+    sort_by(page, "method")
+    button = next(b for b in all_of(page, f"{ROWS} button.open") if "onerror" in b.text)
+    assert HOSTILE in button.text
+    button.click()
+    one(page, ".panel .records summary").click()
+    assert HOSTILE in one(page, ".panel .records").text
+    assert page.title == "KSCL leaderboard"
+    assert all_of(page, "img[src='x']") == []
+    assert len(all_of(page, "script")) == 2
+
+
+def test_plots_show_the_rows_that_the_filters_leave(page):
+    choose(page, "shapes-tiny-c4")
+
+    def dots(plot: str) -> int:
+        page.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 50))")
+        return len(all_of(page, f"#plot-{plot} circle"))
+
+    assert dots("shots") == 5  # random has no K
+    assert dots("rho") == 4
+    assert dots("cost") == 5
+    assert dots("classes") == 6 * 6
+    assert len(all_of(page, "#plot-curves path")) == 14
+    next(chip for chip in all_of(page, ".chip") if chip.text == "moco_v2").click()
+    assert dots("shots") == 1
+    assert dots("rho") == 0
+    assert len(all_of(page, "#plot-curves path")) == 3
+    title = page.execute_script(
+        "return document.querySelector('#plot-shots circle').parentNode.textContent"
+    )
+    assert title.startswith("moco_v2 · resnet50 · K 1 · 200 epochs")
+
+
+def test_files_that_were_not_counted_are_named(page):
+    assert "broken/record.json: not readable as JSON" in one(page, ".problems").text
+
+
+def test_it_fits_a_telephone(page):
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        page.refresh()
+        method_button(page, 1).click()
+        assert page.execute_script("return document.documentElement.scrollWidth") == 390
+        assert one(page, ".panel").size["width"] <= 390
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_of_many_rows_those_are_in_the_page_that_one_has_come_to(browser, tmp_path):
+    records = [linear(20 + i / 10, sha(i), details=described(f"m{i}", 0)) for i in range(200)]
+    board = build_board([write_all(tmp_path / "records", records)], check_stale=False)
+    open_page(browser, write_board(board, tmp_path, formats=["html"])["html"])
+    assert 0 < len(all_of(browser, ROWS)) < 200
+    assert column(browser, "method")[0] == "m199"
+    sort_by(browser, "0/top1")
+    sort_by(browser, "0/top1")
+    assert column(browser, "method")[0] == "m0"
+    first = method_button(browser, 0)
+    browser.execute_script("arguments[0].focus()", first)
+    first.send_keys(Keys.END)
+    assert len(all_of(browser, ROWS)) == 200
+    assert browser.switch_to.active_element.text.startswith("m199")
+    assert complaints(browser) == []
+
+
+@pytest.mark.parametrize("what", ["only pretrainings", "odd details"])
+def test_a_board_with_little_to_show_opens_all_the_same(browser, tmp_path, what):
+    odd = {"curves": {"loss": [1, "x", None]}, "per_class": {"a": None}, "certificate": None}
+    records = [pretraining(details={"curves": {"epoch": [1, 2], "loss": [2, 1]}})]
+    if what == "odd details":
+        made = pretraining(details=odd)
+        backbone = made["details"]["outputs"]["backbone"]
+        records = [made, linear(50, backbone, details=odd, data={"val": {"hash": "a", "path": 3}})]
+    board = build_board([write_all(tmp_path / "records", records)], check_stale=False)
+    open_page(browser, write_board(board, tmp_path, formats=["html"])["html"])
+    method_button(browser, 0).click()
+    for fold in all_of(browser, ".panel .records > details > summary"):
+        fold.click()
+    assert all_of(browser, ".panel .facts")
+    assert complaints(browser) == []
+
+
+def test_two_pages_of_the_same_records_are_the_same_to_the_byte(tmp_path):
+    folder = write_all(tmp_path / "records", runs(kscl(5, 0.4), 68, seeds=2))
+    pages = [
+        write_board(build_board([folder]), tmp_path / "board", formats=["html"])[
+            "html"
+        ].read_bytes()
+        for _ in range(2)
+    ]
+    assert pages[0] == pages[1]

@@ -1,0 +1,226 @@
+"""The suite: stages keyed by what goes into them, run once, taken up again after any kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kscl.benchmark.suite.execute import program_path
+from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.stages import plan
+from kscl.errors import KsclError
+from tests.helpers.commands import ROOT, tool
+
+NETWORK = {"channels": [8, 16, 32, 64]}
+TINY_SHAPES = {
+    "num_classes": 2,
+    "unlabelled": 32,
+    "train": 24,
+    "val": 16,
+    "detection_train": 8,
+    "detection_test": 4,
+    "image_size": 48,
+    "detection_size": 64,
+    "min_objects": 2,
+    "max_objects": 3,
+    "workers": 1,
+}
+
+
+def smoke_suite(folder: Path, **changes: object) -> Path:
+    """The whole chain, as small as it gets: what is tested is the way, not the numbers."""
+    data = folder / "shapes"
+    voc = f"voc:{data}/VOCdevkit/VOC2007"
+    probe = {
+        "DATA.TRAIN": f"{data}/classes/train",
+        "DATA.VAL": f"{data}/classes/val",
+        "DATA.NUM_WORKERS": 0,
+        "DATA.CACHE_DIR": str(folder / "cache"),
+        "INPUT.SIZE": 32,
+        "INPUT.RESIZE": 32,
+    }
+    suite = {
+        "name": "smoke",
+        "jobs": 2,
+        "output_dir": str(folder / "output"),
+        "shapes": {"output": str(data), **TINY_SHAPES},
+        "basis_image": f"{data}/unlabelled/000000.jpg",
+        "pretrain_overrides": {
+            "DATA.TRAIN": f"{data}/unlabelled",
+            "DATA.NUM_WORKERS": 0,
+            "DATA.CACHE_DIR": str(folder / "cache"),
+            "INPUT.SIZE": 32,
+            "SOLVER.EPOCHS": 2,
+            "SOLVER.BATCH_SIZE": 16,
+            "CHECKPOINT.PERIOD_STEPS": 1,
+        },
+        "contenders": {
+            "random": {"arch": "resnet50", "kwargs": NETWORK},
+            "kscl": {
+                "pretrain": "pretrain/shapes_kscl.yaml",
+                "overrides": {"METHOD.NUM_SHOTS": 2, "BACKBONE.KWARGS": NETWORK},
+            },
+        },
+        "evaluations": {
+            "knn": {"config": "linear_eval/shapes_knn.yaml", "overrides": {**probe, "KNN.K": 3}},
+            "detection": {
+                "config": "detection/shapes_tiny_c4.yaml",
+                "overrides": {
+                    "DATASETS.TRAIN": [f"{voc}:trainval"],
+                    "DATASETS.TEST": [f"{voc}:test"],
+                    "MODEL.ROI_HEADS.NUM_CLASSES": 2,
+                    "MODEL.RPN.POST_NMS_TOPK_TEST": 20,
+                    "INPUT.MIN_SIZE_TRAIN": [64],
+                    "INPUT.MIN_SIZE_TEST": 64,
+                    "SOLVER.IMS_PER_BATCH": 2,
+                    "SOLVER.MAX_ITER": 3,
+                    "SOLVER.STEPS": [2],
+                    "SOLVER.CHECKPOINT_PERIOD": 1,
+                    "TEST.PRECISE_BN.NUM_ITER": 2,
+                },
+            },
+        },
+    }
+    path = folder / "suite.yaml"
+    path.write_text(yaml.safe_dump(suite | changes))
+    return path
+
+
+def numbers(folder: Path) -> dict:
+    """All that a reader of the board compares, by contender, protocol and metric."""
+    board = json.loads((folder / "output" / "leaderboard" / "leaderboard.json").read_text())
+    return {
+        (row["method"], result["protocol"], name): values["mean"]
+        for row in board["rows"]
+        for result in row["results"]
+        for name, values in result["metrics"].items()
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    done = tool("run_suite", smoke_suite(folder), timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_one_command_goes_from_pixels_to_the_leaderboard(undisturbed):
+    board = undisturbed / "output" / "leaderboard"
+    assert {path.suffix for path in board.iterdir()} == {".md", ".csv", ".json", ".html"}
+    text = (board / "leaderboard.md").read_text()
+    assert "kscl" in text
+    assert "random" in text
+    assert "data:image/png" in (board / "leaderboard.html").read_text()  # the basis images
+
+
+def test_a_second_run_runs_nothing_again(undisturbed):
+    records = {p: p.stat().st_mtime_ns for p in undisturbed.rglob("record.json")}
+    done = tool("run_suite", undisturbed / "suite.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "running" not in done.stdout.replace("leaderboard: running", "")
+    assert records == {p: p.stat().st_mtime_ns for p in undisturbed.rglob("record.json")}
+
+
+def test_the_dry_run_tells_what_is_done_and_what_is_to_do(undisturbed, tmp_path):
+    done = tool("run_suite", undisturbed / "suite.yaml", "--dry-run")
+    assert "kscl/seed0/pretrain" in done.stdout
+    assert "9 of 10 stages done" in done.stdout
+    new = tool("run_suite", smoke_suite(tmp_path), "--dry-run")
+    assert "0 of 10 stages done, time not known yet" in new.stdout
+    assert not (tmp_path / "output").exists()
+
+
+def test_the_commands_can_be_printed_for_a_scheduler(tmp_path):
+    done = tool("run_suite", smoke_suite(tmp_path), "--print-commands")
+    programs = [line.split()[0] for line in done.stdout.splitlines()]
+    assert programs[0] == "kscl-make-shapes"
+    assert programs[-1] == "kscl-leaderboard"
+    assert all(program_path(name) for name in programs)
+
+
+def test_only_what_depends_on_a_change_gets_another_key(tmp_path):
+    before = {stage.name: stage.key for stage in plan(read_suite(smoke_suite(tmp_path)))}
+    suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
+    suite["contenders"]["kscl"]["overrides"]["METHOD.RHO"] = 0.9
+    path = smoke_suite(tmp_path, contenders=suite["contenders"])
+    after = {stage.name: stage.key for stage in plan(read_suite(path))}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {
+        "kscl/seed0/pretrain",
+        "kscl/seed0/basis",
+        "kscl/seed0/knn",
+        "kscl/seed0/convert",
+        "kscl/seed0/detection",
+        "leaderboard",
+    }
+
+
+def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(tmp_path):
+    suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
+    del suite["evaluations"]["detection"]
+    suite["contenders"]["kscl"]["overrides"]["METHOD.RHO"] = 7
+    done = tool("run_suite", smoke_suite(tmp_path, **suite))
+    assert done.returncode == 1
+    assert "kscl/seed0/pretrain failed" in done.stdout
+    assert "METHOD.RHO is 7.0" in done.stdout
+    assert "kscl/seed0/knn: not run" in done.stdout
+    assert "random/seed0/knn: done" in done.stdout
+    assert (tmp_path / "output" / "leaderboard" / "leaderboard.html").exists()
+
+
+def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):
+    path = tmp_path / "suite.yaml"
+    path.write_text(
+        "name: x\noutput_dr: y\nseeds: [0, 0]\ncontenders:\n  a: {pretrain: nowhere.yaml}\n"
+        "  b: {}\n  c: {file: nowhere.pth}\nevaluations:\n  segmentation: {config: x}\n"
+    )
+    with pytest.raises(KsclError) as error:
+        read_suite(path)
+    for part in (
+        "there is no key 'output_dr'; did you mean output_dir?",
+        "output_dir is missing",
+        "seeds is [0, 0]",
+        "contender a: pretrain: nowhere.yaml: no such config file",
+        "contender b: where is the backbone from?",
+        "contender c: file nowhere.pth: no such file",
+        "there is no evaluation 'segmentation'",
+    ):
+        assert part in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_suite_killed_in_every_stage_ends_in_the_same_leaderboard(undisturbed, tmp_path):
+    suite = smoke_suite(tmp_path)
+    command = [sys.executable, "-W", "ignore", "tools/run_suite.py", str(suite)]
+    for number, stage in enumerate(plan(read_suite(suite))):
+        log = next_log(tmp_path, stage.name)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        while process.poll() is None and not log():
+            time.sleep(0.05)
+        time.sleep(1.5)  # into the stage
+        os.kill(process.pid, (signal.SIGTERM, signal.SIGKILL)[number % 2])
+        process.wait()
+    done = tool("run_suite", suite, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(numbers(tmp_path)) > 8
+    assert numbers(tmp_path) == numbers(undisturbed)
+
+
+def next_log(folder: Path, name: str):
+    pattern = f"{name.replace('/', '_')}-*.log"
+    return lambda: list((folder / "output" / ".stages").glob(pattern))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "suites").rglob("*.yaml")), ids=str)
+def test_every_shipped_suite_can_be_planned(path):
+    stages = plan(read_suite(path))
+    assert stages[-1].kind == "board"

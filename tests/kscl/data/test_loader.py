@@ -1,0 +1,286 @@
+"""The same views in the same order, however many workers and ranks there are, from any step on."""
+
+from __future__ import annotations
+
+import logging
+
+import cv2
+import numpy as np
+import pytest
+import torch
+
+from kscl.config.defaults import pretrain_defaults
+from kscl.data.bad_images import replacement
+from kscl.data.loader import StepSampler, ViewDataset, build_train_loader, epoch_order
+from kscl.data.open import open_source
+from kscl.data.throughput import Budget, measure_budget
+from kscl.errors import KsclError
+from kscl.views.normalize import normalise
+from kscl.views.recipes import MOCO_V2
+from tests.helpers.photos import jpeg, photo
+
+COUNT = 21
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("pictures")
+    whole = photo(0)
+    for number in range(COUNT):
+        piece = whole[8 * number : 8 * number + 40, 10 * number : 10 * number + 50]
+        (root / f"{number:02d}.jpg").write_bytes(jpeg(piece))
+    return root
+
+
+@pytest.fixture
+def config(folder, tmp_path):
+    cfg = pretrain_defaults()
+    cfg.DATA.TRAIN = str(folder)
+    cfg.DATA.CACHE_DIR = str(tmp_path)
+    cfg.DATA.NUM_WORKERS = 0
+    cfg.DATA.BAD_IMAGES_MAX_SHARE = 0.5
+    cfg.INPUT.SIZE = 32
+    cfg.METHOD.NUM_SHOTS = 2
+    cfg.SOLVER.BATCH_SIZE = 4
+    return cfg
+
+
+def copy_with_bad(folder, target, bad):
+    """The same folder, but with what the mapping says instead of some of its files."""
+    for path in sorted(folder.iterdir()):
+        (target / path.name).write_bytes(bad.get(path.name, path.read_bytes()))
+    return str(target)
+
+
+def all_batches(cfg, last_step=7, **where):
+    return list(build_train_loader(cfg, last_step=last_step, **where))
+
+
+def assert_same(one, other):
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.views, b.views)
+        assert torch.equal(a.instances, b.instances)
+
+
+def test_an_epoch_shows_every_image_once_in_an_order_of_its_own():
+    orders = [epoch_order(seed, epoch, 1000) for seed in (0, 1) for epoch in (0, 1)]
+    for order in orders:
+        assert sorted(order) == list(range(1000))
+    assert len({tuple(order) for order in orders}) == 4
+    assert np.array_equal(orders[3], epoch_order(1, 1, 1000))
+
+
+def test_a_batch_holds_the_query_and_k_key_views_of_each_image(config):
+    batches = all_batches(config, last_step=5)
+    for batch in batches:
+        assert batch.views.shape == (4, 3, 3, 32, 32)
+        assert batch.views.dtype == torch.uint8
+        assert batch.bad == []
+        views = batch.views.flatten(0, 1)
+        assert len(torch.unique(views.flatten(1), dim=0)) == 12, "no two views are alike"
+    shown = torch.cat([batch.instances for batch in batches])
+    assert shown.tolist() == epoch_order(0, 0, COUNT)[:20].tolist(), "the odd one is left out"
+
+
+def test_views_of_an_image_differ_between_epochs_and_seeds(config, folder):
+    def views_of_image_3(seed, epoch):
+        dataset = ViewDataset(open_source(str(folder)), MOCO_V2, 2, 32, seed)
+        return dataset[epoch, 3].views
+
+    assert torch.equal(views_of_image_3(0, 0), views_of_image_3(0, 0))
+    assert not torch.equal(views_of_image_3(0, 0), views_of_image_3(0, 1))
+    assert not torch.equal(views_of_image_3(0, 0), views_of_image_3(1, 0))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_number_of_workers_changes_nothing(config, workers):
+    alone = all_batches(config)
+    config.DATA.NUM_WORKERS = workers
+    assert_same(all_batches(config), alone)
+
+
+def test_workers_start_when_opencv_already_runs_threads(config):
+    cv2.GaussianBlur(np.zeros((2000, 2000, 3), np.uint8), (0, 0), 2)  # big enough to be shared out
+    alone = all_batches(config, last_step=2)
+    config.DATA.NUM_WORKERS = 2
+    loader = build_train_loader(config, last_step=2)
+    loader.batches.timeout = 60
+    assert_same(list(loader), alone)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_joined_see_what_one_rank_sees(config, world_size):
+    alone = all_batches(config)
+    ranks = [all_batches(config, rank=r, world_size=world_size) for r in range(world_size)]
+    for batch, *shares in zip(alone, *ranks, strict=True):
+        assert torch.equal(torch.cat([share.views for share in shares]), batch.views)
+        assert torch.equal(torch.cat([share.instances for share in shares]), batch.instances)
+
+
+@pytest.mark.parametrize("first_step", [1, 4, 5, 6])
+def test_a_run_goes_on_from_any_step_without_reading_what_came_before(config, first_step, folder):
+    whole = all_batches(config)
+    config.DATA.NUM_WORKERS = 2
+    assert_same(all_batches(config, first_step=first_step), whole[first_step:])
+
+
+def test_a_late_start_decodes_only_what_it_shows(config):
+    loader = build_train_loader(config, first_step=3, last_step=4)
+    read = []
+    original = loader.dataset.source.read
+    loader.dataset.source.read = lambda index: read.append(index) or original(index)
+    (batch,) = loader
+    assert read == batch.instances.tolist()
+
+
+def test_sampling_steps_needs_no_images():
+    one = list(StepSampler(1000, 32, 5, 20, 70))
+    ranks = [list(StepSampler(1000, 32, 5, 20, 70, rank, 2)) for rank in range(2)]
+    assert len(one) == 50
+    assert [a + b for a, b in zip(*ranks, strict=True)] == one
+    assert {epoch for batch in one for epoch, _ in batch} == {0, 1, 2}
+    assert list(StepSampler(1000, 32, 5, 33, 70)) == one[13:]
+
+
+def test_a_batch_that_ranks_cannot_share_or_images_cannot_fill_is_an_error(config):
+    with pytest.raises(KsclError, match="3 processes cannot share"):
+        all_batches(config, world_size=3)
+    config.SOLVER.BATCH_SIZE = COUNT + 1
+    with pytest.raises(KsclError, match="make the batch smaller"):
+        all_batches(config)
+
+
+def test_floats_from_a_worker_equal_bytes_normalised_on_the_device(config):
+    as_bytes = all_batches(config, last_step=2)
+    config.DATA.UINT8 = False
+    config.DATA.NUM_WORKERS = 1
+    for floats, plain in zip(all_batches(config, last_step=2), as_bytes, strict=True):
+        expected = normalise(plain.views, config.INPUT.MEAN, config.INPUT.STD)
+        assert floats.views.dtype == torch.float32
+        assert torch.allclose(floats.views, expected, atol=1e-6)
+
+
+def test_loading_leaves_the_random_state_of_training_alone(config):
+    config.DATA.NUM_WORKERS = 1
+    before = torch.get_rng_state()
+    all_batches(config, last_step=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_wrong_recipe_is_refused_before_anything_is_read(config):
+    config.AUGMENT = [{"op": "grayscal"}]
+    with pytest.raises(KsclError, match="did you mean 'grayscale'"):
+        all_batches(config)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_images_are_replaced_named_once_and_counted(config, folder, tmp_path, caplog, workers):
+    good = all_batches(config, last_step=15)
+    bad = {"03.jpg": b"", "07.jpg": b"no image", "11.jpg": (folder / "11.jpg").read_bytes()[:400]}
+    (tmp_path / "with_bad").mkdir()
+    config.DATA.TRAIN = copy_with_bad(folder, tmp_path / "with_bad", bad)
+    config.DATA.NUM_WORKERS = workers
+    loader = build_train_loader(config, last_step=15)
+    with caplog.at_level(logging.WARNING):
+        batches = list(loader)
+    assert loader.bad_images.count == 3
+    assert [name.rpartition("/")[2] for name in loader.bad_images.names()] == sorted(bad)
+    for name in bad:
+        assert caplog.text.count(name) == 1
+    for step, (batch, whole) in enumerate(zip(batches, good, strict=True)):
+        for place, wanted in enumerate(whole.instances.tolist()):
+            if wanted in (3, 7, 11):
+                shown = next(
+                    index
+                    for index in (replacement(0, step // 5, wanted, n, COUNT) for n in range(9))
+                    if index not in (3, 7, 11)
+                )
+                assert batch.instances[place] == shown
+            else:
+                assert torch.equal(batch.views[place], whole.views[place])
+
+
+def test_too_many_bad_images_stop_the_run_with_the_reason(config, folder, tmp_path):
+    (tmp_path / "with_bad").mkdir()
+    bad = {f"{number:02d}.jpg": b"" for number in range(5)}
+    config.DATA.TRAIN = copy_with_bad(folder, tmp_path / "with_bad", bad)
+    config.DATA.BAD_IMAGES_MAX_SHARE = 0.1
+    with pytest.raises(KsclError) as caught:
+        all_batches(config)
+    for words in ("3 of the 21 images", "BAD_IMAGES_MAX_SHARE = 0.1", ".jpg", "empty"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_policy_error_stops_at_the_first_bad_image(config, folder, tmp_path, workers):
+    (tmp_path / "with_bad").mkdir()
+    config.DATA.TRAIN = copy_with_bad(folder, tmp_path / "with_bad", {"05.jpg": b"x"})
+    config.DATA.BAD_IMAGES = "error"
+    config.DATA.NUM_WORKERS = workers
+    with pytest.raises(KsclError, match=r"05\.jpg cannot be read: it is not an image") as caught:
+        all_batches(config)
+    assert "Traceback" not in str(caught.value)
+
+
+def test_a_listed_file_that_is_missing_is_a_bad_image(config, folder, tmp_path):
+    names = [str(path) for path in sorted(folder.iterdir())]
+    (tmp_path / "list.txt").write_text("\n".join([*names, "gone.jpg"]))
+    config.DATA.TRAIN = str(tmp_path / "list.txt")
+    loader = build_train_loader(config, last_step=15)
+    list(loader)
+    assert loader.bad_images.names() == [str(tmp_path / "gone.jpg")]
+
+
+def test_no_readable_image_is_an_error_before_training(config, tmp_path):
+    (tmp_path / "broken").mkdir()
+    for number in range(5):
+        (tmp_path / f"broken/{number}.png").write_bytes(b"broken")
+    config.DATA.TRAIN = str(tmp_path / "broken")
+    with pytest.raises(KsclError, match=r"no image of .*broken can be read: 5 of 5 were tried"):
+        build_train_loader(config, last_step=1)
+
+
+def test_an_unknown_policy_is_an_error(config):
+    config.DATA.BAD_IMAGES = "ignore"
+    with pytest.raises(KsclError, match="skip, error"):
+        build_train_loader(config, last_step=1)
+
+
+def test_storage_that_goes_away_is_told_from_a_bad_image(config):
+    loader = build_train_loader(config, last_step=1)
+
+    def gone(index):
+        raise OSError("the server is gone")
+
+    loader.dataset.source.read = gone
+    with pytest.raises(KsclError, match=r"in a row .*the server is gone"):
+        list(loader)
+
+
+def test_the_budget_is_measured_on_one_core_and_leaves_the_threads_as_they_were(config):
+    loader = build_train_loader(config, last_step=1)
+    before = torch.get_num_threads(), cv2.getNumThreads()
+    budget = measure_budget(loader.dataset, workers=2, num_images=4)
+    assert (torch.get_num_threads(), cv2.getNumThreads()) == before
+    assert budget.decode > 0
+    assert budget.augment > 0
+    assert "holds the run back" in str(budget)
+
+
+def test_the_budget_says_which_stage_holds_the_run_back():
+    budget = Budget(decode=600, augment=300, workers=4)
+    assert budget.load == pytest.approx(800)
+    assert budget.held_back_by == "augment"
+    assert budget.with_encode(500).held_back_by == "encode"
+    assert budget.with_encode(900).held_back_by == "augment"
+    assert Budget(decode=100, augment=300, workers=0).held_back_by == "decode"
+    assert "encode 500" in str(budget.with_encode(500))
+
+
+def test_the_time_waited_for_batches_is_kept(config):
+    loader = build_train_loader(config, last_step=3)
+    list(loader)
+    assert loader.seconds_waited > 0
+    assert len(loader) == 3
+    assert loader.steps_per_epoch == 5

@@ -1,0 +1,371 @@
+"""Folders, class folders, lists and tar shards all become numbered images; an index is kept."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pickle
+import tarfile
+from pathlib import Path
+
+import pytest
+from iopath.common.file_io import PathHandler, g_pathmgr
+
+from kscl.data import folder as image_files
+from kscl.data import shards
+from kscl.data.index_cache import cache_folder
+from kscl.data.open import open_source
+from kscl.data.packed_names import Names
+from kscl.errors import KsclError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("KSCL_CACHE", str(folder))
+    return folder
+
+
+def fill(folder, *names):
+    """Files whose content is their own name."""
+    for name in names:
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+
+
+def long_ago(folder):
+    """Make a tree look settled: an index of what changed a moment ago is not trusted."""
+    for path in [folder, *Path(folder).rglob("*")]:
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
+def write_tar(path, members, kind=tarfile.PAX_FORMAT):
+    with tarfile.open(path, "w", format=kind) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def contents(source):
+    return [source.read(index) for index in range(len(source))]
+
+
+def test_a_folder_tree_gives_its_images_in_the_order_of_their_paths(tmp_path):
+    names = ["b.jpg", "a/z.PNG", "a/c/d.webp", "a/b.JPEG", "ümlaut und blank.jpg"]
+    fill(tmp_path, *names, "notes.txt", ".hidden.jpg", "a/._b.JPEG", ".git/x.jpg", "jpg", "x.tar")
+    source = open_source(str(tmp_path))
+    assert [c.decode() for c in contents(source)] == sorted(names)
+    assert source.name(0) == str(tmp_path / "a/b.JPEG")
+    assert source.labels is None
+
+
+def test_class_folders_give_labels(tmp_path):
+    fill(tmp_path, "dog/1.jpg", "dog/deep/2.jpg", "cat/1.jpg")
+    labels = open_source(str(tmp_path)).labels
+    assert labels.classes == ["cat", "dog"]
+    assert labels.numbers.tolist() == [0, 1, 1]
+
+
+def test_links_are_followed_and_a_loop_of_links_ends(tmp_path):
+    fill(tmp_path, "real/1.jpg", "data/2.jpg")
+    (tmp_path / "data/linked").symlink_to(tmp_path / "real")
+    (tmp_path / "data/loop").symlink_to(tmp_path / "data")
+    source = open_source(str(tmp_path / "data"))
+    assert contents(source) == [b"data/2.jpg", b"real/1.jpg"]
+
+
+@pytest.mark.parametrize("where", ["", "nowhere", "nowhere.txt", "nowhere.tar", "some://where"])
+def test_what_is_not_there_is_named(where, tmp_path):
+    with pytest.raises(KsclError, match=where or "DATA.TRAIN"):
+        open_source(where)
+
+
+def test_an_empty_folder_is_an_error_that_names_it_and_what_was_looked_for(tmp_path):
+    fill(tmp_path, "readme.md")
+    with pytest.raises(KsclError) as caught:
+        open_source(str(tmp_path))
+    assert str(tmp_path) in str(caught.value)
+    for extension in (".jpg", ".png", ".webp"):
+        assert extension in str(caught.value)
+
+
+def test_a_file_that_is_no_source_is_an_error(tmp_path):
+    fill(tmp_path, "one.jpg")
+    with pytest.raises(KsclError, match=r"neither a folder, nor a \.txt list"):
+        open_source(str(tmp_path / "one.jpg"))
+
+
+def test_a_list_names_images_beside_it_or_anywhere(tmp_path):
+    fill(tmp_path, "lists/a.jpg", "lists/b c 3.jpg", "far/d.png")
+    lines = ["# mine", "", "a.jpg", "b c 3.jpg", str(tmp_path / "far/d.png"), "../far/d.png"]
+    (tmp_path / "lists/train.txt").write_text("\n".join(lines))
+    source = open_source(str(tmp_path / "lists/train.txt"))
+    assert contents(source) == [b"lists/a.jpg", b"lists/b c 3.jpg", b"far/d.png", b"far/d.png"]
+    assert source.labels is None
+
+
+def test_a_list_may_hold_class_numbers(tmp_path):
+    fill(tmp_path, "a.jpg", "b c.jpg")
+    (tmp_path / "train.txt").write_text("a.jpg 10\nb c.jpg\t2\n")
+    source = open_source(str(tmp_path / "train.txt"))
+    assert contents(source) == [b"a.jpg", b"b c.jpg"]
+    assert source.labels.classes == ["2", "10"]
+    assert source.labels.numbers.tolist() == [1, 0]
+
+
+def test_a_list_from_another_system_is_read_all_the_same(tmp_path):
+    fill(tmp_path, "ä.jpg", "b.jpg")
+    (tmp_path / "train.txt").write_bytes(b"\xef\xbb\xbf" + "ä.jpg\r\nb.jpg\r\n".encode())
+    assert contents(open_source(str(tmp_path / "train.txt"))) == ["ä.jpg".encode(), b"b.jpg"]
+
+
+def test_an_empty_list_is_an_error(tmp_path):
+    (tmp_path / "train.txt").write_text("# nothing\n\n")
+    with pytest.raises(KsclError, match=r"train\.txt names no image"):
+        open_source(str(tmp_path / "train.txt"))
+
+
+def shard_members(start, count):
+    members = {}
+    for number in range(start, start + count):
+        members[f"{number:06d}.jpg"] = f"image {number}".encode()
+        members[f"{number:06d}.cls"] = b"%d\n" % (number % 3)
+        members[f"{number:06d}.json"] = b"{}"
+    return members
+
+
+def test_a_split_of_a_voc_folder_gives_its_images(tmp_path):
+    fill(tmp_path, "JPEGImages/b.jpg", "JPEGImages/a.png", "JPEGImages/other.jpg")
+    lists = tmp_path / "ImageSets" / "Main"
+    lists.mkdir(parents=True)
+    (lists / "train.txt").write_text("b\na\n")
+    (lists / "val.txt").write_text("b\nc\nd\n")
+    source = open_source(f"voc:{tmp_path}:train")
+    assert [source.read(i) for i in range(len(source))] == [
+        b"JPEGImages/b.jpg",
+        b"JPEGImages/a.png",
+    ]
+    with pytest.raises(KsclError, match=r"no image of c \(and 1 others\), which .*val.txt lists"):
+        open_source(f"voc:{tmp_path}:val")
+    with pytest.raises(KsclError, match=r"test.txt: No such file"):
+        open_source(f"voc:{tmp_path}:test")
+
+
+@pytest.mark.parametrize("kind", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT, tarfile.USTAR_FORMAT])
+def test_shards_are_read_in_any_order_with_their_classes(tmp_path, kind):
+    write_tar(tmp_path / "s-000.tar", shard_members(0, 4), kind)
+    write_tar(tmp_path / "s-001.tar", shard_members(4, 3), kind)
+    source = open_source(str(tmp_path / "s-{000..001}.tar"))
+    assert [source.read(index) for index in (6, 0, 3, 4)] == [
+        b"image 6",
+        b"image 0",
+        b"image 3",
+        b"image 4",
+    ]
+    assert source.name(4) == str(tmp_path / "s-001.tar/000004.jpg")
+    assert source.labels.numbers.tolist() == [n % 3 for n in range(7)]
+
+
+@pytest.mark.parametrize("where", ["", "s-*.tar", "s-{0,1}.tar", "{s,s}-{0..0}.tar"])
+def test_shards_may_be_a_folder_or_a_pattern(tmp_path, where):
+    write_tar(tmp_path / "s-0.tar", shard_members(0, 2))
+    write_tar(tmp_path / "s-1.tar", shard_members(2, 2))
+    assert len(open_source(str(tmp_path / where))) == 4
+
+
+def test_a_sample_is_what_shares_a_name_up_to_the_first_dot(tmp_path):
+    long_name = "deep/" * 30 + "8.seg.png"
+    members = {"a.b/1.jpg": b"1", "a.b/1.mask.png": b"mask", "a.b/2.txt": b"", long_name: b"8"}
+    members |= {"a.b/._1.jpg": b"shadow"}
+    write_tar(tmp_path / "s.tar", members)
+    source = open_source(str(tmp_path / "s.tar"))
+    assert contents(source) == [b"1", b"8"]
+    assert source.labels is None
+
+
+@pytest.mark.parametrize("name", ["s.tar.gz", "s.tgz"])
+def test_a_compressed_shard_is_refused_with_the_reason(name, tmp_path):
+    with pytest.raises(KsclError, match=r"plain \.tar"):
+        open_source(str(tmp_path / name))
+
+
+def test_a_damaged_shard_is_named(tmp_path):
+    write_tar(tmp_path / "s.tar", {"1.jpg": b"x" * 5000})
+    whole = (tmp_path / "s.tar").read_bytes()
+    for damaged in (whole[:3000], b"no tar at all" * 100):
+        (tmp_path / "s.tar").write_bytes(damaged)
+        with pytest.raises(KsclError, match=r"s\.tar cannot be read"):
+            open_source(str(tmp_path / "s.tar"))
+
+
+def test_shards_without_images_are_an_error(tmp_path):
+    write_tar(tmp_path / "s.tar", {"1.txt": b"x"})
+    with pytest.raises(KsclError, match="holds no image"):
+        open_source(str(tmp_path / "s.tar"))
+
+
+class Elsewhere(PathHandler):
+    """A remote store for the tests: `elsewhere://x` is `<root>/x`."""
+
+    root = ""
+
+    def _get_supported_prefixes(self):
+        return ["elsewhere://"]
+
+    def _real(self, path):
+        return os.path.join(self.root, path.removeprefix("elsewhere://"))
+
+    def _open(self, path, mode="r", buffering=-1, **kwargs):
+        return open(self._real(path), mode, **kwargs)
+
+    def _get_local_path(self, path, force=False, **kwargs):
+        return self._real(path)
+
+    def _isdir(self, path, **kwargs):
+        return os.path.isdir(self._real(path))
+
+    def _isfile(self, path, **kwargs):
+        return os.path.isfile(self._real(path))
+
+    def _exists(self, path, **kwargs):
+        return os.path.exists(self._real(path))
+
+    def _ls(self, path, **kwargs):
+        return os.listdir(self._real(path))
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    handler = Elsewhere()
+    handler.root = str(tmp_path)
+    g_pathmgr.register_handler(handler, allow_override=True)
+    return tmp_path
+
+
+def test_a_registered_remote_handler_serves_folders_lists_and_shards(elsewhere):
+    fill(elsewhere, "set/cat/1.jpg", "set/dog/2.jpg", "set/readme.md")
+    (elsewhere / "set/list.txt").write_text("cat/1.jpg\nelsewhere://set/dog/2.jpg\n")
+    (elsewhere / "tars").mkdir()
+    write_tar(elsewhere / "tars/0.tar", {"1.jpg": b"set/cat/1.jpg", "2.jpg": b"set/dog/2.jpg"})
+    expected = [b"set/cat/1.jpg", b"set/dog/2.jpg"]
+    folder = open_source("elsewhere://set")
+    assert contents(folder) == expected
+    assert folder.name(0) == "elsewhere://set/cat/1.jpg"
+    assert folder.labels.classes == ["cat", "dog"]
+    for where in ("set/list.txt", "tars/0.tar", "tars/{0..0}.tar", "tars"):
+        assert contents(open_source(f"elsewhere://{where}")) == expected, where
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """How often a folder was walked or a shard looked through."""
+    counted = []
+    for module, name in ((image_files, "_walk_local"), (shards, "_samples")):
+        original = getattr(module, name)
+
+        def count(path, original=original):
+            counted.append(path)
+            return original(path)
+
+        monkeypatch.setattr(module, name, count)
+    return counted
+
+
+def test_a_second_start_takes_the_index_from_the_cache(tmp_path, scans, cache):
+    fill(tmp_path, "a/1.jpg", "b/2.jpg")
+    long_ago(tmp_path)
+    first, second = (open_source(str(tmp_path)) for _ in range(2))
+    assert len(scans) == 1
+    assert contents(first) == contents(second)
+    assert second.labels.classes == ["a", "b"]
+    assert list(cache.rglob("*.npz"))
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "renamed", "new folder", "folder removed"])
+def test_a_changed_folder_is_indexed_again(tmp_path, change, scans):
+    fill(tmp_path, "a/1.jpg", "b/2.jpg")
+    long_ago(tmp_path)
+    before = len(open_source(str(tmp_path)))
+    if change == "added":
+        fill(tmp_path, "b/3.jpg")
+    elif change == "removed":
+        (tmp_path / "b/2.jpg").unlink()
+    elif change == "renamed":
+        (tmp_path / "b/2.jpg").rename(tmp_path / "b/0.jpg")
+    elif change == "new folder":
+        fill(tmp_path, "a/deep/4.jpg")
+    else:
+        (tmp_path / "b/2.jpg").unlink()
+        (tmp_path / "b").rmdir()
+    source = open_source(str(tmp_path))
+    assert len(scans) == 2
+    expected = {"added": 1, "new folder": 1, "renamed": 0}.get(change, -1)
+    assert len(source) - before == expected
+    assert all(os.path.exists(source.name(index)) for index in range(len(source)))
+
+
+def test_an_index_made_in_the_moment_of_a_change_is_not_trusted(tmp_path, scans):
+    fill(tmp_path, "1.jpg")
+    stamp = os.stat(tmp_path).st_mtime_ns
+    assert len(open_source(str(tmp_path))) == 1
+    fill(tmp_path, "2.jpg")
+    os.utime(tmp_path, ns=(stamp, stamp))  # as if the clock had not moved in between
+    assert len(open_source(str(tmp_path))) == 2
+
+
+def test_a_rewritten_shard_is_indexed_again(tmp_path, scans):
+    write_tar(tmp_path / "s.tar", shard_members(0, 2))
+    long_ago(tmp_path)
+    for _ in range(2):
+        assert len(open_source(str(tmp_path / "s.tar"))) == 2
+    assert len(scans) == 1
+    write_tar(tmp_path / "s.tar", shard_members(0, 5))
+    assert len(open_source(str(tmp_path / "s.tar"))) == 5
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path, cache):
+    fill(tmp_path, "1.jpg")
+    long_ago(tmp_path)
+    open_source(str(tmp_path))
+    (file,) = cache.rglob("*.npz")
+    for damage in (b"", b"junk", file.read_bytes()[:-100]):
+        file.write_bytes(damage)
+        assert len(open_source(str(tmp_path))) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_only_a_warning(tmp_path, caplog):
+    fill(tmp_path, "set/1.jpg", "file")
+    with caplog.at_level(logging.WARNING):
+        assert len(open_source(str(tmp_path / "set"), cache_dir=str(tmp_path / "file"))) == 1
+    assert "could not be cached" in caplog.text
+
+
+def test_the_cache_folder_is_the_one_named_then_the_environments_then_the_users(monkeypatch):
+    monkeypatch.setenv("KSCL_CACHE", "/from/environment")
+    assert cache_folder("/named") == Path("/named")
+    assert cache_folder() == Path("/from/environment")
+    monkeypatch.delenv("KSCL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_folder() == Path("/xdg/kscl")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache/kscl"
+
+
+def test_a_source_can_be_sent_to_another_process(tmp_path):
+    fill(tmp_path, "a/1.jpg", "b/2.jpg")
+    source = open_source(str(tmp_path))
+    assert contents(pickle.loads(pickle.dumps(source))) == contents(source)
+
+
+def test_packed_names_read_like_a_list():
+    texts = ["", "a", "bé/ü", "", "c" * 1000]
+    names = Names.pack(texts)
+    assert list(names) == texts
+    assert names[-1] == texts[-1]
+    assert names[1:3] == texts[1:3]
+    assert len(Names.pack([])) == 0
+    with pytest.raises(IndexError):
+        names[5]

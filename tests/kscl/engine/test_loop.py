@@ -1,0 +1,266 @@
+"""One step and many: options that must not change the loss, and what stops or warns of a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+
+from kscl.config.merge import load_config
+from kscl.data.loader import Batch, build_train_loader
+from kscl.engine.loop import report, seed_step, settle, take_step, to_device
+from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
+from kscl.engine.state import Training, Window, build_training, restore, save, stopped
+from kscl.errors import KsclError
+from tests.helpers.runs import TINY, Run, draw_images, same_bits
+
+# GroupNorm: what an image gives does not depend on its neighbours in the batch.
+WITHOUT_BATCH_NORM = ["BACKBONE.NAME", "test_efficientnet_gn"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+def config(tmp_path, *words):
+    file = tmp_path / "tiny.yaml"
+    file.write_text(TINY)
+    return load_config(file, [str(word) for word in words])
+
+
+def new_training(tmp_path, *words) -> Training:
+    cfg = config(tmp_path, "BACKBONE.KWARGS.drop_path_rate", 0, *words)
+    return build_training(cfg, num_images=96, steps_per_epoch=6, device=CPU)
+
+
+def batches(count, size=16, views=3):
+    generator = torch.Generator().manual_seed(1)
+    for number in range(count):
+        shape = (size, views, 3, 32, 32)
+        pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        yield Batch(pixels, torch.arange(size) + number * size, [])
+
+
+def losses_of(training: Training, steps: int = 4) -> list[float]:
+    losses = []
+    for batch in batches(steps):
+        training.window = Window()
+        take_step(training, batch)
+        losses.append(float(training.window.sums["loss"]))
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("option", "tolerance"),
+    [
+        (["SOLVER.ACCUMULATE", 4], 1e-5),
+        (["SOLVER.CHANNELS_LAST", True], 1e-4),
+        (["SOLVER.CLIP_GRAD_NORM", 1e6], 1e-6),
+        (["DATA.UINT8", False], 1e-5),
+    ],
+)
+def test_an_option_that_saves_time_or_memory_leaves_the_losses_as_they_are(
+    tmp_path, option, tolerance
+):
+    plain = losses_of(new_training(tmp_path, *WITHOUT_BATCH_NORM))
+    with_option = losses_of(new_training(tmp_path, *WITHOUT_BATCH_NORM, *option))
+    assert with_option == pytest.approx(plain, rel=tolerance)
+    assert len(set(plain)) == 4
+
+
+def test_parts_of_a_batch_fill_the_queue_like_the_whole_batch(tmp_path):
+    whole = new_training(tmp_path, *WITHOUT_BATCH_NORM)
+    parts = new_training(tmp_path, *WITHOUT_BATCH_NORM, "SOLVER.ACCUMULATE", 4)
+    for batch in batches(2):
+        take_step(whole, batch)
+        take_step(parts, batch)
+    one, other = whole.learner.dictionary, parts.learner.dictionary
+    assert int(one.count) == int(other.count) == 32
+    same = (one.slots[0, :32] * other.slots[0, :32]).sum(1).abs()  # (32,) cosines
+    assert float(same.min()) > 0.999
+    assert whole.step == parts.step == 2
+
+
+def test_clipping_bounds_the_update(tmp_path):
+    clipped = new_training(tmp_path, "SOLVER.CLIP_GRAD_NORM", 1e-3, "SOLVER.WEIGHT_DECAY", 0)
+    first, second = batches(2)
+    take_step(clipped, first)  # an empty queue gives no gradient
+    weights = list(clipped.learner.encoder.parameters())
+    before = [weight.detach().clone() for weight in weights]
+    take_step(clipped, second)
+    moves = [(now - old).detach() for now, old in zip(weights, before, strict=True)]
+    moved = float(torch.cat([move.flatten() for move in moves]).norm())
+    rate = clipped.optimizer.param_groups[0]["lr"]
+    assert moved == pytest.approx(rate * 1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_views_reach_the_encoder_normalised_and_each_in_one_dense_block(tmp_path, channels_last):
+    cfg = config(tmp_path, "SOLVER.CHANNELS_LAST", channels_last)
+    pixels = next(batches(1)).views
+    views = to_device(pixels, cfg, CPU)
+    mean, std = torch.tensor(cfg.INPUT.MEAN), torch.tensor(cfg.INPUT.STD)
+    expected = (pixels / 255 - mean[:, None, None]) / std[:, None, None]
+    assert torch.allclose(views, expected, atol=1e-5)
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    assert all(view.is_contiguous(memory_format=layout) for view in views.unbind(1))
+
+
+def test_passes_over_noise_leave_no_trace(tmp_path):
+    training = new_training(tmp_path, "KEY_ENCODER.BATCH_NORM", "eval")
+    for _ in range(2):
+        before = {name: value.clone() for name, value in training.learner.state_dict().items()}
+        assert settle(training) > 0
+        assert same_bits(dict(training.learner.state_dict()), before)
+        assert all(weight.grad is None for weight in training.learner.parameters())
+        take_step(training, next(batches(1)))
+
+
+def test_a_restored_state_takes_the_same_next_step(tmp_path):
+    words = ["SOLVER.OPTIMIZER", "adamw", "BACKBONE.KWARGS.drop_path_rate", 0.5]
+    first = new_training(tmp_path, *words)
+    *start, last = batches(3)
+    for batch in start:
+        take_step(first, batch)
+    save(first, tmp_path / "checkpoints", {})
+    (file,) = (tmp_path / "checkpoints").iterdir()
+    second = new_training(tmp_path, *words, "SEED", 5)
+    second.cfg.defrost()
+    second.cfg.SEED = 0
+    restore(second, torch.load(file, weights_only=True))
+    for training in (first, second):
+        take_step(training, last)
+    assert same_bits(dict(first.learner.state_dict()), dict(second.learner.state_dict()))
+    assert same_bits(first.optimizer.state_dict(), second.optimizer.state_dict())
+    assert same_bits(first.window.sums, second.window.sums)
+
+
+def test_random_streams_depend_on_seed_and_step_and_on_nothing_before():
+    def draws(seed, step):
+        seed_step(seed, step)
+        return torch.rand(4).tolist()
+
+    first = draws(0, 7)
+    assert draws(0, 8) != first
+    assert draws(1, 7) != first
+    assert draws(0, 7) == first
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_rate_checkpoint_and_advice(tmp_path):
+    training = new_training(tmp_path, "DATA.UINT8", False)
+    folder = tmp_path / "checkpoints"
+    first, second = batches(2)
+    take_step(training, first, folder)
+    save(training, folder, {})
+    bad = second.views.float()
+    bad[3, 0] = float("nan")
+    with pytest.raises(KsclError) as error:
+        take_step(training, Batch(bad, second.instances, []), folder)
+    (checkpoint,) = folder.iterdir()
+    for word in ("step 1 (epoch 0.17)", "learning rate 0.00", str(checkpoint), "SOLVER.BASE_LR"):
+        assert word in str(error.value)
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    training = new_training(tmp_path)
+    with torch.no_grad():
+        next(training.learner.encoder.parameters())[0] = float("inf")
+    with pytest.raises(KsclError, match="NaN or infinite"):
+        save(training, tmp_path / "checkpoints", {})
+    assert not (tmp_path / "checkpoints").exists()
+    assert "none yet" in str(stopped(training, tmp_path / "checkpoints", "x"))
+
+
+def test_a_collapse_is_warned_of(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("kscl"), "propagate", True)
+    training = new_training(tmp_path)
+    silent = RunLog(None, 0, 10, 10, 3)
+    take_step(training, next(batches(1)))
+    report(training, silent, 0.0)
+    assert "collapsed" not in caplog.text
+    with torch.no_grad():
+        for weight in training.learner.encoder.head[-1].parameters():
+            weight.zero_()
+        training.learner.encoder.head[-1].bias.fill_(1.0)
+    take_step(training, next(batches(1)))
+    report(training, silent, 0.0)
+    assert "the embeddings have collapsed" in caplog.text
+    assert "SOLVER.WARMUP_EPOCHS" in caplog.text
+
+
+def test_fp16_is_refused_where_there_is_no_gpu(tmp_path):
+    with pytest.raises(KsclError, match="bf16"):
+        new_training(tmp_path, "SOLVER.AMP", "fp16")
+
+
+def test_one_rank_and_two_see_the_same_images_in_the_same_order(images, tmp_path):
+    cfg = config(tmp_path, "DATA.TRAIN", images)
+    one = build_train_loader(cfg, first_step=4, last_step=9)
+    two = [
+        build_train_loader(cfg, first_step=4, last_step=9, rank=rank, world_size=2)
+        for rank in (0, 1)
+    ]
+    for whole, *halves in zip(one, *two, strict=True):
+        assert torch.equal(whole.instances, torch.cat([half.instances for half in halves]))
+        assert torch.equal(whole.views, torch.cat([half.views for half in halves]))
+
+
+def losses_in(run):
+    return [json.loads(line)["loss"] for line in (run.folder / METRICS_FILE).open()]
+
+
+@pytest.mark.parametrize("similarity", ["projection", "mean_cosine"])
+def test_one_rank_and_two_have_the_same_losses(images, tmp_path, similarity):
+    words = [*WITHOUT_BATCH_NORM, "BACKBONE.KWARGS.drop_path_rate", 0, "LOG.PERIOD", 1]
+    words += ["METHOD.SIMILARITY", similarity, "SOLVER.EPOCHS", 2]
+    runs = [Run(tmp_path / f"{ranks}", images, *words, ranks=ranks) for ranks in (1, 2)]
+    for run in runs:
+        run.finish()
+    one, two = map(losses_in, runs)
+    assert len(one) == 12
+    assert two == pytest.approx(one, rel=1e-4)
+
+
+def test_bf16_gives_the_same_loss_within_its_precision(images, tmp_path):
+    words = [*WITHOUT_BATCH_NORM, "LOG.PERIOD", 1, "SOLVER.EPOCHS", 1]
+    runs = [Run(tmp_path / amp, images, *words, "SOLVER.AMP", amp) for amp in ("off", "bf16")]
+    for run in runs:
+        run.finish()
+    plain, half = map(losses_in, runs)
+    assert half == pytest.approx(plain, rel=0.02)
+    assert half != plain
+
+
+def test_figures_that_a_release_added_are_told_from_where_a_run_has_them():
+    old = {"step": 1, "epoch": 0.5, "steps": 1, "loss": 3.0, "time": 0.0}
+    rows = [old, old | {"step": 2, "epoch": 1.0, "loss": 1.0, "eigenvalue_1": 0.9}]
+    assert means_of_last_epoch(rows) == {"loss": 2.0}
+    assert thinned_curves(rows)["loss"] == [3.0, 1.0]
+    window = Window({"loss": torch.tensor(8.0)}, 4)
+    window.add({"loss": torch.tensor(1.0), "eigenvalue_1": torch.tensor(0.9)})
+    assert (window.steps, float(window.sums["loss"])) == (1, 1.0)
+
+
+def test_the_last_epoch_is_averaged_by_steps_and_curves_are_thinned_to_their_end():
+    rows = [
+        {"step": s, "epoch": s / 6, "steps": 2, "loss": float(s), "time": 0.0}
+        for s in range(2, 1201, 2)
+    ]
+    rows.insert(5, {"step": 12, "knn_top1": 50.0})
+    assert means_of_last_epoch(rows) == {"loss": (1200 + 1198 + 1196) / 3}
+    curves = thinned_curves(rows)
+    assert len(curves["step"]) == 200
+    assert curves["step"][-1] == 1200
+    assert curves["loss"] == curves["step"]

@@ -1,0 +1,276 @@
+"""The pretraining tool as a user meets it: what it writes, what it refuses, what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+
+import pytest
+import safetensors
+import timm
+import torch
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from kscl.backbone_file import load_backbone
+from kscl.commands.pretrain import main
+from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
+from kscl.engine.metrics_log import METRICS_FILE
+from kscl.records.record import read_record
+from kscl.runtime.logs import LOG_FILE
+from tests.helpers.commands import tool
+from tests.helpers.runs import Run, draw_images, same_bits, wait_until
+
+ONE_EPOCH = ["SOLVER.EPOCHS", 1]
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, images):
+    """A run of three epochs with everything switched on; nobody may change it."""
+    knn = ["EVAL.KNN_PERIOD", 2, "EVAL.KNN_TRAIN", images, "EVAL.KNN_VAL", images]
+    run = Run(tmp_path_factory.mktemp("finished") / "run", images, *knn)
+    assert main(run.command()) == 0
+    return run
+
+
+@pytest.fixture
+def error_of(capsys):
+    """What the tool says when it refuses a command."""
+
+    def run(command):
+        capsys.readouterr()
+        assert main(command) == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_timm_takes_the_backbone_as_it_is(finished):
+    path = finished.folder / "backbone.safetensors"
+    model = timm.create_model("test_resnet", num_classes=0, checkpoint_path=str(path))
+    trained = finished.state()["learner"]
+    for name, value in model.state_dict().items():
+        assert same_bits(value, trained[f"encoder.backbone.{name}"])
+
+
+def test_the_backbone_says_what_it_is_and_where_it_comes_from(finished):
+    description = load_backbone(finished.folder / "backbone.safetensors").description
+    assert (description.arch, description.size) == ("test_resnet", 32)
+    assert description.kwargs == {"drop_path_rate": 0.2}
+    record = read_record(finished.folder / "record.json")
+    source = description.source
+    assert source["method"] == "kscl"
+    assert (source["num_shots"], source["rho"], source["epochs"]) == (2, 0.9, 3)
+    assert source["config_hash"] == record["config"]["hash"]
+    assert source["data"] == record["data"]["train"]["hash"]
+    assert source["mean_rank"] == record["metrics"]["mean_rank"]
+
+
+def test_a_checkpoint_is_as_good_a_source_as_the_exported_backbone(finished):
+    newest = find_checkpoints(finished.folder / CHECKPOINT_FOLDER)[0]
+    from_checkpoint = load_backbone(newest)
+    exported = load_backbone(finished.folder / "backbone.safetensors")
+    assert from_checkpoint.layout == "kscl checkpoint"
+    assert from_checkpoint.tensors_sha256 == exported.tensors_sha256
+    assert from_checkpoint.description.arch == exported.description.arch
+
+
+def test_the_record_holds_the_figures_of_the_run(finished):
+    record = read_record(finished.folder / "record.json")
+    assert record["kind"] == "pretrain"
+    metrics = record["metrics"]
+    rows = [json.loads(line) for line in (finished.folder / METRICS_FILE).open()]
+    last_epoch = [row["loss"] for row in rows if row.get("epoch", 0) > 2]
+    assert metrics["loss"] == pytest.approx(sum(last_epoch) / len(last_epoch))
+    assert 1 <= metrics["mean_rank"] <= 2
+    assert 0 <= metrics["instance_top1"] <= 1
+    assert metrics["bad_images"] == 0
+    rate = metrics["images_per_second"]
+    assert metrics["views_per_second"] == pytest.approx(3 * rate)
+    assert metrics["minutes_per_epoch"] == pytest.approx(96 / rate / 60)
+    curves = record["details"]["curves"]
+    assert curves["step"] == [3, 6, 9, 12, 15, 18]
+    assert record["details"]["knn_curve"] == [
+        [row["step"], row["knn_top1"]] for row in rows if "knn_top1" in row
+    ]
+
+
+def test_the_nearest_neighbour_check_runs_every_so_many_epochs_and_at_the_end(finished):
+    record = read_record(finished.folder / "record.json")
+    assert [step for step, _ in record["details"]["knn_curve"]] == [12, 18]
+    assert record["metrics"]["knn_top1"] > 60  # two colours, which even a tiny network tells apart
+
+
+def test_tensorboard_has_every_figure(finished):
+    events = EventAccumulator(str(finished.folder / "tensorboard")).Reload()
+    assert {"loss", "learning_rate", "mean_rank", "images_per_second", "knn_top1"} <= set(
+        events.Tags()["scalars"]
+    )
+    rows = [json.loads(line) for line in (finished.folder / METRICS_FILE).open()]
+    written = [(event.step, event.value) for event in events.Scalars("loss")]
+    expected = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    assert written == [(step, pytest.approx(loss)) for step, loss in expected]
+
+
+def test_the_log_begins_with_what_follows_from_the_settings_and_the_budget(finished):
+    log = (finished.folder / LOG_FILE).read_text()
+    for words in (
+        "batch 16 → learning rate 0.001875 by linear scaling",
+        "K = 2 → 3 views an image",
+        "96 images, fingerprint",
+        "holds the run back",
+        "images/s",
+        "views/s",
+        "to go",
+    ):
+        assert words in log
+
+
+def test_the_resolved_config_is_kept_and_can_be_fed_back(finished, capsys):
+    kept = yaml.safe_load((finished.folder / "config.yaml").read_text())
+    assert kept["METHOD"]["TEMPERATURE"] == 0.2  # a default that no file names
+    assert main(["--config-file", str(finished.folder / "config.yaml"), "--print-config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == kept
+
+
+def test_a_finished_run_is_left_as_it_is(finished, capsys):
+    before = (finished.folder / "record.json").read_bytes()
+    for flag in ("--resume", "--auto-resume"):
+        assert main(finished.command(flag)) == 0
+    assert "this run has ended" in capsys.readouterr().err
+    assert (finished.folder / "record.json").read_bytes() == before
+
+
+def test_a_folder_with_a_run_is_refused_without_resume(finished, error_of):
+    text = error_of(finished.command())
+    assert "holds a run already: go on with it by --resume" in text
+
+
+def test_a_folder_with_something_else_is_refused_whatever_is_asked(images, tmp_path, error_of):
+    run = Run(tmp_path / "run", images)
+    run.folder.mkdir()
+    (run.folder / "thesis.tex").write_text("years of work")
+    for flags in ([], ["--auto-resume"], ["--resume"]):
+        assert "holds no run of this tool (thesis.tex" in error_of(run.command(*flags))
+
+
+def test_resume_without_anything_to_resume_is_an_error(images, tmp_path, error_of):
+    run = Run(tmp_path / "run", images)
+    assert "nothing to resume" in error_of(run.command("--resume"))
+
+
+def test_a_refused_start_leaves_the_folder_free_for_the_next(images, tmp_path, error_of):
+    run = Run(tmp_path / "run", images, *ONE_EPOCH)
+    assert "is not there" in error_of(run.command(more=["DATA.TRAIN", tmp_path / "none"]))
+    assert main(run.command()) == 0
+
+
+@pytest.fixture(scope="module")
+def unfinished(tmp_path_factory, images):
+    """A run of which the last epoch is missing."""
+    run = Run(tmp_path_factory.mktemp("unfinished") / "run", images)
+    (process,) = run.start(more=["LOG.PERIOD", 1])
+    wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)))
+    process.terminate()
+    process.join(60)
+    assert process.exitcode == 128 + signal.SIGTERM
+    return run
+
+
+def test_resuming_with_settings_that_matter_changed_names_the_keys(unfinished, error_of):
+    changed = ["METHOD.TEMPERATURE", 0.07, "SOLVER.EPOCHS", 9, "DATA.NUM_WORKERS", 2]
+    for flag in ("--resume", "--auto-resume"):
+        text = error_of(unfinished.command(flag, more=changed))
+        assert "METHOD.TEMPERATURE: 0.2 before, 0.07 now" in text
+        assert "SOLVER.EPOCHS: 3 before, 9 now" in text
+        assert "NUM_WORKERS" not in text
+
+
+def test_resuming_with_other_images_is_refused(unfinished, images, tmp_path, error_of):
+    other = shutil.copytree(images, tmp_path / "images")
+    next(other.rglob("*.jpg")).write_bytes(b"changed")
+    text = error_of(unfinished.command("--resume", more=["DATA.TRAIN", other]))
+    assert "has changed since the checkpoint was written" in text
+
+
+def test_two_processes_never_write_to_one_folder(images, tmp_path, error_of, monkeypatch):
+    monkeypatch.setattr("kscl.engine.run_dir.LOCK_PATIENCE", 0.2)
+    run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 50)
+    (process,) = run.start()
+    wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)))
+    assert "another run is writing to" in error_of(run.command("--auto-resume"))
+    process.kill()
+    process.join()
+
+
+def test_a_broken_image_is_skipped_named_once_and_counted(images, tmp_path, capsys):
+    some = shutil.copytree(images, tmp_path / "images")
+    broken = sorted(some.rglob("*.jpg"))[5]
+    broken.write_bytes(broken.read_bytes()[:200])
+    words = ["DATA.BAD_IMAGES_MAX_SHARE", 0.02, "SOLVER.EPOCHS", 2]
+    run = Run(tmp_path / "run", some, *words)
+    assert main(run.command()) == 0
+    assert read_record(run.folder / "record.json")["metrics"]["bad_images"] == 1
+    assert capsys.readouterr().err.count(str(broken)) == 1
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused(images, tmp_path):
+    run = Run(tmp_path / "run", images, "SOLVER.BATCH_SIZE", 15, ranks=2)
+    processes = run.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [2, 2]
+    assert "make it a multiple of 2" in run.log.read_text()
+
+
+def test_more_gpus_than_there_are_and_torchrun_with_num_gpus_are_refused(
+    finished, error_of, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert "this machine has 1" in error_of(finished.command("--num-gpus", "4"))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    assert "leave --num-gpus out" in error_of(finished.command("--num-gpus", "4"))
+
+
+def test_the_nearest_neighbour_check_needs_two_sets_with_the_same_classes(
+    images, tmp_path, error_of
+):
+    run = Run(tmp_path / "run", images, "EVAL.KNN_PERIOD", 1)
+    assert "name both" in error_of(run.command())
+    one_class = images / "class0"
+    (tmp_path / "val").mkdir()
+    shutil.copytree(one_class, tmp_path / "val" / "class0")
+    sets = ["EVAL.KNN_TRAIN", images, "EVAL.KNN_VAL", tmp_path / "val"]
+    assert "class1 are in one of them only" in error_of(run.command(more=sets))
+    assert [path.name for path in run.folder.iterdir()] == [".lock"]
+
+
+def test_the_tool_runs_as_a_command_and_its_errors_are_for_people(images, tmp_path):
+    run = Run(tmp_path / "run", images)
+    done = tool("pretrain", *run.command("--resume"))
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: there is nothing to resume")
+    assert "Traceback" not in done.stderr
+    shown = tool("pretrain", "--help").stdout
+    for word in ("--config-file", "--num-gpus", "--resume", "--auto-resume", "KEY VALUE"):
+        assert word in shown
+
+
+def test_the_backbones_description_is_in_the_file_itself(finished):
+    with safetensors.safe_open(finished.folder / "backbone.safetensors", framework="pt") as file:
+        assert json.loads(file.metadata()["kscl_backbone"])["arch"] == "test_resnet"

@@ -1,0 +1,103 @@
+"""The plan on paper against what is known: the paper's minutes, and counts of others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kscl.commands.plan import main
+from kscl.config.merge import load_config
+from kscl.method.cost import (
+    GPUS,
+    IMAGENET_IMAGES,
+    PAPER_COUNT,
+    count_costs,
+    epoch_minutes,
+    forward_passes,
+    memory_bytes,
+    paper_efficiency,
+    step_flops,
+    step_seconds,
+)
+from kscl.method.encoder import build_encoder
+
+
+@pytest.fixture(scope="module")
+def efficiency():
+    return paper_efficiency()
+
+
+@pytest.fixture(scope="module")
+def costs():
+    """Of ResNet-50 at 224, whatever K is."""
+    return count_costs(load_config())
+
+
+@pytest.mark.parametrize(("shots", "minutes"), [(3, 26), (5, 37)])
+def test_calibrated_on_one_shot_alone_the_plan_predicts_the_papers_epochs(
+    efficiency, costs, shots, minutes
+):
+    cfg = load_config(None, ["METHOD.NUM_SHOTS", str(shots)])
+    seconds = step_seconds(cfg, costs, GPUS["V100"], PAPER_COUNT, efficiency)
+    predicted = epoch_minutes(seconds, IMAGENET_IMAGES, cfg.SOLVER.BATCH_SIZE)
+    assert predicted == pytest.approx(minutes, rel=0.15)
+
+
+def test_the_calibration_gives_back_what_it_was_calibrated_on(efficiency, costs):
+    cfg = load_config(None, ["METHOD.NUM_SHOTS", "1"])
+    seconds = step_seconds(cfg, costs, GPUS["V100"], PAPER_COUNT, efficiency)
+    assert epoch_minutes(seconds, IMAGENET_IMAGES, 256) == pytest.approx(16)
+    assert 0.2 < efficiency < 0.6
+
+
+def test_parameters_and_operations_of_resnet50_are_those_that_everyone_counts(costs):
+    head = 2048 * 2048 + 2048 + 2048 * 128 + 128
+    assert costs.parameters == 23_508_032 + head
+    assert costs.forward_flops == pytest.approx(2 * 4.1e9, rel=0.03)
+
+
+def test_a_step_costs_three_forward_passes_of_the_query_and_one_a_key(costs):
+    assert [forward_passes(load_config(None, ["METHOD.NUM_SHOTS", k])) for k in "135"] == [4, 6, 8]
+    simclr = load_config("configs/pretrain/simclr_r50_200ep.yaml")
+    assert forward_passes(simclr) == 6  # both views are trained
+    assert step_flops(load_config(), costs) == pytest.approx(
+        256 * 8 * costs.forward_flops, rel=0.02
+    )
+
+
+def test_activations_are_what_autograd_really_keeps():
+    words = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "64"]
+    costs = count_costs(load_config(None, words))
+    encoder = build_encoder("test_resnet", input_size=64)
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        keep_alive = encoder(torch.randn(8, 3, 64, 64))
+    weights = sum(weight.nbytes for weight in encoder.parameters())
+    assert keep_alive.requires_grad
+    assert 8 * costs.activation_bytes == pytest.approx(sum(kept.values()) - weights, rel=0.1)
+
+
+def test_memory_falls_with_more_gpus_and_with_parts_but_the_dictionary_stays(costs):
+    one = memory_bytes(load_config(), costs, 1)
+    eight = memory_bytes(load_config(), costs, 8)
+    parts = memory_bytes(load_config(None, ["SOLVER.ACCUMULATE", "8"]), costs, 1)
+    assert one["activations"] == 8 * eight["activations"] == 8 * parts["activations"]
+    assert one["dictionary"] == eight["dictionary"] == 65536 * 2 * 128 * 4
+
+
+def test_the_tool_prints_the_plan(capsys):
+    words = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "64", "SOLVER.AMP", "bf16"]
+    assert main(["--gpu", "A100", "--num-gpus", "2", "--measured-minutes", "3", *words]) == 0
+    text = capsys.readouterr().out
+    assert "an epoch of 1,281,167 images: 3.0 minutes" in text
+    assert "2 x A100" in text
+
+
+def test_an_unknown_gpu_is_refused_with_the_known_ones(capsys):
+    assert main(["--gpu", "Z9000"]) == 2
+    assert "V100, T4" in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""Backbones, heads, the momentum twin and its BatchNorm statistics."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from kscl.errors import KsclError
+from kscl.method.batch_norm import calibrate_batch_norm, copy_statistics
+from kscl.method.encoder import (
+    Encoder,
+    backbone_state_dict,
+    build_backbone,
+    build_encoder,
+    feature_dim,
+)
+from kscl.method.momentum import TwinUpdate, momentum_twin
+
+NARROW = {"channels": [4, 8, 8, 16]}
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "features"),
+    [
+        ("resnet18", NARROW, 16),
+        ("resnet50", NARROW, 64),
+        ("resnet50d", NARROW, 64),
+        ("mobilenetv3_small_050", {}, 1024),
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 1}, 192),
+        ("convnext_atto", {"depths": [1, 1, 1, 1], "dims": [8, 8, 8, 8]}, 8),
+    ],
+)
+def test_any_timm_backbone_gives_unit_embeddings(
+    name: str, kwargs: dict[str, object], features: int
+) -> None:
+    encoder = build_encoder(name, kwargs, dim=6, input_size=32)
+    assert feature_dim(encoder.backbone, 32) == features
+    embedding = encoder(torch.randn(3, 3, 32, 32))
+    assert embedding.shape == (3, 6)
+    torch.testing.assert_close(embedding.norm(dim=1), torch.ones(3))
+    assert encoder.training
+
+
+def test_heads_have_the_shapes_of_moco() -> None:
+    mlp = build_encoder("resnet18", NARROW, head="mlp", dim=6, input_size=32).head
+    assert [tuple(p.shape) for p in mlp.parameters()] == [(16, 16), (16,), (6, 16), (6,)]
+    wide = build_encoder("resnet18", NARROW, hidden_dim=20, dim=6, input_size=32).head
+    assert [tuple(p.shape) for p in wide.parameters()] == [(20, 16), (20,), (6, 20), (6,)]
+    linear = build_encoder("resnet18", NARROW, head="linear", dim=6, input_size=32).head
+    assert [tuple(p.shape) for p in linear.parameters()] == [(6, 16), (6,)]
+
+
+class TestHeadWithBatchNorm:
+    @staticmethod
+    def encoder(head: str = "mlp_bn") -> Encoder:
+        torch.manual_seed(0)
+        return build_encoder("resnet18", NARROW, head=head, hidden_dim=20, dim=32, input_size=32)
+
+    def test_has_batch_norm_between_its_layers_and_no_bias_before_it(self) -> None:
+        state = self.encoder().head.state_dict()
+        assert {key: tuple(value.shape) for key, value in state.items()} == {
+            "0.weight": (20, 16),
+            "1.weight": (20,),
+            "1.bias": (20,),
+            "1.running_mean": (20,),
+            "1.running_var": (20,),
+            "1.num_batches_tracked": (),
+            "3.weight": (32, 20),
+            "3.bias": (32,),
+        }
+
+    def test_centres_its_hidden_units_and_spreads_embeddings_that_are_much_alike(self) -> None:
+        images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.3 + 2
+        drift = {
+            head: self.encoder(head)(images).mean(0).norm().item() for head in ("mlp", "mlp_bn")
+        }
+        assert drift["mlp_bn"] < drift["mlp"] - 0.1
+        encoder = self.encoder()
+        assert encoder(images).shape == (64, 32)
+        layer, norm = encoder.head[:2]  # type: ignore[index]
+        hidden = norm(layer(encoder.backbone(images)))  # (64, 20)
+        torch.testing.assert_close(hidden.mean(0), torch.zeros(20), atol=1e-4, rtol=0)
+        torch.testing.assert_close(hidden.std(0, correction=0), torch.ones(20), atol=0.02, rtol=0)
+
+    def test_gives_the_same_embedding_alone_and_in_company_in_eval_mode(self) -> None:
+        encoder, images = self.encoder(), torch.randn(8, 3, 32, 32)
+        calibrate_batch_norm(encoder, images[:, None])
+        encoder.eval()
+        torch.testing.assert_close(encoder(images[:1]), encoder(images)[:1], atol=1e-4, rtol=0)
+
+
+def test_residual_blocks_start_as_in_moco_unless_asked_otherwise() -> None:
+    gammas = [
+        {block.bn3.weight.unique().item() for block in backbone.layer2}
+        for backbone in (
+            build_backbone("resnet50", NARROW),
+            build_backbone("resnet50", {**NARROW, "zero_init_last": True}),
+        )
+    ]
+    assert gammas == [{1.0}, {0.0}]
+
+
+def test_embeddings_are_unit_in_single_precision_whatever_the_network_gives() -> None:
+    encoder = Encoder(nn.Flatten(), nn.Identity())
+    embedding = encoder(torch.randn(3, 3, 4, 4).bfloat16())
+    assert embedding.dtype == torch.float32
+    torch.testing.assert_close(embedding.norm(dim=1), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "settings", "named"),
+    [
+        ("resnet5O", {}, {}, "no model 'resnet5O'"),
+        ("resnet18", {"chanels": [1]}, {}, "chanels"),
+        ("resnet18", NARROW, {"head": "conv"}, "no head 'conv'"),
+        ("resnet18", NARROW, {"dim": 0}, "dimension 0"),
+        ("vit_tiny_patch16_224", {"depth": 1}, {"input_size": 32}, "img_size"),
+    ],
+)
+def test_what_cannot_be_built_is_named(
+    name: str, kwargs: dict[str, object], settings: dict[str, object], named: str
+) -> None:
+    with pytest.raises(KsclError, match=named):
+        build_encoder(name, kwargs, **{"input_size": 32, **settings})  # type: ignore[arg-type]
+
+
+class TestTwin:
+    def test_starts_equal_and_takes_no_gradient(self) -> None:
+        encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
+        twin = momentum_twin(encoder)
+        assert not any(p.requires_grad for p in twin.parameters())
+        assert all(p.requires_grad for p in encoder.parameters())
+        for ours, theirs in zip(twin.parameters(), encoder.parameters(), strict=True):
+            assert ours is not theirs
+            assert torch.equal(ours, theirs)
+
+    @pytest.mark.parametrize("buffers", [False, True])
+    def test_moves_by_one_minus_momentum(self, buffers: bool) -> None:
+        encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
+        twin = momentum_twin(encoder)
+        before = {key: value.clone() for key, value in twin.state_dict().items()}
+        with torch.no_grad():
+            for tensor in (*encoder.parameters(), *encoder.buffers()):
+                tensor += 1
+        TwinUpdate(twin, encoder, buffers=buffers)(0.9)
+        for key, value in twin.state_dict().items():
+            moved = "running" not in key or buffers
+            if "num_batches" not in key:
+                torch.testing.assert_close(value, before[key] + (0.1 if moved else 0))
+
+    def test_calibrated_statistics_are_those_of_the_views(self) -> None:
+        encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
+        views = torch.randn(8, 2, 3, 32, 32) * 3 + 1
+        calibrate_batch_norm(encoder, views)
+        stem = encoder.backbone.conv1(views.flatten(0, 1))
+        norm = encoder.backbone.bn1
+        assert isinstance(norm, nn.BatchNorm2d)
+        torch.testing.assert_close(norm.running_mean, stem.mean((0, 2, 3)), atol=1e-4, rtol=1e-4)
+        assert norm.momentum == 0.1
+        other = momentum_twin(build_encoder("resnet18", NARROW, dim=6, input_size=32))
+        copy_statistics(encoder, other)
+        assert torch.equal(other.backbone.bn1.running_var, norm.running_var)  # type: ignore[arg-type]
+
+
+def test_exported_backbone_loads_into_timm() -> None:
+    encoder = build_encoder("resnet50", NARROW, dim=6, input_size=32)
+    state = backbone_state_dict(encoder)
+    model = timm.create_model("resnet50", num_classes=0, channels=(4, 8, 8, 16))
+    model.load_state_dict(state, strict=True)
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model.eval()(images), encoder.backbone.eval()(images))
+    state["conv1.weight"].zero_()
+    assert encoder.backbone.conv1.weight.any()  # type: ignore[union-attr]

@@ -1,0 +1,224 @@
+"""Two real processes (gloo) against one process on the joined batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from kscl.errors import KsclError
+from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
+from kscl.method.encoder import Encoder, build_encoder
+from kscl.method.learner import Learner
+from kscl.runtime.distributed import gather, rank, shuffled, world_size
+
+RANKS, BATCH, STEPS, DIM, IMAGES = 2, 3, 3, 8, 20
+END_TO_END = {"key_encoder": "shared", "grad_through_keys": True}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "queue": ("queue", {"num_shots": 3, "rho": 0.9}),
+    "MoCo": ("queue", {"num_shots": 1, "similarity": "cosine"}),
+    "memory bank": ("bank", {"num_shots": 3, "rho": 0.9}),
+    "minibatch": ("minibatch", {"num_shots": 3, "rho": 0.9}),
+    "end to end": ("minibatch", {"num_shots": 3, "rho": 0.9, **END_TO_END}),
+    "SimCLR": (
+        "minibatch",
+        {"num_shots": 1, "similarity": "cosine", "symmetric": True, **END_TO_END},
+    ),
+    "symmetric": ("minibatch", {"num_shots": 3, "rho": 0.9, "symmetric": True, **END_TO_END}),
+}
+
+
+def make(case: str) -> Learner:
+    """GroupNorm, so that an image's embedding does not depend on its companions."""
+    kind, settings = CASES[case]
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+    )
+    encoder = Encoder(backbone, nn.Linear(32, DIM))
+    signed = "similarity" in settings
+    vectors = 1 if signed else 3
+    dictionary: Dictionary
+    if kind == "queue":
+        dictionary = Queue(10, vectors, DIM, signed=signed)
+    elif kind == "bank":
+        dictionary = MemoryBank(IMAGES, vectors, DIM, momentum=0.5)
+    else:
+        dictionary = Minibatch(signed=signed)
+    return Learner(encoder, dictionary, momentum=0.9, **settings).double()
+
+
+def batch_of(step: int, shots: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    views = torch.randn(RANKS * BATCH, shots + 1, 3, 6, 6, generator=generator).double()
+    return views, torch.randperm(IMAGES, generator=generator)[: RANKS * BATCH]
+
+
+def train(learner: Learner, forward: nn.Module, part: slice) -> dict[str, Any]:
+    """Losses, gradients of the last step, and the state after some steps."""
+    optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
+    losses = []
+    for step in range(STEPS):
+        views, indices = batch_of(step, learner.num_shots)
+        optimizer.zero_grad()
+        loss = forward(views[part], indices[part])["loss"]
+        loss.backward()
+        optimizer.step()
+        learner.after_step()
+        losses.append(loss.detach())
+    grads = [p.grad for p in learner.encoder.parameters()]
+    return {"losses": torch.stack(losses), "grads": grads, "state": learner.state_dict()}
+
+
+def averaged_norm() -> dict[str, Tensor]:
+    """A few steps with eval-mode keys; what the key encoder holds afterwards."""
+    torch.manual_seed(0)
+    encoder = build_encoder("resnet18", {"channels": [4, 4, 8, 8]}, dim=DIM, input_size=32)
+    learner = Learner(encoder, Queue(10, 2, DIM), momentum=0.9, key_batch_norm="eval")
+    forward = DistributedDataParallel(learner, broadcast_buffers=False)
+    optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
+    for step in range(2):
+        torch.manual_seed(10 * step + rank())
+        forward(torch.randn(BATCH, 6, 3, 32, 32))["loss"].backward()
+        optimizer.step()
+        learner.after_step()
+    assert learner.key_encoder is not None
+    return learner.key_encoder.state_dict()
+
+
+def mates_of_keys() -> Tensor:
+    """What the key encoder is given together, (K, B): the first pixels of images that tell."""
+    learner = make("queue")
+    given: list[Tensor] = []
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        given.append(inputs[0][:, 0, 0, 0])
+
+    assert learner.key_encoder is not None
+    learner.key_encoder.register_forward_pre_hook(note)
+    views = torch.randn(BATCH, 4, 3, 6, 6).double()
+    views[:, :, 0, 0, 0] = (torch.arange(BATCH) + 10 * rank())[:, None]
+    learner(views)
+    return torch.stack(given)
+
+
+def message_of_nan() -> str:
+    learner = make("queue")
+    views, _ = batch_of(0, 3)
+    if rank() == 1:
+        views[0, 0] = torch.nan
+    try:
+        learner(views[:BATCH])
+    except KsclError as error:
+        return str(error)
+    return ""
+
+
+def worker(process: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/meeting", rank=process, world_size=RANKS
+    )
+    part = slice(process * BATCH, (process + 1) * BATCH)
+    results: dict[str, Any] = {}
+    for case in CASES:
+        learner = make(case)
+        forward = DistributedDataParallel(learner, broadcast_buffers=False)
+        results[case] = train(learner, forward, part)
+    mine = torch.arange(4.0)[:, None] + 10 * process
+    companions: list[Tensor] = []
+
+    def encode(images: Tensor) -> Tensor:
+        companions.append(images.flatten())
+        return images * 2
+
+    results["shuffled"] = [shuffled(encode, mine, seed) for seed in range(5)]
+    results["companions"] = torch.stack(companions)
+    images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(process))
+    last = images.contiguous(memory_format=torch.channels_last)
+    results["channels last"] = shuffled(lambda x: x, last, 0), images
+    results["gathered"] = gather(mine)
+    results["world"] = world_size()
+    results["key encoder"] = averaged_norm()
+    results["mates"] = mates_of_keys()
+    results["nan"] = message_of_nan()
+    torch.save(results, f"{folder}/{process}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(worker, (str(folder),), nprocs=RANKS)
+    return [torch.load(Path(folder) / f"{process}.pt") for process in range(RANKS)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_processes_equal_one_on_the_joined_batch(
+    case: str, ranks: list[dict[str, Any]]
+) -> None:
+    learner = make(case)
+    alone = train(learner, learner, slice(None))
+    assert alone["losses"][1:].min() > 0
+    together = [result[case] for result in ranks]
+    torch.testing.assert_close(sum(t["losses"] for t in together) / RANKS, alone["losses"])
+    for result in together:
+        torch.testing.assert_close(result["grads"], alone["grads"])
+        torch.testing.assert_close(result["state"], alone["state"])  # with the queue or the bank
+
+
+def test_shuffled_images_come_back_in_order_after_meeting_those_of_other_ranks(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for process, result in enumerate(ranks):
+        mine = torch.arange(4.0)[:, None] + 10 * process
+        assert result["world"] == RANKS
+        assert all(torch.equal(one, 2 * mine) for one in result["shuffled"])
+        assert torch.equal(
+            result["gathered"].flatten(), torch.tensor([0.0, 1, 2, 3, 10, 11, 12, 13])
+        )
+        from_others = (result["companions"] >= 10) != (process == 1)
+        assert from_others.any()
+    met = torch.cat([result["companions"] for result in ranks], 1).sort().values
+    assert torch.equal(met, torch.tensor([0.0, 1, 2, 3, 10, 11, 12, 13]).expand(5, 8))
+    assert len({tuple(one.tolist()) for one in ranks[0]["companions"]}) > 1
+
+
+def test_each_key_view_is_shuffled_over_the_ranks_in_its_own_way(
+    ranks: list[dict[str, Any]],
+) -> None:
+    together = torch.cat([result["mates"] for result in ranks], 1)  # (K, all ranks' images)
+    assert torch.equal(
+        together.sort().values, together.new_tensor([0, 1, 2, 10, 11, 12]).expand(3, 6)
+    )
+    assert (ranks[0]["mates"] >= 10).any()
+    assert len({tuple(view.tolist()) for view in together}) > 1
+
+
+def test_channels_last_images_are_shuffled_whole(ranks: list[dict[str, Any]]) -> None:
+    for result in ranks:
+        returned, images = result["channels last"]
+        assert torch.equal(returned, images)
+
+
+def test_key_encoders_stay_the_same_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    one, two = (result["key encoder"] for result in ranks)
+    assert one["backbone.bn1.running_mean"].any()
+    torch.testing.assert_close(one, two, rtol=0, atol=0)
+
+
+def test_a_nan_is_reported_by_the_rank_that_has_it(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["nan"] == ""
+    assert "rank 1 at step 0 in the views" in ranks[1]["nan"]
+
+
+def test_one_process_gathers_and_shuffles_nothing() -> None:
+    images = torch.arange(4.0)
+    assert torch.equal(gather(images), images)
+    assert torch.equal(shuffled(lambda x: x + 1, images, 0), images + 1)

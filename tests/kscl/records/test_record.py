@@ -1,0 +1,143 @@
+"""Records: complete, written once, and never half-read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kscl.config.merge import load_config
+from kscl.config.tree import config_hash
+from kscl.records.record import (
+    Protocol,
+    RecordError,
+    find_records,
+    make_record,
+    read_record,
+    write_record,
+)
+
+
+def a_record(**changes: object) -> dict:
+    fields: dict = {
+        "kind": "linear",
+        "name": "moco_v2 on shapes",
+        "protocol": Protocol("linear-cached", {"epochs": 100, "scorer": "top1"}),
+        "metrics": {"top1": 41.5, "top5": 80},
+        "seconds": 12.5,
+        "seed": 3,
+        "cfg": load_config(),
+        "data": {"train": {"hash": "ab", "files": 10, "bytes": 1000}},
+        "inputs": {"backbone": "00ff"},
+        "details": {"per_class": {"star": 40.0}},
+    }
+    return make_record(**(fields | changes))
+
+
+def test_a_record_says_what_was_measured_and_from_what(tmp_path):
+    path = write_record(a_record(), tmp_path)
+    record = read_record(path)
+    assert path.name == "record.json"
+    assert record["metrics"] == {"top1": 41.5, "top5": 80}
+    assert record["config"]["hash"] == config_hash(load_config())
+    assert record["config"]["values"]["METHOD"]["NUM_SHOTS"] == 5
+    assert record["inputs"] == {"backbone": "00ff"}
+    assert record["code"]["source_hash"]
+    assert record["libraries"]["torch"]
+    assert record["hardware"]["cores"] >= 1
+
+
+def test_a_record_is_written_once(tmp_path):
+    path = write_record(a_record(), tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match="never written over"):
+        write_record(a_record(seed=4), tmp_path)
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["record.json"]
+
+
+def test_protocols_with_another_definition_have_another_hash():
+    assert Protocol("p", {"a": 1, "b": 2}).hash == Protocol("p", {"b": 2, "a": 1}).hash
+    assert Protocol("p", {"a": 1}).hash != Protocol("p", {"a": 2}).hash
+
+
+def test_the_same_protocol_on_other_data_has_another_hash():
+    other = {"train": {"hash": "cd", "files": 10, "bytes": 1000}}
+    assert a_record()["protocol"]["hash"] == a_record(seed=9)["protocol"]["hash"]
+    assert a_record()["protocol"]["hash"] != a_record(data=other)["protocol"]["hash"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"metrics": {}}, "nothing was measured"),
+        ({"metrics": {"top1": float("nan")}}, "finite"),
+        ({"metrics": {"top1": "41"}}, "not a finite number"),
+        ({"metrics": {"top1": 10**400}}, "not a finite number"),
+        ({"metrics": {"top1": True}}, "not a finite number"),
+        ({"kind": "guess"}, "not one of pretrain"),
+        ({"seed": "three"}, "seed is 'three'"),
+        ({"details": {"x": object()}}, "plain finite values"),
+    ],
+)
+def test_an_incomplete_record_is_refused_before_it_is_written(changes, reason):
+    with pytest.raises(RecordError, match=reason):
+        a_record(**changes)
+
+
+def damaged(record: dict, how: str) -> str:
+    if how == "truncated":
+        return json.dumps(record)[:200]
+    if how == "edited":
+        return json.dumps(record | {"metrics": {"top1": 99.9}})
+    if how == "future":
+        return json.dumps(record | {"version": 2, "new_field": 1})
+    if how == "missing field":
+        return json.dumps({name: value for name, value in record.items() if name != "code"})
+    if how == "foreign":
+        return json.dumps({"iteration": 1, "AP": 50})
+    if how == "nan":
+        return json.dumps(record | {"seconds": float("nan")})
+    if how == "a list":
+        return "[1, 2]"
+    if how == "protocol edited":
+        return json.dumps(record | {"protocol": record["protocol"] | {"definition": {"x": 1}}})
+    raise AssertionError(how)
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("truncated", "not readable as JSON"),
+        ("edited", "changed after it was written"),
+        ("future", "newer release"),
+        ("missing field", "code is missing"),
+        ("foreign", "not a record"),
+        ("nan", "not readable as JSON"),
+        ("a list", "not a record"),
+        ("protocol edited", "protocol.hash does not fit"),
+    ],
+)
+def test_a_broken_or_foreign_file_is_reported_by_name_and_skipped(tmp_path, how, reason):
+    good = write_record(a_record(), tmp_path / "good")
+    bad = tmp_path / "bad" / "record.json"
+    bad.parent.mkdir()
+    bad.write_text(damaged(a_record(), how))
+    found = find_records(tmp_path)
+    assert list(found.records) == [good]
+    assert list(found.problems) == [bad]
+    assert str(bad) in found.problems[bad]
+    assert reason in found.problems[bad]
+
+
+def test_other_json_files_beside_a_record_are_left_alone(tmp_path):
+    write_record(a_record(), tmp_path)
+    (tmp_path / "metrics.json").write_text("{}")
+    found = find_records(tmp_path)
+    assert len(found.records) == 1
+    assert not found.problems
+
+
+def test_a_folder_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(RecordError, match="no such folder"):
+        find_records(tmp_path / "nowhere")

@@ -1,0 +1,198 @@
+"""The tool as a user meets it: records, seeds, foreign backbones, and errors that help."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import safetensors
+import torch
+
+from kscl.backbone_file import Description, load_backbone, save_backbone
+from kscl.config.merge import load_config
+from kscl.records.record import find_records, read_record
+from kscl.runtime.files import sha256_of
+from kscl.runtime.logs import set_up_logging
+from linear_eval.commands.linear_eval import main
+from linear_eval.config import check_linear_eval, linear_eval_defaults
+from tests.helpers.digits import config, overrides, write_digits
+
+CACHED = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine")
+
+
+@pytest.fixture(autouse=True)
+def _no_log_outlives_its_test():
+    """A handler keeps the stream that was standard error when it was made."""
+    yield
+    set_up_logging(rank=1)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return write_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture
+def backbone(digits, tmp_path):
+    kwargs = json.loads(json.dumps(config(digits, tmp_path).BACKBONE.KWARGS))
+    return load_backbone("random", "resnet18", kwargs, seed=5).backbone, kwargs
+
+
+def test_three_seeds_give_three_records_and_one_line(digits, tmp_path, capsys):
+    assert main(["--seeds", "3", *overrides(digits, tmp_path, *CACHED)]) == 0
+    records = find_records(tmp_path).records
+    assert sorted(path.parent.name for path in records) == ["seed_0", "seed_1", "seed_2"]
+    assert sorted(record["seed"] for record in records.values()) == [0, 1, 2]
+    assert len({record["protocol"]["hash"] for record in records.values()}) == 1
+    values = torch.tensor([record["metrics"]["top1"] for record in records.values()])
+    line = capsys.readouterr().out
+    assert f"top1 {values.mean():.2f} ± {values.std():.2f}" in line
+    assert "over seeds 0, 1, 2" in line
+
+
+def test_the_record_holds_what_a_reader_needs(digits, tmp_path, backbone):
+    network, kwargs = backbone
+    source = {"method": "kscl", "epochs": 2, "num_shots": 5, "rho": 0.4, "seed": 7}
+    file = tmp_path / "backbone.safetensors"
+    save_backbone(file, network.state_dict(), Description("resnet18", kwargs, source=source))
+    words = overrides(digits, tmp_path / "run", *CACHED, "BACKBONE.WEIGHTS", file)
+    assert main(words) == 0
+    record = read_record(tmp_path / "run/record.json")
+    details = record["details"]
+    assert (record["kind"], record["name"]) == ("linear", "kscl")
+    assert record["protocol"]["id"] == "linear-cached"
+    assert set(record["metrics"]) == {"top1", "top5"}
+    assert record["inputs"] == {"backbone": sha256_of(file)}
+    assert set(record["data"]) == {"train", "val"}
+    assert details["n"] == 60
+    assert list(details["per_class"]) == details["classes"] == [f"digit_{n}" for n in range(10)]
+    low, high = details["confidence_interval"]["top1"]
+    assert low < record["metrics"]["top1"] < high
+    assert len(details["sweep"]) == 16
+    assert details["epochs"] == 4
+    described = {key: details["backbone"][key] for key in source}
+    assert described == source
+    assert details["backbone"]["batch_norm_calibrated_on"] == 0
+    with safetensors.safe_open(tmp_path / "run/classifier.safetensors", "pt") as classifier:
+        assert classifier.get_tensor("weight").shape == (10, 32)
+        assert json.loads(classifier.metadata()["classes"]) == details["classes"]
+
+
+def test_the_same_seed_gives_the_same_number_and_another_seed_other_weights(digits, tmp_path):
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert main(overrides(digits, tmp_path / name, *CACHED, "SEED", seed)) == 0
+    a, b, c = (read_record(tmp_path / name / "record.json") for name in "abc")
+    for field in ("metrics", "inputs", "protocol"):
+        assert a[field] == b[field]
+    assert a["details"]["sweep"] == b["details"]["sweep"]
+    assert a["inputs"] != c["inputs"]
+    assert a["config"]["hash"] == b["config"]["hash"] != c["config"]["hash"]
+
+
+def test_nearest_neighbours_have_a_record_of_their_own_kind(digits, tmp_path):
+    assert main(overrides(digits, tmp_path / "run", "PROBE", "knn", "KNN.K", 5)) == 0
+    record = read_record(tmp_path / "run/record.json")
+    assert (record["kind"], record["protocol"]["id"]) == ("knn", "knn")
+    assert record["metrics"]["top1"] > 30  # ten classes
+    assert set(record["metrics"]) == {"top1"}
+
+
+def test_a_moco_checkpoint_gives_the_number_of_the_same_weights_in_our_file(
+    digits, tmp_path, backbone
+):
+    network, kwargs = backbone
+    save_backbone(
+        tmp_path / "ours.safetensors", network.state_dict(), Description("resnet18", kwargs)
+    )
+    prefixed = {f"module.encoder_q.{key}": value for key, value in network.state_dict().items()}
+    prefixed |= {"module.encoder_q.fc.0.weight": torch.zeros(2, 2), "module.queue": torch.zeros(2)}
+    torch.save({"state_dict": prefixed, "epoch": 200}, tmp_path / "moco.pth.tar")
+    numbers = []
+    for name, arch in (("ours.safetensors", ""), ("moco.pth.tar", "resnet18")):
+        words = ("BACKBONE.WEIGHTS", tmp_path / name, "BACKBONE.NAME", arch)
+        given = overrides(digits, tmp_path / f"run {name}", *CACHED, *words)
+        if not arch:
+            place = given.index("BACKBONE.KWARGS")
+            del given[place : place + 2]
+        assert main(given) == 0
+        numbers.append(read_record(tmp_path / f"run {name}" / "record.json"))
+    assert numbers[0]["metrics"] == numbers[1]["metrics"]
+    assert "moco" in numbers[1]["details"]["backbone"]["weights"]
+    assert numbers[1]["name"] == "moco"
+
+
+def test_a_checkpoint_with_a_missing_or_a_foreign_tensor_stops_the_run(
+    digits, tmp_path, backbone, capsys
+):
+    state = backbone[0].state_dict()
+    less = {key: value for key, value in state.items() if key != "layer3.0.conv1.weight"}
+    more = state | {"layer9.weight": torch.zeros(1)}
+    for tensors, named in ((less, "layer3.0.conv1.weight"), (more, "layer9.weight")):
+        torch.save(tensors, tmp_path / "x.pth")
+        words = ("BACKBONE.WEIGHTS", tmp_path / "x.pth")
+        assert main(overrides(digits, tmp_path / named, *CACHED, *words)) == 2
+        assert named in capsys.readouterr().err
+
+
+def test_a_finished_evaluation_is_not_done_again_and_not_written_over(digits, tmp_path, capsys):
+    words = overrides(digits, tmp_path / "run", *CACHED)
+    assert main(words) == 0
+    before = (tmp_path / "run/record.json").read_bytes()
+    assert main(words) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["--auto-resume", *words]) == 0
+    assert "top-1" in capsys.readouterr().out
+    assert (tmp_path / "run/record.json").read_bytes() == before
+
+
+def test_a_run_is_not_resumed_with_other_settings_or_from_nothing(digits, tmp_path, capsys):
+    words = overrides(digits, tmp_path / "run", *CACHED)
+    assert main(["--resume", *words]) == 2
+    assert "nothing to resume" in capsys.readouterr().err
+    assert main(words) == 0
+    assert main(["--resume", *words, "SOLVER.EPOCHS", "5"]) == 2
+    assert "SOLVER.EPOCHS: 4 before, 5 now" in capsys.readouterr().err
+
+
+def test_what_the_tool_needs_is_named_as_the_tool_names_it(digits, tmp_path, capsys):
+    given = overrides(digits, tmp_path / "run", *CACHED, "BACKBONE.NAME", "")
+    place = given.index("BACKBONE.KWARGS")
+    assert main([*given[:place], *given[place + 2 :]]) == 2
+    assert "BACKBONE.NAME resnet50" in capsys.readouterr().err
+
+
+def test_val_classes_that_differ_stop_the_run_and_are_listed(digits, tmp_path, capsys):
+    (tmp_path / "val").mkdir()
+    for folder in sorted((digits / "val").iterdir())[1:]:
+        shutil.copytree(folder, tmp_path / "val" / folder.name)
+    shutil.copytree(digits / "val/digit_0", tmp_path / "val/zero")
+    words = overrides(digits, tmp_path / "run", *CACHED, "DATA.VAL", tmp_path / "val")
+    assert main(words) == 2
+    text = capsys.readouterr().err
+    assert "only in" in text
+    assert "train: digit_0\n" in text
+    assert "val: zero" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("BACKBONE.WEIGHTS", ""), "BACKBONE.WEIGHTS"),
+        (("BACKBONE.WEIGHTS", "nowhere.pth"), "nowhere.pth"),
+        (("BACKBONE.NAME", ""), "BACKBONE.NAME"),
+        (("CACHED.LR", "1"), "CACHED.LRS"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_message(digits, tmp_path, capsys, words, reason):
+    assert main(overrides(digits, tmp_path / "run", *words)) == 2
+    text = capsys.readouterr().err
+    assert reason in text
+    assert "Traceback" not in text
+
+
+def test_the_printed_config_can_be_fed_back(capsys, tmp_path):
+    assert main(["--print-config", "--config-file", "linear_eval/linear_cached.yaml"]) == 0
+    (tmp_path / "again.yaml").write_text(capsys.readouterr().out)
+    again = load_config(tmp_path / "again.yaml", (), linear_eval_defaults, check_linear_eval)
+    assert again.SOLVER.SCHEDULE == "cosine"

@@ -1,0 +1,219 @@
+"""The online probe: the cached one's equal without augmentation, resumable, parallel, frozen."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+import torch
+
+import linear_eval.probes.online as online
+from kscl.records.record import read_record
+from kscl.runtime.launch import launch
+from kscl.runtime.logs import set_up_logging
+from linear_eval.backbone import Frozen, freeze
+from linear_eval.commands.linear_eval import main
+from linear_eval.data.images import open_data
+from linear_eval.errors import LinearEvalError
+from linear_eval.run import Job, run_all
+from tests.helpers.commands import ROOT, run, tool
+from tests.helpers.digits import config, overrides, write_digits
+
+PLAIN = ("INPUT.AUGMENT", "centre")
+
+
+@pytest.fixture(autouse=True)
+def _no_log_outlives_its_test():
+    """A handler keeps the stream that was standard error when it was made."""
+    yield
+    set_up_logging(rank=1)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    return write_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits, tmp_path_factory):
+    """The record of an online probe that nothing happened to."""
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert main(overrides(digits, folder)) == 0
+    return read_record(folder / "record.json")
+
+
+def curve(record) -> list[float]:
+    return record["details"]["curves"]["train_loss"]
+
+
+def test_without_augmentation_the_online_and_the_cached_probe_agree(digits, tmp_path):
+    assert main(overrides(digits, tmp_path / "online", *PLAIN)) == 0
+    cached = ("PROBE", "cached", "CACHED.VIEWS", "[centre]", "CACHED.STANDARDIZE", False)
+    grid = ("CACHED.LRS", "[0.1]", "CACHED.WEIGHT_DECAYS", "[0.0]")
+    assert main(overrides(digits, tmp_path / "cached", *cached, *grid)) == 0
+    one, other = (read_record(tmp_path / name / "record.json") for name in ("online", "cached"))
+    assert curve(one) == pytest.approx(curve(other), abs=1e-4)
+    assert one["details"]["curves"]["val_loss"][-1] == pytest.approx(
+        other["details"]["val_loss"], abs=1e-4
+    )
+    assert one["metrics"] == other["metrics"]
+
+
+def test_the_last_epoch_is_reported_and_the_best_is_marked_as_picked_on_val(undisturbed):
+    curves, best = (
+        undisturbed["details"]["curves"],
+        undisturbed["details"]["best_epoch_picked_on_val"],
+    )
+    assert undisturbed["details"]["reported"] == "last epoch"
+    assert undisturbed["metrics"]["top1"] == curves["val_top1"][-1]
+    assert best["top1"] == max(curves["val_top1"])
+    assert best["picked_on"] == "val"
+    assert curves["lr"] == pytest.approx([0.1, 0.1, 0.01, 0.001])
+
+
+@pytest.mark.parametrize("step", [3, 10, 19])  # of 5 an epoch: inside one, at the end of one
+def test_a_stopped_run_goes_on_to_the_same_number(digits, tmp_path, monkeypatch, undisturbed, step):
+    take_step = online.take_step
+
+    def and_signal(state, *arguments):
+        if state.step + 1 == step:
+            signal.raise_signal(signal.SIGTERM)
+        return take_step(state, *arguments[:-1], state.step + 1 == step)
+
+    words = overrides(digits, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(online, "take_step", and_signal)
+        assert main(words) == 128 + signal.SIGTERM
+    assert not (tmp_path / "run/record.json").exists()
+    assert main(["--resume", *words]) == 0
+    record = read_record(tmp_path / "run/record.json")
+    assert record["metrics"] == undisturbed["metrics"]
+    assert record["details"]["curves"] == undisturbed["details"]["curves"]
+
+
+def test_a_crashed_run_goes_on_from_its_last_checkpoint(digits, tmp_path, monkeypatch, undisturbed):
+    take_step = online.take_step
+
+    def and_crash(state, *arguments):
+        if state.step == 13:
+            raise MemoryError
+        return take_step(state, *arguments)
+
+    words = overrides(digits, tmp_path / "run", "CHECKPOINT.SECONDS", 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(online, "take_step", and_crash)
+        with pytest.raises(MemoryError):
+            main(words)
+    assert main(["--auto-resume", *words]) == 0
+    record = read_record(tmp_path / "run/record.json")
+    assert record["details"]["curves"] == undisturbed["details"]["curves"]
+
+
+def test_two_ranks_see_and_learn_what_one_does(digits, tmp_path, undisturbed):
+    cache = ("DATA.CACHE_DIR", tmp_path / "cache")
+    cached = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine")
+    configs = [
+        config(digits, tmp_path / "online", *cache),
+        config(digits, tmp_path / "cached", *cache, *cached),
+    ]
+    assert launch(run_all, [Job(cfg) for cfg in configs], num_gpus=2) == 0
+    parallel = read_record(tmp_path / "online/record.json")
+    assert parallel["details"]["processes"] == 2
+    assert curve(parallel) == pytest.approx(curve(undisturbed), abs=1e-5)
+    assert main(overrides(digits, tmp_path / "alone", *cached)) == 0
+    alone, both = (read_record(tmp_path / name / "record.json") for name in ("alone", "cached"))
+    assert alone["metrics"] == both["metrics"]
+    assert alone["details"]["sweep"] == both["details"]["sweep"]
+
+
+def test_torchrun_gives_the_number_of_one_process(digits, tmp_path, undisturbed):
+    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
+    script = ROOT / "tools/linear_eval.py"
+    done = run(*torchrun, "--nproc-per-node", "2", script, *overrides(digits, tmp_path / "run"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("random: top-1") == 1
+    record = read_record(tmp_path / "run/record.json")
+    assert record["details"]["processes"] == 2
+    assert curve(record) == pytest.approx(curve(undisturbed), abs=1e-5)
+
+
+def test_half_precision_of_the_backbone_changes_the_loss_but_little(digits, tmp_path, undisturbed):
+    # A process of its own: CPUs that only pretend to have matrix tiles need a setting at its start.
+    done = tool("linear_eval", *overrides(digits, tmp_path / "run", "SOLVER.AMP", "bf16"))
+    assert done.returncode == 0, done.stderr
+    assert "random: top-1" in done.stdout
+    record = read_record(tmp_path / "run/record.json")
+    assert curve(record) == pytest.approx(curve(undisturbed), rel=0.02)
+    assert record["protocol"]["hash"] != undisturbed["protocol"]["hash"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["online", "cached", "knn"])
+def test_a_gpu_gives_the_numbers_of_the_cpu(digits, tmp_path, monkeypatch, kind):
+    words = ("PROBE", kind)
+    assert main(overrides(digits, tmp_path / "gpu", *words)) == 0
+    for module in ("run", "backbone"):
+        monkeypatch.setattr(f"linear_eval.{module}.device", lambda: torch.device("cpu"))
+    assert main(overrides(digits, tmp_path / "cpu", *words)) == 0
+    gpu, cpu = (read_record(tmp_path / name / "record.json") for name in ("gpu", "cpu"))
+    assert gpu["metrics"]["top1"] == pytest.approx(cpu["metrics"]["top1"], abs=5)
+
+
+def test_a_backbone_that_changed_is_an_error_and_leaves_no_record(
+    digits, tmp_path, monkeypatch, capsys
+):
+    take_step = online.take_step
+
+    def in_training_mode(state, frozen, *arguments):
+        frozen.module.train()
+        return take_step(state, frozen, *arguments)
+
+    monkeypatch.setattr(online, "take_step", in_training_mode)
+    assert main(overrides(digits, tmp_path / "run")) == 2
+    assert "tensors changed" in capsys.readouterr().err
+    assert not (tmp_path / "run/record.json").exists()
+
+
+def test_a_learning_rate_that_diverges_is_told(digits, tmp_path, capsys):
+    assert main(overrides(digits, tmp_path / "run", "SOLVER.LR", 1e38)) == 2
+    assert "lower SOLVER.LR" in capsys.readouterr().err
+
+
+def test_random_weights_are_calibrated_by_default_and_only_their_statistics(digits, tmp_path):
+    cfg = config(digits, tmp_path)
+    train, _ = open_data(cfg)
+    calibrated = freeze(cfg, train)
+    kept = freeze(config(digits, tmp_path, "BACKBONE.BATCH_NORM", "keep"), train)
+    assert (calibrated.calibrated_on, kept.calibrated_on) == (64, 0)
+    for name, value in kept.module.state_dict().items():
+        same = torch.equal(value, calibrated.module.state_dict()[name])
+        assert same == ("running" not in name and "tracked" not in name), name
+    assert not any(module.training for module in calibrated.module.modules())
+    again = freeze(cfg, train)
+    assert again.tensors_sha256 == calibrated.tensors_sha256
+
+
+def test_the_frozen_backbone_gets_no_gradient(digits, tmp_path):
+    frozen: Frozen = freeze(config(digits, tmp_path), open_data(config(digits, tmp_path))[0])
+    assert not frozen.features(torch.zeros(2, 3, 24, 24, dtype=torch.uint8)).requires_grad
+    assert not any(weight.requires_grad for weight in frozen.module.parameters())
+
+
+def test_a_mean_that_contradicts_the_file_is_refused(digits, tmp_path):
+    from kscl.backbone_file import Description, load_backbone, save_backbone
+
+    cfg = config(digits, tmp_path)
+    kwargs = json.loads(json.dumps(cfg.BACKBONE.KWARGS))
+    tensors = load_backbone("random", "resnet18", kwargs).backbone.state_dict()
+    half = (0.5, 0.5, 0.5)
+    save_backbone(tmp_path / "b.safetensors", tensors, Description("resnet18", kwargs, half, half))
+    train, _ = open_data(cfg)
+    words = ("BACKBONE.WEIGHTS", tmp_path / "b.safetensors")
+    taken = freeze(config(digits, tmp_path, *words), train)
+    assert taken.mean.flatten().tolist() == [0.5, 0.5, 0.5]
+    more = ("INPUT.MEAN", "[0.1, 0.1, 0.1]", "INPUT.STD", "[1, 1, 1]")
+    with pytest.raises(LinearEvalError, match="trained with"):
+        freeze(config(digits, tmp_path, *words, *more), train)

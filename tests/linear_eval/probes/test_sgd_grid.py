@@ -1,0 +1,256 @@
+"""The grid trained together is the points trained alone; the choice never sees val."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from linear_eval.checkpoint import Saver
+from linear_eval.config import load_linear_eval_config
+from linear_eval.data.features import Features
+from linear_eval.data.images import LabelledImages
+from linear_eval.errors import LinearEvalError
+from linear_eval.probes.cached import choose, grid_points, probe_cached
+from linear_eval.probes.lbfgs import chunks_of, fit_logistic, objective
+from linear_eval.probes.sgd_grid import (
+    Point,
+    Rows,
+    outputs_of,
+    rate_factor,
+    standardised,
+    start_training,
+    train_points,
+)
+from linear_eval.splits import epoch_order, hold_out, new_head, views_of_epoch
+from tests.helpers.digits import NEVER
+
+CPU = torch.device("cpu")
+POINTS = [Point(lr, decay) for lr in (0.01, 0.1, 1.0) for decay in (0.0, 0.01)]
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Real features: the pixels of handwritten digits (1797, 64), and their classes."""
+    data = load_digits()
+    return torch.from_numpy(data.data).float(), torch.from_numpy(data.target)
+
+
+def rows_of(digits, first=0, last=1000, views=1) -> Rows:
+    features, labels = digits
+    table = torch.cat([features, features.flip(1)])
+    places = np.arange(first, last) + np.arange(views)[:, None] * len(features)
+    return Rows(table, places, labels[first:last])
+
+
+def solver(*more: str):
+    words = ["SOLVER.EPOCHS", "6", "SOLVER.MILESTONES", "[3, 5]", "SOLVER.BATCH_SIZE", "64", *more]
+    return load_linear_eval_config(None, words).SOLVER
+
+
+def train(rows, points, settings, seed=0):
+    start = start_training(len(points), 10, rows.table.shape[1], 0.01, seed, CPU)
+    return train_points(rows, points, start, settings, seed)
+
+
+@pytest.mark.parametrize("schedule", ["step", "cosine"])
+def test_points_trained_together_are_those_trained_by_torchs_sgd_alone(digits, schedule):
+    rows = standardised(rows_of(digits, views=2))
+    settings = solver("SOLVER.SCHEDULE", schedule)
+    together = train(rows, POINTS, settings, seed=3)
+    weights, biases = together.classifiers(len(POINTS))
+    for number, point in enumerate(POINTS):
+        head = torch.nn.Linear(64, 10)
+        head.load_state_dict(dict(zip(("weight", "bias"), new_head(10, 64, 0.01, 3), strict=True)))
+        sgd = torch.optim.SGD(head.parameters(), point.lr, 0.9, weight_decay=point.weight_decay)
+        for epoch in range(settings.EPOCHS):
+            sgd.param_groups[0]["lr"] = point.lr * rate_factor(settings, epoch)
+            order = epoch_order(3, epoch, len(rows))
+            views = views_of_epoch(3, epoch, len(rows), 2)
+            for images in np.array_split(order, range(64, len(rows), 64)):
+                features = rows.take(torch.from_numpy(rows.places[views[images], images]))
+                loss = F.cross_entropy(head(features), rows.labels[torch.from_numpy(images)])
+                sgd.zero_grad()
+                loss.backward()
+                sgd.step()
+        tolerance = {"rtol": 1e-3, "atol": 1e-4}
+        torch.testing.assert_close(weights[number], head.weight.detach(), **tolerance)
+        torch.testing.assert_close(biases[number], head.bias.detach(), **tolerance)
+
+
+def test_a_point_does_not_notice_its_neighbours(digits):
+    rows = standardised(rows_of(digits))
+    together = train(rows, POINTS, solver()).classifiers(len(POINTS))
+    for number, point in enumerate(POINTS):
+        alone = train(rows, [point], solver()).classifiers(1)
+        torch.testing.assert_close(alone[0][0], together[0][number], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(alone[1][0], together[1][number], rtol=1e-3, atol=1e-4)
+
+
+def test_a_point_that_diverges_harms_no_other(digits):
+    rows = rows_of(digits)
+    points = [Point(0.001, 0.0), Point(1e38, 0.0)]
+    together = train(rows, points, solver())
+    alone = train(rows, points[:1], solver())
+    assert not np.isfinite(together.losses[-1][1])
+    assert together.losses[-1][0] == pytest.approx(alone.losses[-1][0], rel=1e-5)
+
+
+def test_standardised_features_have_mean_0_and_variance_1_and_dead_ones_are_0(digits):
+    rows = standardised(rows_of(digits))
+    features = rows.take(torch.from_numpy(rows.places[0])).double()
+    alive = features.std(0) > 0
+    assert 0 < (~alive).sum() < 20  # corner pixels are always white
+    assert features.mean(0).abs().max() < 1e-5
+    torch.testing.assert_close(
+        features.std(0, correction=0)[alive],
+        torch.ones(int(alive.sum())).double(),
+        rtol=1e-4,
+        atol=0,
+    )
+
+
+def test_logistic_regression_is_scikit_learns(digits):
+    rows = standardised(rows_of(digits, 0, 1200))
+    features = rows.take(torch.from_numpy(rows.places[0]))
+    test = rows_of(digits, 1200, 1797)
+    test = Rows(test.table, test.places, test.labels, rows.centre, rows.scale)
+    tested = test.take(torch.from_numpy(test.places[0]))
+    for l2 in (1e-1, 1e-3, 1e-4):
+        weight, bias, reached = fit_logistic(rows, 10, l2, 1000, CPU)
+        theirs = LogisticRegression(C=1 / (l2 * len(rows)), max_iter=5000, tol=1e-8)
+        theirs.fit(features.numpy(), rows.labels.numpy())
+        found = (torch.from_numpy(v).float() for v in (theirs.coef_, theirs.intercept_))
+        assert reached <= float(objective(chunks_of(rows, CPU), *found, l2)[0]) + 1e-5
+        ours = (outputs_of(test, weight, bias).argmax(1) == test.labels).double().mean()
+        accuracy = theirs.score(tested.numpy(), test.labels.numpy())
+        assert abs(float(ours) - accuracy) <= 0.001
+
+
+def test_the_gradient_of_logistic_regression_is_autograds(digits):
+    rows = standardised(rows_of(digits, 0, 300, views=2))
+    weight, bias = new_head(10, 64, 0.1, 0)
+    weight, bias = weight.requires_grad_(), bias.requires_grad_()
+    features = rows.take(torch.from_numpy(rows.places.reshape(-1)))
+    loss = F.cross_entropy(F.linear(features, weight, bias), rows.labels.repeat(2))
+    total = loss + 0.05 / 2 * weight.square().sum()
+    total.backward()
+    found, weight_grad, bias_grad = objective(
+        chunks_of(rows, CPU), weight.detach(), bias.detach(), 0.05
+    )
+    assert found.item() == pytest.approx(total.item(), rel=1e-5)
+    torch.testing.assert_close(weight_grad, weight.grad, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(bias_grad, bias.grad, rtol=1e-4, atol=1e-6)
+
+
+def probed(digits, val_labels=None, saved=None, saver=None, *more: str):
+    """A cached probe of the pixels: 1000 digits to train on, the rest is val."""
+    features, labels = digits
+    words = ["PROBE", "cached", "SOLVER.EPOCHS", "4", "SOLVER.SCHEDULE", "cosine"]
+    cfg = load_linear_eval_config(None, [*words, "CACHED.VIEWS", "[centre]", *more])
+    names = [str(number) for number in range(10)]
+    val_labels = labels[1000:] if val_labels is None else val_labels
+    sets = [
+        LabelledImages(None, names, np.arange(len(part)), part.numpy(), {})
+        for part in (labels[:1000], val_labels)
+    ]
+    stored = [Features(part, len(part)) for part in (features[:1000], features[1000:])]
+    saver = saver or Saver(Path("nowhere"), {}, 1e9, NEVER, lambda: 0.0)
+    return probe_cached(cfg, *sets, *stored, CPU, saver, saved)
+
+
+@pytest.mark.parametrize("method", ["sgd", "lbfgs"])
+def test_the_choice_does_not_depend_on_val(digits, method):
+    wrong = (digits[1][1000:] + 1) % 10
+    right, misled = (
+        probed(digits, labels, None, None, "CACHED.METHOD", method) for labels in (None, wrong)
+    )
+    assert right.details["sweep"] == misled.details["sweep"]
+    assert right.details["chosen"] == misled.details["chosen"]
+    assert torch.equal(right.classifier.weight, misled.classifier.weight)
+    assert right.score.metrics["top1"] > 85
+
+
+def test_the_sweep_shows_every_point_and_marks_the_one_that_is_best_on_held_out_images(digits):
+    sweep = probed(digits).details["sweep"]
+    assert len(sweep) == 16
+    (chosen,) = [row for row in sweep if row["chosen"]]
+    assert chosen["held_out_top1"] == max(row["held_out_top1"] for row in sweep)
+
+
+def test_points_are_compared_on_train_images_that_they_were_not_trained_on(digits):
+    features, labels = digits
+    words = ["PROBE", "cached", "SOLVER.EPOCHS", "4", "SOLVER.SCHEDULE", "cosine"]
+    kept, held = hold_out(labels[:1000].numpy(), 0.1, 0)
+    rows = standardised(Rows(features, kept[None], labels[torch.from_numpy(kept)]))
+    test = replace(rows, places=held[None], labels=labels[torch.from_numpy(held)])
+    settings = load_linear_eval_config(None, words).SOLVER
+    for row in probed(digits).details["sweep"][::5]:
+        trained = train(rows, [Point(row["lr"], row["weight_decay"])], settings)
+        weights, biases = trained.classifiers(1)
+        outputs = outputs_of(test, weights[0], biases[0])
+        assert row["held_out_loss"] == pytest.approx(
+            F.cross_entropy(outputs, test.labels).item(), rel=1e-3
+        )
+        assert row["train_loss"] == pytest.approx(trained.losses[-1][0], rel=1e-3)
+
+
+def test_the_saved_classifier_takes_features_as_they_come(digits):
+    outcome = probed(digits)
+    features, labels = digits[0][1000:], digits[1][1000:]
+    outputs = F.linear(features, outcome.classifier.weight, outcome.classifier.bias)
+    top1 = 100 * float((outputs.argmax(1) == labels).double().mean())
+    assert top1 == pytest.approx(outcome.score.metrics["top1"])
+
+
+def test_diverged_points_are_never_chosen():
+    good = {"held_out_top1": 10.0, "held_out_loss": 2.0, "diverged": False}
+    bad = {"held_out_top1": None, "held_out_loss": None, "diverged": True}
+    assert choose([bad, good, bad]) == 1
+    with pytest.raises(LinearEvalError, match=r"CACHED\.LRS"):
+        choose([bad, bad])
+
+
+def test_of_equal_points_the_one_with_the_lower_loss_is_taken():
+    rows = [{"held_out_top1": 10.0, "held_out_loss": loss, "diverged": False} for loss in (2, 1, 3)]
+    assert choose(rows) == 1
+
+
+def test_lbfgs_walks_from_strong_to_weak_regularisation():
+    cfg = load_linear_eval_config(
+        None, ["CACHED.METHOD", "lbfgs", "CACHED.L2", "[1e-4, 0.1, 1e-2]"]
+    )
+    assert [point.weight_decay for point in grid_points(cfg)] == [0.1, 1e-2, 1e-4]
+
+
+@pytest.mark.parametrize("offers_before_stop", [2, 4, 6])  # in the grid, at its end, in the refit
+def test_a_stopped_grid_goes_on_to_the_same_number(digits, tmp_path, offers_before_stop):
+    from linear_eval.checkpoint import Stopped, saved_state
+
+    undisturbed = probed(digits)
+
+    class Stop:
+        exit_code = 143
+        asked = 0
+
+        def __bool__(self):
+            self.asked += 1
+            return self.asked >= offers_before_stop
+
+    about = {"backbone": "b", "data": "d", "config": {}}
+    saver = Saver(tmp_path, about, 1e9, Stop(), lambda: 1.0)
+    with pytest.raises(Stopped):
+        probed(digits, None, None, saver)
+    saved = saved_state(tmp_path, about)
+    assert saved["stage"] == ("refit" if offers_before_stop > 4 else "grid")
+    resumed = probed(digits, None, saved)
+    assert resumed.score == undisturbed.score
+    assert resumed.details == undisturbed.details
+    with pytest.raises(LinearEvalError, match="another backbone"):
+        saved_state(tmp_path, about | {"backbone": "c"})

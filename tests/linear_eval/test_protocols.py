@@ -1,0 +1,115 @@
+"""The protocols say what MoCo's code says, setting by setting, and names mean what they say."""
+
+from __future__ import annotations
+
+import pytest
+
+from kscl.config.shipped import shipped_configs
+from kscl.errors import ConfigError
+from linear_eval.config import load_linear_eval_config
+from linear_eval.protocols import IMAGENET, definition_of, deviations, protocol_of
+
+CONFIGS = sorted((shipped_configs() / "linear_eval").glob("*.yaml"))
+SMALL = {"classes": 10, "train images": 18_000, "val images": 2_000}
+
+# MoCo's main_lincls.py as its users run it on ImageNet.
+MOCO_LINCLS = {
+    "features": "pooled, frozen, evaluation mode",
+    "batch_norm": {
+        "statistics": "as stored; of random weights, statistics of train images",
+        "images": 1024,
+    },
+    "precision": "float32",
+    "train_images_per_class": "all",
+    "head": {"layer": "linear", "weight_std": 0.01, "bias": 0},
+    "train_view": {
+        "random_resized_crop": 224,
+        "scale": [0.08, 1.0],
+        "ratio": [3 / 4, 4 / 3],
+        "horizontal_flip": 0.5,
+        "interpolation": "bilinear",
+    },
+    "test_view": {"resize": 256, "centre_crop": 224, "crops": 1, "interpolation": "bilinear"},
+    "optimizer": {
+        "name": "sgd",
+        "lr": 30.0,
+        "momentum": 0.9,
+        "weight_decay": 0.0,
+        "lr_scaling": "none",
+    },
+    "batch_size": 256,
+    "epochs": 100,
+    "schedule": {
+        "name": "step",
+        "milestones": [60, 80],
+        "gamma": 0.1,
+        "by": "epoch",
+        "warmup": 0,
+    },
+    "reported": "last epoch",
+}
+
+
+def test_the_papers_probe_is_mocos_key_by_key():
+    cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
+    assert definition_of(cfg) == MOCO_LINCLS
+    assert protocol_of(cfg, IMAGENET).id == "imagenet-linear-moco"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("SOLVER.LR", "3.0"),
+        ("SOLVER.BATCH_SIZE", "512"),
+        ("SOLVER.EPOCHS", "90"),
+        ("SOLVER.MILESTONES", "[30, 60]"),
+        ("INPUT.RESIZE", "232"),
+        ("INPUT.SCALE", "[0.2, 1.0]"),
+        ("INPUT.AUGMENT", "centre"),
+        ("SOLVER.AMP", "bf16"),
+        ("DATA.IMAGES_PER_CLASS", "13"),
+        ("BACKBONE.BATCH_NORM", "calibrate"),
+    ],
+)
+def test_any_other_setting_loses_the_name_and_says_why(key, value):
+    cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml", [key, value])
+    protocol = protocol_of(cfg, IMAGENET)
+    assert protocol.id == "linear-online"
+    assert len(deviations(cfg, IMAGENET)) >= 1
+    reference = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
+    assert protocol.hash != protocol_of(reference, IMAGENET).hash
+
+
+def test_other_data_loses_the_name_imagenet():
+    cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
+    assert protocol_of(cfg, SMALL).id == "linear-online"
+    assert "10 classes, not 1,000" in deviations(cfg, SMALL)
+
+
+def test_seed_backbone_and_paths_are_no_part_of_a_protocol():
+    words = ["SEED", "3", "BACKBONE.WEIGHTS", "random", "DATA.TRAIN", "x", "NAME", "mine"]
+    for path in CONFIGS:
+        assert definition_of(load_linear_eval_config(path, words)) == definition_of(
+            load_linear_eval_config(path)
+        )
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_is_valid_and_has_a_folder_of_its_own(path):
+    assert f"output/linear_eval/{path.stem}" == load_linear_eval_config(path).OUTPUT_DIR
+
+
+def test_the_shipped_grid_has_sixteen_points():
+    cached = load_linear_eval_config("linear_eval/linear_cached.yaml").CACHED
+    assert len(cached.LRS) * len(cached.WEIGHT_DECAYS) == 16
+
+
+def test_a_wrong_config_is_told_whole():
+    words = ["PROBE", "offline", "INPUT.RESIZE", "100", "CACHED.LRS", "[0.1, 0.1]"]
+    words += ["CACHED.HOLD_OUT", "1.0", "INPUT.MEAN", "[0.5, 0.5]", "SOLVER.LRR", "1"]
+    with pytest.raises(ConfigError) as error:
+        load_linear_eval_config(None, words)
+    text = str(error.value)
+    for key in ("PROBE", "INPUT.RESIZE", "CACHED.LRS", "CACHED.HOLD_OUT", "INPUT.MEAN"):
+        assert key in text
+    assert "SOLVER.LRR is not a key; did you mean SOLVER.LR" in text

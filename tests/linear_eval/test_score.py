@@ -1,0 +1,58 @@
+"""Scores against independent formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from sklearn.metrics import top_k_accuracy_score
+
+from kscl.records import hits
+from linear_eval.errors import LinearEvalError
+from linear_eval.score import mean_and_std, ranked_classes, score, wilson_interval
+
+NAMES = [f"class {number}" for number in range(8)]
+
+
+def test_top_1_top_5_and_the_classes_are_scikit_learns():
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(400, 8, generator=generator)
+    labels = torch.randint(0, 8, (400,), generator=generator)
+    found = score(ranked_classes(outputs), labels, NAMES)
+    for k in (1, 5):
+        expected = 100 * top_k_accuracy_score(labels, outputs, k=k, labels=range(8))
+        assert found.metrics[f"top{k}"] == pytest.approx(expected)
+    for number, name in enumerate(NAMES):
+        of_class = labels == number
+        expected = (outputs.argmax(1)[of_class] == number).double().mean() * 100
+        assert found.per_class[name] == pytest.approx(float(expected))
+    assert found.n == 400
+    right = hits.from_text(found.right, 400)
+    assert right is not None
+    assert right.tolist() == (outputs.argmax(1) == labels).tolist()
+
+
+def test_top_5_of_five_classes_is_not_reported():
+    outputs = torch.eye(5)
+    found = score(ranked_classes(outputs), torch.arange(5), NAMES[:5])
+    assert found.metrics == {"top1": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("successes", "n"), [(0, 10), (10, 10), (1, 3), (733, 2000), (49_999, 50_000)]
+)
+def test_the_interval_is_scipys_wilson_interval(successes, n):
+    expected = scipy.stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(successes, n) == pytest.approx((100 * expected.low, 100 * expected.high))
+
+
+def test_outputs_that_are_not_finite_are_an_error_and_no_score():
+    with pytest.raises(LinearEvalError, match="diverged"):
+        ranked_classes(torch.tensor([[0.0, torch.nan]]))
+
+
+def test_mean_and_std_are_those_of_a_sample():
+    values = [41.5, 42.0, 40.9]
+    assert mean_and_std(values) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+    assert mean_and_std([3.0]) == (3.0, 0.0)
