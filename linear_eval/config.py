@@ -10,12 +10,12 @@ from fvcore.common.config import CfgNode
 from kscl.config.merge import load_config
 from kscl.config.rules import AT_LEAST_0, AT_LEAST_1, POSITIVE, Broken, Range, check_values
 
-CENTRE, FLIP = "centre", "flip"
+CENTER, FLIP = "center", "flip"
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "PROBE": ("online", "cached", "knn"),
     "BACKBONE.BATCH_NORM": ("auto", "keep", "calibrate"),
-    "INPUT.AUGMENT": ("random_resized_crop", CENTRE),
+    "INPUT.AUGMENT": ("random_resized_crop", CENTER),
     "SOLVER.SCHEDULE": ("step", "cosine"),
     "SOLVER.AMP": ("off", "bf16", "fp16"),
     "CACHED.METHOD": ("sgd", "lbfgs"),
@@ -29,7 +29,7 @@ RANGES: dict[str, Range] = {
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "SOLVER.EPOCHS": AT_LEAST_1,
     "SOLVER.BATCH_SIZE": AT_LEAST_1,
-    "SOLVER.LR": POSITIVE,
+    "SOLVER.BASE_LR": POSITIVE,
     "SOLVER.MOMENTUM": (lambda v: 0 <= v < 1, "in [0, 1)"),
     "SOLVER.WEIGHT_DECAY": AT_LEAST_0,
     "SOLVER.GAMMA": POSITIVE,
@@ -46,7 +46,7 @@ RANGES: dict[str, Range] = {
 def linear_eval_defaults() -> CfgNode:
     cfg = CfgNode()
     cfg.OUTPUT_DIR = "output/linear_eval"
-    cfg.NAME = ""  # of the record; "" is the method that the backbone's file names
+    cfg.LABEL = ""  # of the record; "" is the method that the backbone's file names
     cfg.SEED = 0
     cfg.PROBE = "online"  # "cached" or "knn"
 
@@ -71,7 +71,7 @@ def linear_eval_defaults() -> CfgNode:
     cfg.INPUT.RESIZE = 256  # the short side, before the centre crop
     cfg.INPUT.MEAN = []  # three numbers; [] is what the backbone's file says, or ImageNet's
     cfg.INPUT.STD = []
-    cfg.INPUT.AUGMENT = "random_resized_crop"  # of the online probe; "centre" is none
+    cfg.INPUT.AUGMENT = "random_resized_crop"  # of the online probe; "center" is none
     cfg.INPUT.SCALE = [0.08, 1.0]  # share of the area that a random crop takes
     cfg.INPUT.RATIO = [3 / 4, 4 / 3]  # width over height
     cfg.INPUT.FLIP = 0.5
@@ -79,7 +79,7 @@ def linear_eval_defaults() -> CfgNode:
     cfg.SOLVER = CfgNode()
     cfg.SOLVER.EPOCHS = 100
     cfg.SOLVER.BATCH_SIZE = 256  # over all ranks
-    cfg.SOLVER.LR = 30.0  # never scaled; the cached probe has a grid instead
+    cfg.SOLVER.BASE_LR = 30.0  # never scaled; the cached probe has a grid instead
     cfg.SOLVER.MOMENTUM = 0.9
     cfg.SOLVER.WEIGHT_DECAY = 0.0
     cfg.SOLVER.SCHEDULE = "step"  # or "cosine"; the rate moves once an epoch
@@ -89,7 +89,7 @@ def linear_eval_defaults() -> CfgNode:
     cfg.SOLVER.AMP = "off"  # "bf16" or "fp16", of the backbone only
 
     cfg.CACHED = CfgNode()
-    cfg.CACHED.VIEWS = [CENTRE, FLIP]  # fixed augmentations whose features are kept
+    cfg.CACHED.VIEWS = [CENTER, FLIP]  # fixed augmentations whose features are kept
     cfg.CACHED.RANDOM_CROPS = 0  # so many fixed random crops beside them
     cfg.CACHED.STANDARDIZE = True  # every feature to mean 0 and variance 1 over the training rows
     cfg.CACHED.METHOD = "sgd"  # or "lbfgs": full-batch logistic regression
@@ -111,7 +111,7 @@ def linear_eval_defaults() -> CfgNode:
 # Keys that say where or how, not what: two runs that differ only here give the same numbers.
 WITHOUT_EFFECT_ON_RESULTS = (
     "OUTPUT_DIR",
-    "NAME",
+    "LABEL",
     "BACKBONE.WEIGHTS",  # the file's hash stands for it
     "DATA.TRAIN",  # the fingerprints stand for them
     "DATA.VAL",
@@ -171,8 +171,8 @@ def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
 
 def _check_grid(cfg: CfgNode) -> Iterator[Broken]:
     views = cfg.CACHED.VIEWS
-    if not set(views) <= {CENTRE, FLIP} or len(set(views)) != len(views):
-        yield ("CACHED.VIEWS",), f"must be some of {CENTRE}, {FLIP}, each once"
+    if not set(views) <= {CENTER, FLIP} or len(set(views)) != len(views):
+        yield ("CACHED.VIEWS",), f"must be some of {CENTER}, {FLIP}, each once"
     if not views and not cfg.CACHED.RANDOM_CROPS:
         yield ("CACHED.VIEWS", "CACHED.RANDOM_CROPS"), "leave no view to train on"
     for key, allowed, text in (

@@ -11,7 +11,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from kscl.records.record import Protocol
-from linear_eval.config import CENTRE, linear_eval_defaults
+from linear_eval.config import CENTER, linear_eval_defaults
 
 IMAGENET_LINEAR_MOCO = "imagenet-linear-moco"
 LINEAR_ONLINE = "linear-online"  # the same kind of probe with other settings, or on other data
@@ -77,10 +77,10 @@ def _online(cfg: CfgNode) -> Json:
     solver = cfg.SOLVER
     return {
         "head": {"layer": "linear", "weight_std": solver.INIT_STD, "bias": 0},
-        "train_view": CENTRE if cfg.INPUT.AUGMENT == CENTRE else _random_crop(cfg),
+        "train_view": CENTER if cfg.INPUT.AUGMENT == CENTER else _random_crop(cfg),
         "optimizer": {
             "name": "sgd",
-            "lr": solver.LR,
+            "lr": solver.BASE_LR,
             "momentum": solver.MOMENTUM,
             "weight_decay": solver.WEIGHT_DECAY,
             "lr_scaling": "none",

@@ -68,7 +68,7 @@ def record_of(
         details["epochs"] = cfg.SOLVER.EPOCHS
     return make_record(
         kind="knn" if cfg.PROBE == "knn" else "linear",
-        name=cfg.NAME
+        name=cfg.LABEL
         or backbone.get("method")
         or Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar")).stem,
         protocol=protocol,
@@ -87,8 +87,8 @@ def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
     """What a reader of the record should know of the backbone; the leaderboard groups by it."""
     loaded, description = frozen.loaded, frozen.loaded.description
     known: Mapping[str, Any] = description.source
-    if cfg.NAME and "method" not in known:
-        known = {**known, "method": cfg.NAME}
+    if cfg.LABEL and "method" not in known:
+        known = {**known, "method": cfg.LABEL}
     return {
         **{key: known[key] for key in DESCRIBING if key in known},
         "arch": description.arch,

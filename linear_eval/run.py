@@ -22,7 +22,7 @@ from kscl.runtime.logs import LOGGER, set_up_logging
 from kscl.runtime.signals import StopRequest, stop_requests
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.checkpoint import Saver, Stopped, saved_state
-from linear_eval.config import CENTRE
+from linear_eval.config import CENTER
 from linear_eval.data.features import Features, cached_features
 from linear_eval.data.images import LabelledImages, open_data
 from linear_eval.data.views import cached_views, geometry
@@ -147,11 +147,11 @@ def probe(
             stop=saver.stop,
         )
 
-    of_val = features(val, [CENTRE])
+    of_val = features(val, [CENTER])
     if cfg.PROBE == "online":
         outcome = probe_online(cfg, frozen, train, val, of_val, saver, saved)
         return outcome if rank() == 0 else None
-    of_train = features(train, cached_views(cfg) if cfg.PROBE == "cached" else [CENTRE])
+    of_train = features(train, cached_views(cfg) if cfg.PROBE == "cached" else [CENTER])
     if rank() != 0:
         return None  # what is left takes one process
     if cfg.PROBE == "knn":

@@ -20,12 +20,12 @@ from kscl.errors import KsclError
 
 COUNTER = "num_batches_tracked"
 EXAMPLES = """  our own file says what it is:
-    python tools/convert.py output/kscl/backbone.safetensors --output output/kscl/detectron2
+    python tools/convert.py output/kscl/backbone.safetensors --output-dir output/kscl/detectron2
   a checkpoint of MoCo, SimCLR, torchvision or timm:
-    python tools/convert.py moco_v2_200ep.pth.tar --arch resnet50 --output output/moco/detectron2
+    python tools/convert.py moco_200ep.pth.tar --arch resnet50 --output-dir output/moco/detectron2
   random weights of a narrow network, for the small protocol:
     python tools/convert.py random --arch resnet50 --arch-kwargs '{channels: [8, 16, 32, 64]}' \\
-        --protocol configs/detection/shapes_tiny_c4.yaml --output output/random/detectron2
+        --protocol configs/detection/shapes_tiny_c4.yaml --output-dir output/random/detectron2
   then:
     python tools/train_net.py --config-file output/kscl/detectron2/config.yaml
 """
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     converted = convert.convert(
         arguments.source,
-        arguments.output,
+        arguments.output_dir,
         arch=arguments.arch,
         kwargs=_kwargs(arguments.arch_kwargs),
         seed=arguments.seed,
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         help="a file of weights (ours, MoCo's, SimCLR-style, torchvision's, timm's), or 'random'",
     )
-    add("--output", required=True, metavar="FOLDER", help="the folder to make")
+    add("--output-dir", required=True, metavar="FOLDER", help="the folder to make")
     add("--arch", help="the timm model, for files that do not say it themselves")
     add("--arch-kwargs", default="{}", metavar="YAML", help="its arguments")
     add("--seed", type=int, default=0, help="of random weights (0)")

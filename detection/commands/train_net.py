@@ -42,8 +42,8 @@ from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.launch import launch
 
 EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8
-  python tools/train_net.py --config-file output/converted/config.yaml --trials 5
-  python tools/train_net.py --config-file output/converted/config.yaml --resume --trials 5
+  python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5
+  python tools/train_net.py --config-file output/converted/config.yaml --resume --num-trials 5
   python tools/train_net.py --config-file output/converted/config.yaml \\
       DATASETS.TRAIN "('voc:data/mine:train',)" DATASETS.TEST "('voc:data/mine:val',)" \\
       MODEL.ROI_HEADS.NUM_CLASSES 3 OUTPUT_DIR output/mine
@@ -66,15 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR",
     )
     parser.add_argument(
-        "--trials",
+        "--num-trials",
         type=int,
         default=0,
         metavar="N",
         help="seeds SEED, SEED + 1, …, each in a folder of its own; what is finished is kept",
     )
     arguments = parser.parse_args(argv)
-    if arguments.eval_only and arguments.trials:
-        raise DetectionError("--eval-only scores one detector: leave --trials out")
+    if arguments.eval_only and arguments.num_trials:
+        raise DetectionError("--eval-only scores one detector: leave --num-trials out")
     cfg = _config(arguments)
     cfg, scaled_from, notice = _scaled(cfg, arguments)
     if arguments.print_config:
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     resume = arguments.resume or arguments.auto_resume
     trials = [
         Trial(trial_cfg, certificate, resume, scaled_from, data)
-        for trial_cfg in _trial_configs(cfg, arguments.trials)
+        for trial_cfg in _trial_configs(cfg, arguments.num_trials)
     ]
     if arguments.resume and not any(Path(t.cfg.OUTPUT_DIR).is_dir() for t in trials):
         raise DetectionError(

@@ -23,7 +23,7 @@ TITLE = "KSCL leaderboard"
 EXAMPLES = """  python tools/leaderboard.py output
   python tools/leaderboard.py output /mnt/other_machine/output --output-dir board
   python tools/leaderboard.py output --formats html --title "Shapes, ResNet-18"
-  python tools/leaderboard.py output/cifar10 --against moco_v2 --insert RESULTS.md cifar10
+  python tools/leaderboard.py output/cifar10 --baseline moco_v2 --insert RESULTS.md cifar10
 """
 
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="do not compare code, data and backbone files with what was recorded",
     )
     parser.add_argument(
-        "--against",
+        "--baseline",
         metavar="ROW",
         action="append",
         default=[],
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for problem in board.problems:
         print(f"not counted: {problem}", file=sys.stderr)
     written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
-    compared = {base: differences(board, base) for base in arguments.against}
+    compared = {base: differences(board, base) for base in arguments.baseline}
     if arguments.insert:
         path, name = arguments.insert
         insert(Path(path), name, document(board, compared))

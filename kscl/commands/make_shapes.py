@@ -28,12 +28,12 @@ number of workers. A folder that already holds the set is left as it is; any oth
 _EXAMPLES = """\
 examples:
   the default set, in about half a minute:
-    %(prog)s --output datasets/shapes
+    %(prog)s --output-dir datasets/shapes
   five classes that differ in both form and texture, small enough for a smoke test:
-    %(prog)s --output datasets/tiny --num-classes 5 --unlabelled 100 --train 50 --val 50 \\
+    %(prog)s --output-dir datasets/tiny --num-classes 5 --unlabelled 100 --train 50 --val 50 \\
         --detection-train 16 --detection-test 8
   larger pictures, another seed, and one picture of it all:
-    %(prog)s --output datasets/large --seed 1 --image-size 224 --detection-size 320 \\
+    %(prog)s --output-dir datasets/large --seed 1 --image-size 224 --detection-size 320 \\
         --contact-sheet large.png
 
 classes, in the order --num-classes takes them:
@@ -74,7 +74,11 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--output", type=Path, default=Path("datasets/shapes"), metavar="DIR", help="%(default)s"
+        "--output-dir",
+        type=Path,
+        default=Path("datasets/shapes"),
+        metavar="DIR",
+        help="%(default)s",
     )
     for field in fields(ShapesSettings):
         parser.add_argument(
@@ -112,7 +116,7 @@ def _run(arguments: argparse.Namespace) -> None:
     settings = ShapesSettings(
         **{field.name: getattr(arguments, field.name) for field in fields(ShapesSettings)}
     )
-    output = arguments.output
+    output = arguments.output_dir
     found = find_shapes(output, settings)
     if found:
         print(f"{output} already holds this data set: nothing to do")

@@ -83,7 +83,7 @@ def report(
     memory = memory_bytes(cfg, costs, count)
     total, available = sum(memory.values()) / 2**30, GPUS[gpu_name].memory_gib
     minutes = epoch_minutes(seconds, num_images, cfg.SOLVER.BATCH_SIZE)
-    fits = "fits" if total < 0.9 * available else "does NOT fit: more SOLVER.ACCUMULATE"
+    fits = "fits" if total < 0.9 * available else "does NOT fit: more SOLVER.GRAD_ACCUM_STEPS"
     return [
         f"{cfg.BACKBONE.NAME} with head: {costs.parameters / 1e6:.1f} million parameters, "
         f"{costs.forward_flops / 1e9:.2f} GFLOP an image forward",

@@ -11,14 +11,17 @@ def pretrain_defaults() -> CfgNode:
     cfg = CfgNode()
     cfg.OUTPUT_DIR = "output/pretrain"
     cfg.SEED = 0
+    cfg.LABEL = "kscl"  # what the leaderboard calls it; changes no result
 
     cfg.DATA = CfgNode()
     cfg.DATA.TRAIN = ""  # a folder, a .txt list, tar shards, voc:FOLDER:SPLIT
     cfg.DATA.NUM_WORKERS = 4  # a rank
     cfg.DATA.BAD_IMAGES = "skip"  # or "error"
-    cfg.DATA.BAD_IMAGES_MAX_SHARE = 0.01  # more unreadable images than this stop the run
+    cfg.DATA.MAX_BAD_FRACTION = 0.01  # more unreadable images than this stop the run
     cfg.DATA.CACHE_DIR = ""  # the index of files; "" is the user's cache folder
-    cfg.DATA.UINT8 = True  # views leave the workers as bytes and are normalised on the device
+    cfg.DATA.NORMALIZE_ON_DEVICE = (
+        True  # views leave the workers as bytes and are normalised on the device
+    )
 
     cfg.INPUT = CfgNode()
     cfg.INPUT.SIZE = 224
@@ -31,13 +34,12 @@ def pretrain_defaults() -> CfgNode:
     cfg.BACKBONE.NAME = "resnet50"  # any timm model
     cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)  # goes to timm.create_model
 
-    cfg.HEAD = CfgNode()
-    cfg.HEAD.TYPE = "mlp"  # "mlp_bn" (BatchNorm between its layers) or "linear"
-    cfg.HEAD.HIDDEN_DIM = 0  # 0 is the backbone's feature dimension
-    cfg.HEAD.DIM = 128  # D, of the embeddings
+    cfg.PROJECTOR = CfgNode()
+    cfg.PROJECTOR.TYPE = "mlp"  # "mlp_bn" (BatchNorm between its layers) or "linear"
+    cfg.PROJECTOR.HIDDEN_DIM = 0  # 0 is the backbone's feature dimension
+    cfg.PROJECTOR.DIM = 128  # D, of the embeddings
 
     cfg.METHOD = CfgNode()
-    cfg.METHOD.NAME = "kscl"  # what the leaderboard calls it
     cfg.METHOD.NUM_SHOTS = 5  # K key views an image
     cfg.METHOD.RHO = 0.4  # share of the eigenvalue mass that a subspace keeps
     cfg.METHOD.SIMILARITY = "projection"  # "cosine" (K = 1) or "mean_cosine" (a control)
@@ -65,11 +67,11 @@ def pretrain_defaults() -> CfgNode:
     cfg.SOLVER.MOMENTUM = 0.9
     cfg.SOLVER.WEIGHT_DECAY = 1e-4
     cfg.SOLVER.SCHEDULE = "cosine"  # or "step"
-    cfg.SOLVER.SCHEDULE_BY = "epoch"  # or "step": how often the learning rate moves
+    cfg.SOLVER.LR_UPDATE = "epoch"  # or "iter": how often the learning rate changes
     cfg.SOLVER.MILESTONES = [120, 160]  # epochs, for the step schedule
     cfg.SOLVER.GAMMA = 0.1
     cfg.SOLVER.WARMUP_EPOCHS = 0.0
-    cfg.SOLVER.ACCUMULATE = 1  # parts in which a rank's share of the batch is computed
+    cfg.SOLVER.GRAD_ACCUM_STEPS = 1  # parts in which a rank's share of the batch is computed
     cfg.SOLVER.CLIP_GRAD_NORM = 0.0  # 0 clips nothing
     cfg.SOLVER.AMP = "off"  # "bf16" or "fp16"
     cfg.SOLVER.CHANNELS_LAST = False
@@ -94,6 +96,7 @@ def pretrain_defaults() -> CfgNode:
 # Keys that say where or how, not what: two runs that differ only here give the same numbers.
 WITHOUT_EFFECT_ON_RESULTS = (
     "OUTPUT_DIR",
+    "LABEL",
     "DATA.TRAIN",  # the data's fingerprint stands for it
     "DATA.NUM_WORKERS",
     "DATA.CACHE_DIR",

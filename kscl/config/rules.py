@@ -14,14 +14,14 @@ Broken = tuple[tuple[str, ...], str]
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "DATA.BAD_IMAGES": ("skip", "error"),
-    "HEAD.TYPE": ("mlp", "mlp_bn", "linear"),
+    "PROJECTOR.TYPE": ("mlp", "mlp_bn", "linear"),
     "METHOD.SIMILARITY": ("projection", "cosine", "mean_cosine"),
     "KEY_ENCODER.TYPE": ("momentum", "shared"),
     "KEY_ENCODER.BATCH_NORM": ("train", "eval"),
     "DICTIONARY.TYPE": ("queue", "minibatch", "memory_bank"),
     "SOLVER.OPTIMIZER": ("sgd", "adamw", "lars"),
     "SOLVER.SCHEDULE": ("cosine", "step"),
-    "SOLVER.SCHEDULE_BY": ("epoch", "step"),
+    "SOLVER.LR_UPDATE": ("epoch", "iter"),
     "SOLVER.AMP": ("off", "bf16", "fp16"),
 }
 
@@ -33,10 +33,10 @@ POSITIVE: Range = (lambda v: v > 0, "greater than 0")
 RANGES: dict[str, Range] = {
     "SEED": AT_LEAST_0,
     "DATA.NUM_WORKERS": AT_LEAST_0,
-    "DATA.BAD_IMAGES_MAX_SHARE": (lambda v: 0 <= v <= 1, "a share between 0 and 1"),
+    "DATA.MAX_BAD_FRACTION": (lambda v: 0 <= v <= 1, "a share between 0 and 1"),
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
-    "HEAD.HIDDEN_DIM": AT_LEAST_0,
-    "HEAD.DIM": AT_LEAST_1,
+    "PROJECTOR.HIDDEN_DIM": AT_LEAST_0,
+    "PROJECTOR.DIM": AT_LEAST_1,
     "METHOD.NUM_SHOTS": (lambda v: v >= 1, "at least 1: it is K, the number of key views"),
     "METHOD.RHO": (lambda v: 0 < v <= 1, "in (0, 1]: the share of the eigenvalue mass to keep"),
     "METHOD.TEMPERATURE": POSITIVE,
@@ -51,7 +51,7 @@ RANGES: dict[str, Range] = {
     "SOLVER.WEIGHT_DECAY": AT_LEAST_0,
     "SOLVER.GAMMA": POSITIVE,
     "SOLVER.WARMUP_EPOCHS": AT_LEAST_0,
-    "SOLVER.ACCUMULATE": AT_LEAST_1,
+    "SOLVER.GRAD_ACCUM_STEPS": AT_LEAST_1,
     "SOLVER.CLIP_GRAD_NORM": AT_LEAST_0,
     "CHECKPOINT.PERIOD_EPOCHS": AT_LEAST_1,
     "CHECKPOINT.PERIOD_STEPS": AT_LEAST_0,
@@ -164,14 +164,14 @@ def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
 
 def _check_parts(cfg: CfgNode) -> Iterator[Broken]:
     solver = cfg.SOLVER
-    if solver.ACCUMULATE >= 1 and solver.BATCH_SIZE % solver.ACCUMULATE:
+    if solver.GRAD_ACCUM_STEPS >= 1 and solver.BATCH_SIZE % solver.GRAD_ACCUM_STEPS:
         yield (
-            ("SOLVER.ACCUMULATE", "SOLVER.BATCH_SIZE"),
+            ("SOLVER.GRAD_ACCUM_STEPS", "SOLVER.BATCH_SIZE"),
             "the batch is cut into equal parts: choose a divisor of it",
         )
-    if solver.ACCUMULATE > 1 and cfg.DICTIONARY.TYPE == "minibatch":
+    if solver.GRAD_ACCUM_STEPS > 1 and cfg.DICTIONARY.TYPE == "minibatch":
         yield (
-            ("SOLVER.ACCUMULATE", "DICTIONARY.TYPE"),
-            "each part would have its own few negatives, which is another loss: set ACCUMULATE 1 "
-            "and a smaller BATCH_SIZE",
+            ("SOLVER.GRAD_ACCUM_STEPS", "DICTIONARY.TYPE"),
+            "each part would have its own few negatives, which is another loss: set "
+            "GRAD_ACCUM_STEPS 1 and a smaller BATCH_SIZE",
         )

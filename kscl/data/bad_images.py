@@ -58,7 +58,7 @@ class BadImages:
         if self.count > self.max_share * len(self.source):
             raise KsclError(
                 f"{self.count} of the {len(self.source)} images of {self.source.where} cannot be "
-                f"read, more than DATA.BAD_IMAGES_MAX_SHARE = {self.max_share:g} allows; "
+                f"read, more than DATA.MAX_BAD_FRACTION = {self.max_share:g} allows; "
                 f"the first: {self._first()}"
             )
 

@@ -214,13 +214,15 @@ def build_train_loader(
         raise KsclError("\n".join(problems))
     source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
     check_some_image_reads(source, cfg.SEED)
-    mean_std = None if cfg.DATA.UINT8 else (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
+    mean_std = (
+        None if cfg.DATA.NORMALIZE_ON_DEVICE else (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
+    )
     num_views = cfg.METHOD.NUM_SHOTS + 1
     dataset = ViewDataset(source, cfg.AUGMENT, num_views, cfg.INPUT.SIZE, cfg.SEED, mean_std)
     sampler = StepSampler(
         len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, first_step, last_step, rank, world_size
     )
-    bad = BadImages(source, cfg.DATA.BAD_IMAGES, cfg.DATA.BAD_IMAGES_MAX_SHARE)
+    bad = BadImages(source, cfg.DATA.BAD_IMAGES, cfg.DATA.MAX_BAD_FRACTION)
     return TrainLoader(load_in_workers(dataset, sampler, cfg.DATA.NUM_WORKERS), dataset, bad)
 
 

@@ -32,7 +32,7 @@ def derived_values(cfg: CfgNode) -> list[str]:
         f"{forward_passes(cfg) / PASSES_OF_MOCO:.2f} times that of MoCo"
     )
     if cfg.DICTIONARY.TYPE == "queue":
-        length, dim = cfg.DICTIONARY.QUEUE_LENGTH, cfg.HEAD.DIM
+        length, dim = cfg.DICTIONARY.QUEUE_LENGTH, cfg.PROJECTOR.DIM
         stored = max_rank(shots, cfg.METHOD.RHO) if cfg.METHOD.SIMILARITY == "projection" else 1
         lines.append(
             f"queue of {length:,} subspaces x {stored} x {dim} → "

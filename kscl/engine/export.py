@@ -29,7 +29,7 @@ def describe(
     """What travels with the backbone's weights."""
     cfg = training.cfg
     source = {
-        "method": cfg.METHOD.NAME,
+        "method": cfg.LABEL,
         "similarity": cfg.METHOD.SIMILARITY,
         "num_shots": cfg.METHOD.NUM_SHOTS,
         "rho": cfg.METHOD.RHO,
@@ -76,7 +76,7 @@ def finish(
         metrics[KNN_TOP1] = checks[-1][KNN_TOP1]
     record = make_record(
         kind="pretrain",
-        name=cfg.METHOD.NAME,
+        name=cfg.LABEL,
         protocol=PROTOCOL,
         metrics=metrics,
         seconds=training.seconds,

@@ -83,7 +83,7 @@ def take_step(training: Training, batch: Batch, folder: Path | None = None) -> N
     set_learning_rate(optimizer, learning_rate_at(cfg, training.step, training.steps_per_epoch))
     seed_step(cfg.SEED, training.step)
     views = to_device(batch.views, cfg, training.device)  # (B, K+1, 3, H, W)
-    parts = cfg.SOLVER.ACCUMULATE
+    parts = cfg.SOLVER.GRAD_ACCUM_STEPS
     totals: dict[str, Tensor] = {}
     cut = zip(views.chunk(parts), batch.instances.chunk(parts), strict=True)
     for number, part in enumerate(cut):
@@ -159,7 +159,7 @@ def settle(training: Training) -> float:
     """
     cfg, learner = training.cfg, training.learner
     before = {name: value.clone() for name, value in learner.state_dict().items()}
-    count = cfg.SOLVER.BATCH_SIZE // (world_size() * cfg.SOLVER.ACCUMULATE)
+    count = cfg.SOLVER.BATCH_SIZE // (world_size() * cfg.SOLVER.GRAD_ACCUM_STEPS)
     shape = (count, cfg.METHOD.NUM_SHOTS + 1, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(rank()))
     views = to_device(noise, cfg, training.device)

@@ -50,7 +50,7 @@ def learning_rate_at(cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
     base = learning_rate(cfg)
     if step < warmup_steps:  # always moves by steps, or else the first epoch would stand still
         return base * (step + 1) / warmup_steps
-    if solver.SCHEDULE_BY == "epoch":
+    if solver.LR_UPDATE == "epoch":
         epoch = float(step // steps_per_epoch)
     if solver.SCHEDULE == "step":
         return base * step_factor(epoch, solver.MILESTONES, solver.GAMMA)

@@ -100,11 +100,11 @@ def distributed(learner: Learner, device: torch.device) -> DistributedDataParall
 
 
 def check_ranks(cfg: CfgNode, ranks: int) -> None:
-    parts = ranks * cfg.SOLVER.ACCUMULATE
+    parts = ranks * cfg.SOLVER.GRAD_ACCUM_STEPS
     if cfg.SOLVER.BATCH_SIZE % parts:
         raise KsclError(
             f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} cannot be shared evenly by {ranks} "
-            f"processes in {cfg.SOLVER.ACCUMULATE} parts each: make it a multiple of {parts}"
+            f"processes in {cfg.SOLVER.GRAD_ACCUM_STEPS} parts each: make it a multiple of {parts}"
         )
 
 

@@ -15,9 +15,9 @@ def encoder_of(cfg: CfgNode) -> Encoder:
     return build_encoder(
         cfg.BACKBONE.NAME,
         dict(cfg.BACKBONE.KWARGS),
-        head=cfg.HEAD.TYPE,
-        hidden_dim=cfg.HEAD.HIDDEN_DIM,
-        dim=cfg.HEAD.DIM,
+        head=cfg.PROJECTOR.TYPE,
+        hidden_dim=cfg.PROJECTOR.HIDDEN_DIM,
+        dim=cfg.PROJECTOR.DIM,
         input_size=cfg.INPUT.SIZE,
     )
 
@@ -45,7 +45,7 @@ def build_dictionary(cfg: CfgNode, num_images: int | None) -> Dictionary:
     signed = method.SIMILARITY != "projection"
     length = subspace_rank(method.SIMILARITY, method.NUM_SHOTS, method.RHO)
     if kind == "queue":
-        return Queue(cfg.DICTIONARY.QUEUE_LENGTH, length, cfg.HEAD.DIM, signed=signed)
+        return Queue(cfg.DICTIONARY.QUEUE_LENGTH, length, cfg.PROJECTOR.DIM, signed=signed)
     if kind == "minibatch":
         return Minibatch(signed=signed)
     if kind != "memory_bank":
@@ -53,4 +53,4 @@ def build_dictionary(cfg: CfgNode, num_images: int | None) -> Dictionary:
     if num_images is None:
         raise KsclError("a memory bank needs to know how many images there are")
     momentum = cfg.DICTIONARY.BANK_MOMENTUM
-    return MemoryBank(num_images, length, cfg.HEAD.DIM, momentum=momentum, signed=signed)
+    return MemoryBank(num_images, length, cfg.PROJECTOR.DIM, momentum=momentum, signed=signed)

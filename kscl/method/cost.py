@@ -106,7 +106,7 @@ def step_flops(cfg: CfgNode, costs: Costs) -> float:
 def dictionary_flops(cfg: CfgNode) -> float:
     """Of one query: a product with every stored vector, and one for the gradient."""
     length, rank = dictionary_shape(cfg)
-    return 2 * 2 * length * rank * cfg.HEAD.DIM
+    return 2 * 2 * length * rank * cfg.PROJECTOR.DIM
 
 
 def dictionary_shape(cfg: CfgNode) -> tuple[int, int]:
@@ -159,12 +159,12 @@ def paper_efficiency() -> float:
 
 def memory_bytes(cfg: CfgNode, costs: Costs, count: int) -> dict[str, int]:
     """Of one GPU, by what it is needed for."""
-    share = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.ACCUMULATE)
+    share = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.GRAD_ACCUM_STEPS)
     views = cfg.METHOD.NUM_SHOTS + 1
     twin = 0 if cfg.KEY_ENCODER.TYPE == "shared" else 1
     values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + twin
     length, rank = dictionary_shape(cfg)
-    stored = 0 if cfg.DICTIONARY.TYPE == "minibatch" else length * rank * cfg.HEAD.DIM
+    stored = 0 if cfg.DICTIONARY.TYPE == "minibatch" else length * rank * cfg.PROJECTOR.DIM
     return {
         "weights, gradients, optimiser, key encoder": values * costs.parameters * FLOAT_BYTES,
         "activations": share * trained_views(cfg) * costs.activation_bytes,

@@ -193,5 +193,5 @@ def _check_shape(module: _Stored, state: dict[str, Any], prefix: str, *_: Any) -
         raise KsclError(
             f"the saved {module.name} is {old} (basis vectors x entries x dimensions), this run's "
             f"is {new}: resume with the settings it was saved with (DICTIONARY, METHOD.NUM_SHOTS, "
-            "METHOD.RHO, HEAD.DIM) and the same images"
+            "METHOD.RHO, PROJECTOR.DIM) and the same images"
         )

@@ -43,7 +43,9 @@ def build_encoder(
     embeddings drift one way less, and with them the fresh keys away from a queue of older ones.
     """
     if dim < 1:
-        raise KsclError(f"embeddings of dimension {dim} hold nothing; HEAD.DIM is 128 in the paper")
+        raise KsclError(
+            f"embeddings of dimension {dim} hold nothing; PROJECTOR.DIM is 128 in the paper"
+        )
     backbone = build_backbone(name, kwargs)
     features = feature_dim(backbone, input_size)
     hidden = hidden_dim or features

@@ -195,7 +195,7 @@ def _explain(ranks: list[_Rank], first: _Rank, stop: StopRequest) -> int:
         raise KsclError(
             f"rank {ranks.index(first)} was ended by {signal.Signals(-code).name}, and the run "
             "with it. If nobody meant to, memory may have run out (smaller SOLVER.BATCH_SIZE, or "
-            "more SOLVER.ACCUMULATE). --resume goes on from the last checkpoint"
+            "more SOLVER.GRAD_ACCUM_STEPS). --resume goes on from the last checkpoint"
         )
     for _, text in reports[:1]:
         print(text, file=sys.stderr)

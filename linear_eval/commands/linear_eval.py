@@ -17,7 +17,7 @@ from linear_eval.run import Job, run_all
 EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml \\
       BACKBONE.WEIGHTS output/pretrain/backbone.safetensors \\
       DATA.TRAIN /data/mine/train DATA.VAL /data/mine/val OUTPUT_DIR output/linear_eval/mine
-  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml --seeds 3 \\
+  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml --num-seeds 3 \\
       BACKBONE.WEIGHTS random BACKBONE.NAME resnet50 DATA.TRAIN … DATA.VAL … OUTPUT_DIR …
   python tools/linear_eval.py --config-file configs/linear_eval/imagenet_linear_moco.yaml \\
       --num-gpus 8 --auto-resume BACKBONE.WEIGHTS moco_v2_800ep.pth.tar BACKBONE.NAME resnet50 \\
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
     arguments.add_argument(
-        "--seeds",
+        "--num-seeds",
         type=int,
         default=1,
         metavar="N",
@@ -44,9 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.print_config:
         print(config_yaml(cfg), end="")
         return 0
-    if given.seeds < 1:
-        raise LinearEvalError(f"--seeds {given.seeds}: at least 1")
-    configs = [cfg] if given.seeds == 1 else [with_seed(cfg, n) for n in range(given.seeds)]
+    if given.num_seeds < 1:
+        raise LinearEvalError(f"--num-seeds {given.num_seeds}: at least 1")
+    configs = [cfg] if given.num_seeds == 1 else [with_seed(cfg, n) for n in range(given.num_seeds)]
     jobs = [Job(each, given.resume, given.auto_resume) for each in configs]
     return launch(run_all, jobs, given.num_gpus)
 

@@ -18,7 +18,7 @@ from torchvision.transforms import functional as F
 
 from kscl.rng import VIEWS, uniforms
 from kscl.views.sample import MOST_DRAWS, sample_crop
-from linear_eval.config import CENTRE, FLIP
+from linear_eval.config import CENTER, FLIP
 
 FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run
 FIXED_CROPS_STREAM = 20  # of kscl.rng, beside those in linear_eval.splits
@@ -49,7 +49,7 @@ class Geometry:
 
     def fixed(self, picture: Image.Image, view: str, image: int) -> Image.Image:
         """A view by its name; a fixed crop depends on the image's number and on nothing else."""
-        if view == CENTRE:
+        if view == CENTER:
             return self.centre(picture)
         if view == FLIP:
             return F.hflip(self.centre(picture))
@@ -73,7 +73,7 @@ def cached_views(cfg: CfgNode) -> list[str]:
 
 def slot(view: str) -> int:
     """The place of a fixed view among all that there can be."""
-    fixed = {CENTRE: 0, FLIP: 1}
+    fixed = {CENTER: 0, FLIP: 1}
     return fixed[view] if view in fixed else len(fixed) + int(view.removeprefix(FIXED_CROP))
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from kscl.runtime.logs import LOGGER, SECONDS_BETWEEN_LINES
 from linear_eval.checkpoint import Saver
-from linear_eval.config import CENTRE
+from linear_eval.config import CENTER
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabelledImages
 from linear_eval.data.views import cached_views, slot
@@ -136,7 +136,7 @@ def training_rows(
 
 def rows_like(rows: Rows, features: Features, labels: np.ndarray, images: np.ndarray) -> Rows:
     """Images to test on: their centre crops, standardised as the training rows were."""
-    places = (slot(CENTRE) * features.count + images)[None]
+    places = (slot(CENTER) * features.count + images)[None]
     targets = torch.from_numpy(labels[images])
     return replace(rows, table=features.rows, places=places, labels=targets)
 

@@ -6,7 +6,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from kscl.engine.knn import knn_predict
-from linear_eval.config import CENTRE
+from linear_eval.config import CENTER
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabelledImages
 from linear_eval.probes.outcome import Outcome
@@ -22,9 +22,9 @@ def probe_knn(
     device: torch.device,
 ) -> Outcome:
     predicted = knn_predict(
-        train_features.of_view(CENTRE),
+        train_features.of_view(CENTER),
         train.targets,
-        val_features.of_view(CENTRE),
+        val_features.of_view(CENTER),
         k=cfg.KNN.K,
         temperature=cfg.KNN.TEMPERATURE,
         num_classes=len(train.classes),

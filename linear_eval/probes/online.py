@@ -27,7 +27,7 @@ from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import Saver
-from linear_eval.config import CENTRE
+from linear_eval.config import CENTER
 from linear_eval.data.features import Features
 from linear_eval.data.images import Batch, LabelledImages, Place, ViewsOfImages, load_batches
 from linear_eval.data.views import geometry
@@ -103,7 +103,7 @@ def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Progress:
     head.to(frozen.device)
     optimizer = torch.optim.SGD(
         head.parameters(),
-        lr=cfg.SOLVER.LR,
+        lr=cfg.SOLVER.BASE_LR,
         momentum=cfg.SOLVER.MOMENTUM,
         weight_decay=cfg.SOLVER.WEIGHT_DECAY,
     )
@@ -121,7 +121,7 @@ def take_step(
     """One SGD step on the batch of all ranks; whether any of them was asked to stop."""
     epoch, place = divmod(state.step, math.ceil(len(targets) / solver.BATCH_SIZE))
     in_batch = min(solver.BATCH_SIZE, len(targets) - place * solver.BATCH_SIZE)  # of all ranks
-    set_learning_rate(state.optimizer, solver.LR * rate_factor(solver, epoch))
+    set_learning_rate(state.optimizer, solver.BASE_LR * rate_factor(solver, epoch))
     loss = torch.zeros((), device=frozen.device)
     state.optimizer.zero_grad()
     if len(batch.places):
@@ -134,7 +134,7 @@ def take_step(
     if not math.isfinite(total):
         raise LinearEvalError(
             f"the loss of step {state.step} is not finite at learning rate "
-            f"{state.optimizer.param_groups[0]['lr']:g}: lower SOLVER.LR"
+            f"{state.optimizer.param_groups[0]['lr']:g}: lower SOLVER.BASE_LR"
         )
     state.optimizer.step()
     state.loss_sum += total
@@ -179,7 +179,7 @@ def end_epoch(
 @torch.no_grad()
 def val_score(head: nn.Linear, val: LabelledImages, features: Features) -> tuple[Score, float]:
     device = head.weight.device
-    parts = [head(part.to(device)).cpu() for part in features.of_view(CENTRE).split(65536)]
+    parts = [head(part.to(device)).cpu() for part in features.of_view(CENTER).split(65536)]
     outputs = torch.cat(parts)
     loss = float(F.cross_entropy(outputs, val.targets))
     return score(ranked_classes(outputs), val.targets, val.classes), loss
@@ -226,7 +226,7 @@ def view_maker(cfg: CfgNode) -> Any:
     shape, seed = geometry(cfg), cfg.SEED
 
     def make(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
-        if cfg.INPUT.AUGMENT == CENTRE:
+        if cfg.INPUT.AUGMENT == CENTER:
             return [shape.centre(picture)]
         return [shape.augmented(picture, seed, epoch, number)]
 

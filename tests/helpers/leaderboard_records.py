@@ -53,7 +53,7 @@ def pretraining(*overrides: str, seed: int = 0, **changes: Any) -> Json:
     details = {"outputs": {"backbone": sha(overrides, seed)}, "curves": curves}
     fields: Json = {
         "kind": "pretrain",
-        "name": f"{cfg.METHOD.NAME} seed {seed}",
+        "name": f"{cfg.LABEL} seed {seed}",
         "protocol": Protocol("pretrain", {}),
         "metrics": {
             "loss": curves["loss"][-1],
@@ -139,7 +139,7 @@ def kscl(shots: int, rho: float, *more: str) -> tuple[str, ...]:
     return ("METHOD.NUM_SHOTS", str(shots), "METHOD.RHO", str(rho), *more)
 
 
-MOCO = ("METHOD.NAME", "moco_v2", "METHOD.NUM_SHOTS", "1", "METHOD.SIMILARITY", "cosine")
+MOCO = ("LABEL", "moco_v2", "METHOD.NUM_SHOTS", "1", "METHOD.SIMILARITY", "cosine")
 
 
 def a_whole_board() -> list[Json]:

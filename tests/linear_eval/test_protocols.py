@@ -59,13 +59,13 @@ def test_the_papers_probe_is_mocos_key_by_key():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("SOLVER.LR", "3.0"),
+        ("SOLVER.BASE_LR", "3.0"),
         ("SOLVER.BATCH_SIZE", "512"),
         ("SOLVER.EPOCHS", "90"),
         ("SOLVER.MILESTONES", "[30, 60]"),
         ("INPUT.RESIZE", "232"),
         ("INPUT.SCALE", "[0.2, 1.0]"),
-        ("INPUT.AUGMENT", "centre"),
+        ("INPUT.AUGMENT", "center"),
         ("SOLVER.AMP", "bf16"),
         ("DATA.IMAGES_PER_CLASS", "13"),
         ("BACKBONE.BATCH_NORM", "calibrate"),
@@ -87,7 +87,7 @@ def test_other_data_loses_the_name_imagenet():
 
 
 def test_seed_backbone_and_paths_are_no_part_of_a_protocol():
-    words = ["SEED", "3", "BACKBONE.WEIGHTS", "random", "DATA.TRAIN", "x", "NAME", "mine"]
+    words = ["SEED", "3", "BACKBONE.WEIGHTS", "random", "DATA.TRAIN", "x", "LABEL", "mine"]
     for path in CONFIGS:
         assert definition_of(load_linear_eval_config(path, words)) == definition_of(
             load_linear_eval_config(path)
@@ -112,4 +112,4 @@ def test_a_wrong_config_is_told_whole():
     text = str(error.value)
     for key in ("PROBE", "INPUT.RESIZE", "CACHED.LRS", "CACHED.HOLD_OUT", "INPUT.MEAN"):
         assert key in text
-    assert "SOLVER.LRR is not a key; did you mean SOLVER.LR" in text
+    assert "SOLVER.LRR is not a key; did you mean SOLVER.BASE_LR" in text

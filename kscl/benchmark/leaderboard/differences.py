@@ -51,7 +51,7 @@ def differences(board: Board, base: str) -> str:
             parts += [f"Under {escaped(cells.section_name(section))}:", shown]
     if not is_there:
         methods = sorted({row.contender.method for row in board.rows})
-        raise KsclError(f"--against {base}: no such method; there are {', '.join(methods)}")
+        raise KsclError(f"--baseline {base}: no such method; there are {', '.join(methods)}")
     return "\n\n".join(parts)
 
 
@@ -75,7 +75,7 @@ def _base(section: Section, metric: str, base: str) -> Row | None:
     ]
     if len(found) > 1:
         rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row in found)
-        raise KsclError(f"--against {base}: which of {rows}? Say it as in kscl@2,K=5,40%")
+        raise KsclError(f"--baseline {base}: which of {rows}? Say it as in kscl@2,K=5,40%")
     return found[0] if found else None
 
 

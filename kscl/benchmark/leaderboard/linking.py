@@ -93,7 +93,7 @@ def pretrained(record: Json) -> Contender:
     values = record["config"]["values"]
     shots = number(inside(values, "METHOD", "NUM_SHOTS"))
     return Contender(
-        method=text(inside(values, "METHOD", "NAME")) or str(record["name"]),
+        method=text(inside(values, "LABEL")) or str(record["name"]),
         backbone=text(inside(values, "BACKBONE", "NAME")) or "",
         epochs=number(inside(values, "SOLVER", "EPOCHS")),
         shots=None if shots is None else int(shots),

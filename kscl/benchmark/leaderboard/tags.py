@@ -8,7 +8,7 @@ from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS, Contender
 from kscl.benchmark.leaderboard.reading import Loaded
 
 MAX_SETTINGS = 2
-IN_COLUMNS = ("METHOD.NAME", "METHOD.NUM_SHOTS", "METHOD.RHO", "BACKBONE.NAME", "SOLVER.EPOCHS")
+IN_COLUMNS = ("LABEL", "METHOD.NUM_SHOTS", "METHOD.RHO", "BACKBONE.NAME", "SOLVER.EPOCHS")
 
 
 def tags(rows: Sequence[tuple[Contender, Sequence[Loaded]]]) -> list[str]:

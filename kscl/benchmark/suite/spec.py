@@ -52,7 +52,7 @@ class Suite:
     pretrain_overrides: Overrides = field(default_factory=dict)  # of every pretraining
     basis_image: str = ""  # drawn into the page for pretrained contenders
     board: str = "leaderboard"  # its folder; suites may share all the others
-    against: tuple[str, ...] = ()  # methods that the board shows every row's difference to
+    baseline: tuple[str, ...] = ()  # methods that the board shows every row's difference to
 
 
 SUITE_KEYS = {
@@ -65,7 +65,7 @@ SUITE_KEYS = {
     "pretrain_overrides": dict,
     "basis_image": str,
     "board": str,
-    "against": list,
+    "baseline": list,
     "contenders": dict,
     "evaluations": dict,
 }

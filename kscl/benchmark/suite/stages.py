@@ -74,7 +74,7 @@ def _shapes(suite: Suite) -> Stage:
     arguments: list[str] = []
     for name, value in suite.shapes.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]
-    folder = str(suite.shapes.get("output", "datasets/shapes"))
+    folder = str(suite.shapes.get("output_dir", "datasets/shapes"))
     return _stage("shapes", "shapes", "kscl-make-shapes", arguments, [], folder, [])
 
 
@@ -106,7 +106,7 @@ def _probe(
     data: list[Stage],
     pretrain: Stage | None,
 ) -> Stage:
-    overrides = {**evaluation.overrides, "NAME": contender.name, "SEED": seed}
+    overrides = {**evaluation.overrides, "LABEL": contender.name, "SEED": seed}
     overrides |= _backbone_overrides(contender, pretrain)
     arguments = ["--config-file", evaluation.config, "--auto-resume", *_gpus(suite)]
     needs = data + ([pretrain] if pretrain else [])
@@ -149,7 +149,7 @@ def _convert(
     name = f"{place}/convert"
     key = _key("kscl-convert", arguments, needs, files)
     folder = f"{suite.output_dir}/{name}-{key[:KEY_LENGTH]}"
-    arguments = [*arguments, "--output", folder]
+    arguments = [*arguments, "--output-dir", folder]
     return Stage(name, "convert", "kscl-convert", tuple(arguments), tuple(needs), key, folder)
 
 
@@ -163,7 +163,7 @@ def _detect(
 ) -> Stage:
     overrides = {**evaluation.overrides, "SEED": seed * evaluation.trials}
     arguments = ["--config-file", f"{convert.folder}/config.yaml", "--auto-resume", *_gpus(suite)]
-    arguments += ["--trials", str(evaluation.trials)]
+    arguments += ["--num-trials", str(evaluation.trials)]
     name = f"{place}/detection"
     return _in_folder(suite, name, "detection", "kscl-train-net", arguments, overrides, needs, [])
 
@@ -172,7 +172,7 @@ def _board(suite: Suite, shown: list[Stage], figures: list[Stage]) -> Stage:
     folder = f"{suite.output_dir}/{suite.board}"
     arguments = [stage.folder for stage in shown]
     arguments += ["--output-dir", folder, "--title", suite.name]
-    arguments += [word for method in suite.against for word in ("--against", method)]
+    arguments += [word for method in suite.baseline for word in ("--baseline", method)]
     return _stage(
         "leaderboard", "board", "kscl-leaderboard", arguments, [*shown, *figures], folder, []
     )

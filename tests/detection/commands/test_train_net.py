@@ -54,7 +54,7 @@ def shop(tmp_path_factory) -> Path:
             *("convert", "random", "--arch", "resnet50", "--seed", str(seed)),
             *("--arch-kwargs", "{channels: [8, 16, 32, 64]}"),
             *("--protocol", "detection/shapes_tiny_c4.yaml"),
-            *("--output", folder / f"weights{seed}"),
+            *("--output-dir", folder / f"weights{seed}"),
         )
         assert done.returncode == 0, done.stderr
     return folder
@@ -139,9 +139,9 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(finished, shop, 
 
 def test_trials_have_seeds_and_folders_of_their_own_and_finished_ones_are_kept(shop, tmp_path):
     output = tmp_path / "run"
-    assert train_net(shop, output, "--trials=1").returncode == 0
+    assert train_net(shop, output, "--num-trials=1").returncode == 0
     first = (output / "seed0" / "record.json").read_bytes()
-    done = train_net(shop, output, "--trials=2", "--resume")
+    done = train_net(shop, output, "--num-trials=2", "--resume")
     assert done.returncode == 0, done.stderr
     assert "seed0: finished before, kept" in done.stdout
     assert "(2 trials" in done.stdout
@@ -238,7 +238,7 @@ def test_a_folder_of_another_run_is_refused(finished, shop, capsys):
         (("--auto-resume", "SOLVER.BASE_LR", "0.5"), 0, "other settings"),
         (("--auto-resume", *other_test), 0, "other data"),
         (("--eval-only", *detector), 0, "would be written over"),
-        (("--eval-only", "--trials=2", *detector), 0, "leave --trials out"),
+        (("--eval-only", "--num-trials=2", *detector), 0, "leave --num-trials out"),
     ):
         words = arguments(shop, finished, *more, weights=weights)
         code, told = in_process(capsys, *words)

@@ -241,7 +241,7 @@ def test_a_protocol_without_the_c4_head_is_refused(narrow_file, tmp_path):
 
 
 def test_the_tool_converts_and_shows_the_proof(narrow_file, tmp_path):
-    done = tool("convert", narrow_file, "--output", tmp_path / "out")
+    done = tool("convert", narrow_file, "--output-dir", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     for stage in proof.STAGES:
         assert f"\n  {stage} " in done.stdout
@@ -266,12 +266,15 @@ def test_what_is_left_behind_is_told_by_kind():
 
 def test_the_tools_errors_are_for_people(narrow_file, tmp_path, capsys):
     cases = [
-        (["random", "--output", "x"], "--arch resnet50"),
-        (["random", "--arch", "resnet18", "--output", "x"], "FPN"),
-        (["random", "--arch", "resnet50", "--arch-kwargs", "[8]", "--output", "x"], "a mapping"),
-        ([str(tmp_path / "no.pth"), "--output", "x"], "no such file"),
+        (["random", "--output-dir", "x"], "--arch resnet50"),
+        (["random", "--arch", "resnet18", "--output-dir", "x"], "FPN"),
         (
-            [str(narrow_file), "--protocol", "detection/voc0712_c4_24k.yaml", "--output", "x"],
+            ["random", "--arch", "resnet50", "--arch-kwargs", "[8]", "--output-dir", "x"],
+            "a mapping",
+        ),
+        ([str(tmp_path / "no.pth"), "--output-dir", "x"], "no such file"),
+        (
+            [str(narrow_file), "--protocol", "detection/voc0712_c4_24k.yaml", "--output-dir", "x"],
             "moco",
         ),
     ]

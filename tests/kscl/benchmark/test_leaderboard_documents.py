@@ -83,7 +83,7 @@ def test_a_base_that_is_not_there_is_refused_with_those_that_are(records):
 def test_a_base_of_two_lengths_is_named_with_its_epochs(tmp_path):
     made = []
     for epochs, level in ((100, 60), (200, 65)):
-        settings = ("METHOD.NAME", "moco", "SOLVER.EPOCHS", str(epochs))
+        settings = ("LABEL", "moco", "SOLVER.EPOCHS", str(epochs))
         made += runs(settings, level, seeds=2)
     board = build_board([write_all(tmp_path, made)], check_stale=False)
     with pytest.raises(KsclError, match="which of moco resnet50 200 5 40%; moco resnet50 100"):
@@ -162,12 +162,12 @@ def test_the_cost_of_an_epoch_stands_beside_the_papers_and_the_count(tmp_path):
         figures = {"minutes_per_epoch": minutes, "mean_rank": 1.25}
         return [pretraining(*settings, seed=seed, metrics=figures) for seed in range(2)]
 
-    shots = ("METHOD.NAME", "kscl", "METHOD.NUM_SHOTS")
+    shots = ("LABEL", "kscl", "METHOD.NUM_SHOTS")
     through = ("METHOD.GRAD_THROUGH_KEYS", "True", "KEY_ENCODER.TYPE", "shared")
-    minibatch = ("METHOD.NAME", "simclr", "METHOD.NUM_SHOTS", "1", "DICTIONARY.TYPE", "minibatch")
+    minibatch = ("LABEL", "simclr", "METHOD.NUM_SHOTS", "1", "DICTIONARY.TYPE", "minibatch")
     made = [
         *pretrained(0.5, *shots, "1"),
-        *pretrained(0.4, "METHOD.NAME", "moco_v2", "METHOD.NUM_SHOTS", "1"),
+        *pretrained(0.4, "LABEL", "moco_v2", "METHOD.NUM_SHOTS", "1"),
         *pretrained(0.7, *shots, "3"),
         *pretrained(0.9, *shots, "5"),
         *pretrained(0.8, *minibatch, *through),
@@ -205,7 +205,7 @@ def test_the_time_at_work_leaves_pauses_out_and_counts_overlaps_once():
 def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp_path, capsys):
     document = tmp_path / "RESULTS.md"
     document.write_text(DOCUMENT)
-    output = ["--output-dir", str(tmp_path / "board"), "--against", "moco"]
+    output = ["--output-dir", str(tmp_path / "board"), "--baseline", "moco"]
     for _ in range(2):  # again, over what it wrote itself
         assert main([str(records), *output, "--insert", str(document), "one"]) == 0
     text = document.read_text()

@@ -51,7 +51,7 @@ def smoke_suite(folder: Path, **changes: object) -> Path:
         "name": "smoke",
         "jobs": 2,
         "output_dir": str(folder / "output"),
-        "shapes": {"output": str(data), **TINY_SHAPES},
+        "shapes": {"output_dir": str(data), **TINY_SHAPES},
         "basis_image": f"{data}/unlabelled/000000.jpg",
         "pretrain_overrides": {
             "DATA.TRAIN": f"{data}/unlabelled",

@@ -68,7 +68,7 @@ def test_all_violations_are_reported_at_once(tmp_path):
         "SEED: one\nMETHOD:\n  NUM_SHOTS: 0\n  RHO: 1.5\n  TEMPERATURE: 0\nNOPE: 1\n"
         "DICTIONARY:\n  QUEUE_LENGTH: 16\n",
     )
-    text = errors_of(file, ["SOLVER.EPOCHS", "ten", "HEAD.TYPE", "deep"])
+    text = errors_of(file, ["SOLVER.EPOCHS", "ten", "PROJECTOR.TYPE", "deep"])
     assert text.startswith("8 problems in the configuration:")
     for part in (
         f"{file}:1: SEED takes a whole number, not 'one'",
@@ -78,7 +78,7 @@ def test_all_violations_are_reported_at_once(tmp_path):
         "NOPE is not a key",
         f"DICTIONARY.QUEUE_LENGTH is 16 ({file}:8), SOLVER.BATCH_SIZE is 256 (default): the queue",
         "command line: SOLVER.EPOCHS takes a whole number, not 'ten'",
-        "HEAD.TYPE is 'deep' (command line): must be one of mlp, mlp_bn, linear",
+        "PROJECTOR.TYPE is 'deep' (command line): must be one of mlp, mlp_bn, linear",
     ):
         assert part in text
 
@@ -157,7 +157,7 @@ def test_a_missing_file_names_the_nearest_shipped_one():
 def test_a_shipped_config_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("pretrain/moco_v2_r50_200ep.yaml", "configs/pretrain/moco_v2_r50_200ep.yaml"):
-        assert load_config(name).METHOD.NAME == "moco_v2"
+        assert load_config(name).LABEL == "moco_v2"
 
 
 def test_numbers_are_read_as_a_person_means_them(tmp_path):

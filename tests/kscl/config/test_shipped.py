@@ -14,8 +14,8 @@ FOLDERS = {"pretrain", "linear_eval", "detection", "suites"}
 # What the paper and, through it, MoCo v2 fix for all of the ResNet-50 runs.
 COMMON = {
     "BACKBONE.NAME": "resnet50",
-    "HEAD.TYPE": "mlp",
-    "HEAD.DIM": 128,
+    "PROJECTOR.TYPE": "mlp",
+    "PROJECTOR.DIM": 128,
     "METHOD.TEMPERATURE": 0.2,
     "KEY_ENCODER.MOMENTUM": 0.999,
     "DICTIONARY.QUEUE_LENGTH": 65536,
@@ -25,7 +25,7 @@ COMMON = {
     "SOLVER.MOMENTUM": 0.9,
     "SOLVER.WEIGHT_DECAY": 1e-4,
     "SOLVER.SCHEDULE": "cosine",
-    "SOLVER.SCHEDULE_BY": "epoch",
+    "SOLVER.LR_UPDATE": "epoch",
     "INPUT.SIZE": 224,
 }
 RECIPES = {
@@ -52,7 +52,7 @@ RECIPES = {
         "METHOD.NUM_SHOTS": 1,
         "METHOD.SIMILARITY": "cosine",
         "METHOD.TEMPERATURE": 0.07,
-        "HEAD.TYPE": "linear",
+        "PROJECTOR.TYPE": "linear",
         "SOLVER.SCHEDULE": "step",
         "SOLVER.MILESTONES": [120, 160],
         "SOLVER.EPOCHS": 200,
@@ -67,7 +67,7 @@ RECIPES = {
         "SOLVER.OPTIMIZER": "lars",
         "SOLVER.BASE_LR": 0.3,
         "SOLVER.WEIGHT_DECAY": 1e-6,
-        "SOLVER.SCHEDULE_BY": "step",
+        "SOLVER.LR_UPDATE": "iter",
         "SOLVER.WARMUP_EPOCHS": 10,
         "SOLVER.EPOCHS": 200,
     },

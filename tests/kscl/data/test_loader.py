@@ -38,7 +38,7 @@ def config(folder, tmp_path):
     cfg.DATA.TRAIN = str(folder)
     cfg.DATA.CACHE_DIR = str(tmp_path)
     cfg.DATA.NUM_WORKERS = 0
-    cfg.DATA.BAD_IMAGES_MAX_SHARE = 0.5
+    cfg.DATA.MAX_BAD_FRACTION = 0.5
     cfg.INPUT.SIZE = 32
     cfg.METHOD.NUM_SHOTS = 2
     cfg.SOLVER.BATCH_SIZE = 4
@@ -153,7 +153,7 @@ def test_a_batch_that_ranks_cannot_share_or_images_cannot_fill_is_an_error(confi
 
 def test_floats_from_a_worker_equal_bytes_normalised_on_the_device(config):
     as_bytes = all_batches(config, last_step=2)
-    config.DATA.UINT8 = False
+    config.DATA.NORMALIZE_ON_DEVICE = False
     config.DATA.NUM_WORKERS = 1
     for floats, plain in zip(all_batches(config, last_step=2), as_bytes, strict=True):
         expected = normalise(plain.views, config.INPUT.MEAN, config.INPUT.STD)
@@ -205,10 +205,10 @@ def test_too_many_bad_images_stop_the_run_with_the_reason(config, folder, tmp_pa
     (tmp_path / "with_bad").mkdir()
     bad = {f"{number:02d}.jpg": b"" for number in range(5)}
     config.DATA.TRAIN = copy_with_bad(folder, tmp_path / "with_bad", bad)
-    config.DATA.BAD_IMAGES_MAX_SHARE = 0.1
+    config.DATA.MAX_BAD_FRACTION = 0.1
     with pytest.raises(KsclError) as caught:
         all_batches(config)
-    for words in ("3 of the 21 images", "BAD_IMAGES_MAX_SHARE = 0.1", ".jpg", "empty"):
+    for words in ("3 of the 21 images", "MAX_BAD_FRACTION = 0.1", ".jpg", "empty"):
         assert words in str(caught.value)
 
 

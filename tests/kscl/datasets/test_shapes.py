@@ -117,7 +117,7 @@ def test_a_processor_without_vector_units_draws_the_same_bytes(small: Path, tmp_
 
     extras = [feature for feature in __cpu_dispatch__ if __cpu_features__.get(feature)]
     plain = {"NPY_DISABLE_CPU_FEATURES": " ".join(extras), "JSIMD_FORCENONE": "1"}
-    code = f"from kscl.shapes import *; make_shapes({str(tmp_path)!r}, {SMALL!r})"
+    code = f"from kscl.datasets.shapes import *; make_shapes({str(tmp_path)!r}, {SMALL!r})"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **plain}, check=True)
     assert bytes_of(tmp_path) == bytes_of(small)
 
@@ -288,7 +288,7 @@ def test_colour_does_not_carry_the_class(labelled: tuple[Labelled, Labelled]) ->
 
 def test_a_finished_folder_is_left_alone(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in small.rglob("*")}
-    assert main([*arguments_for(SMALL), "--output", str(small)]) == 0
+    assert main([*arguments_for(SMALL), "--output-dir", str(small)]) == 0
     assert "nothing to do" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in small.rglob("*")} == before
 
@@ -363,7 +363,7 @@ def test_what_cannot_be_drawn_is_refused(
     changes: dict[str, int], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = replace(SMALL, **changes)
-    assert main([*arguments_for(settings), "--output", str(tmp_path / "new")]) == 2
+    assert main([*arguments_for(settings), "--output-dir", str(tmp_path / "new")]) == 2
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert complaint in message
@@ -382,7 +382,7 @@ def test_an_output_that_cannot_be_written_is_an_error_with_its_reason(
 ) -> None:
     (tmp_path / "file").write_text("")
     output = tmp_path / "file" / "shapes"
-    assert main([*arguments_for(SMALL), "--output", str(output)]) == 2
+    assert main([*arguments_for(SMALL), "--output-dir", str(output)]) == 2
     assert "Not a directory" in capsys.readouterr().err
     with pytest.raises(KsclError, match="workers is 0"):
         make_shapes(tmp_path / "new", SMALL, workers=0)
@@ -392,7 +392,7 @@ def test_the_command_draws_a_contact_sheet_and_verifies(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sheet = tmp_path / "sheet.png"
-    extra = ["--output", str(small), "--contact-sheet", str(sheet), "--verify"]
+    extra = ["--output-dir", str(small), "--contact-sheet", str(sheet), "--verify"]
     assert main([*arguments_for(SMALL), *extra]) == 0
     assert "every file is as the manifest says" in capsys.readouterr().out
     with Image.open(sheet) as picture:

@@ -65,10 +65,10 @@ def losses_of(training: Training, steps: int = 4) -> list[float]:
 @pytest.mark.parametrize(
     ("option", "tolerance"),
     [
-        (["SOLVER.ACCUMULATE", 4], 1e-5),
+        (["SOLVER.GRAD_ACCUM_STEPS", 4], 1e-5),
         (["SOLVER.CHANNELS_LAST", True], 1e-4),
         (["SOLVER.CLIP_GRAD_NORM", 1e6], 1e-6),
-        (["DATA.UINT8", False], 1e-5),
+        (["DATA.NORMALIZE_ON_DEVICE", False], 1e-5),
     ],
 )
 def test_an_option_that_saves_time_or_memory_leaves_the_losses_as_they_are(
@@ -82,7 +82,7 @@ def test_an_option_that_saves_time_or_memory_leaves_the_losses_as_they_are(
 
 def test_parts_of_a_batch_fill_the_queue_like_the_whole_batch(tmp_path):
     whole = new_training(tmp_path, *WITHOUT_BATCH_NORM)
-    parts = new_training(tmp_path, *WITHOUT_BATCH_NORM, "SOLVER.ACCUMULATE", 4)
+    parts = new_training(tmp_path, *WITHOUT_BATCH_NORM, "SOLVER.GRAD_ACCUM_STEPS", 4)
     for batch in batches(2):
         take_step(whole, batch)
         take_step(parts, batch)
@@ -159,7 +159,7 @@ def test_random_streams_depend_on_seed_and_step_and_on_nothing_before():
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_rate_checkpoint_and_advice(tmp_path):
-    training = new_training(tmp_path, "DATA.UINT8", False)
+    training = new_training(tmp_path, "DATA.NORMALIZE_ON_DEVICE", False)
     folder = tmp_path / "checkpoints"
     first, second = batches(2)
     take_step(training, first, folder)

@@ -221,7 +221,7 @@ def test_a_broken_image_is_skipped_named_once_and_counted(images, tmp_path, caps
     some = shutil.copytree(images, tmp_path / "images")
     broken = sorted(some.rglob("*.jpg"))[5]
     broken.write_bytes(broken.read_bytes()[:200])
-    words = ["DATA.BAD_IMAGES_MAX_SHARE", 0.02, "SOLVER.EPOCHS", 2]
+    words = ["DATA.MAX_BAD_FRACTION", 0.02, "SOLVER.EPOCHS", 2]
     run = Run(tmp_path / "run", some, *words)
     assert main(run.command()) == 0
     assert read_record(run.folder / "record.json")["metrics"]["bad_images"] == 1

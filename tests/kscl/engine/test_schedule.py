@@ -12,7 +12,7 @@ from kscl.config.merge import load_config
 from kscl.engine.schedule import build_optimizer, learning_rate_at, set_learning_rate
 from kscl.method.build import build_learner
 
-TINY = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "32", "HEAD.DIM", "8"]
+TINY = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "32", "PROJECTOR.DIM", "8"]
 TINY += ["DICTIONARY.QUEUE_LENGTH", "256"]
 
 
@@ -36,16 +36,16 @@ def test_the_step_schedule_is_moco_v1s():
 
 
 def test_the_cosine_by_step_falls_smoothly_to_almost_nothing():
-    found = rates(10, "SOLVER.EPOCHS", 10, "SOLVER.SCHEDULE_BY", "step")
+    found = rates(10, "SOLVER.EPOCHS", 10, "SOLVER.LR_UPDATE", "iter")
     assert found[0] == 0.03
     assert found == sorted(found, reverse=True)
     assert found[-1] < 0.03 * 1e-3
 
 
-@pytest.mark.parametrize("by", ["epoch", "step"])
+@pytest.mark.parametrize("by", ["epoch", "iter"])
 @pytest.mark.parametrize("warmup", [2, 0.5])
 def test_the_warm_up_rises_step_by_step_to_the_full_rate_and_the_schedule_starts_there(by, warmup):
-    words = ["SOLVER.WARMUP_EPOCHS", warmup, "SOLVER.EPOCHS", 8, "SOLVER.SCHEDULE_BY", by]
+    words = ["SOLVER.WARMUP_EPOCHS", warmup, "SOLVER.EPOCHS", 8, "SOLVER.LR_UPDATE", by]
     found = rates(10, *words)
     rising = round(10 * warmup)
     assert found[:rising] == pytest.approx([0.03 * (s + 1) / rising for s in range(rising)])

@@ -23,7 +23,7 @@ from tests.helpers.photos import jpeg, photo
 
 SMALL = [
     *("BACKBONE.NAME", "resnet18", "BACKBONE.KWARGS", "{channels: [4, 4, 8, 8]}"),
-    *("HEAD.DIM", "8", "INPUT.SIZE", "32", "DICTIONARY.QUEUE_LENGTH", "256"),
+    *("PROJECTOR.DIM", "8", "INPUT.SIZE", "32", "DICTIONARY.QUEUE_LENGTH", "256"),
 ]
 
 
@@ -144,7 +144,7 @@ class TestTool:
     ) -> None:
         arguments = ["--image", str(picture), "--random-weights", "--num-shots", "1"]
         output = tmp_path / "basis.png"
-        assert main([*arguments, "--output", str(output), *SMALL, "HEAD.TYPE", "mlp_bn"]) == 0
+        assert main([*arguments, "--output", str(output), *SMALL, "PROJECTOR.TYPE", "mlp_bn"]) == 0
         assert output.exists()
 
     @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_activations_are_what_autograd_really_keeps():
 def test_memory_falls_with_more_gpus_and_with_parts_but_the_dictionary_stays(costs):
     one = memory_bytes(load_config(), costs, 1)
     eight = memory_bytes(load_config(), costs, 8)
-    parts = memory_bytes(load_config(None, ["SOLVER.ACCUMULATE", "8"]), costs, 1)
+    parts = memory_bytes(load_config(None, ["SOLVER.GRAD_ACCUM_STEPS", "8"]), costs, 1)
     assert one["activations"] == 8 * eight["activations"] == 8 * parts["activations"]
     assert one["dictionary"] == eight["dictionary"] == 65536 * 2 * 128 * 4
 

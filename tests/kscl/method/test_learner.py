@@ -137,7 +137,7 @@ NARROW = [
     "resnet18",
     "BACKBONE.KWARGS",
     "{channels: [8, 8, 8, 8]}",
-    "HEAD.DIM",
+    "PROJECTOR.DIM",
     "16",
 ]
 SETTINGS = {
@@ -151,7 +151,7 @@ SETTINGS = {
     ],
     "mean of the keys": ["METHOD.NUM_SHOTS", "3", "METHOD.SIMILARITY", "mean_cosine"],
     "MoCo v1": [
-        *("METHOD.NUM_SHOTS", "1", "METHOD.SIMILARITY", "cosine", "HEAD.TYPE", "linear"),
+        *("METHOD.NUM_SHOTS", "1", "METHOD.SIMILARITY", "cosine", "PROJECTOR.TYPE", "linear"),
         *("METHOD.TEMPERATURE", "0.07"),
     ],
     "MoCo v2": ["METHOD.NUM_SHOTS", "1", "METHOD.SIMILARITY", "cosine"],

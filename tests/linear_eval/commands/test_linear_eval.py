@@ -40,7 +40,7 @@ def backbone(digits, tmp_path):
 
 
 def test_three_seeds_give_three_records_and_one_line(digits, tmp_path, capsys):
-    assert main(["--seeds", "3", *overrides(digits, tmp_path, *CACHED)]) == 0
+    assert main(["--num-seeds", "3", *overrides(digits, tmp_path, *CACHED)]) == 0
     records = find_records(tmp_path).records
     assert sorted(path.parent.name for path in records) == ["seed_0", "seed_1", "seed_2"]
     assert sorted(record["seed"] for record in records.values()) == [0, 1, 2]

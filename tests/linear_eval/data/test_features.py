@@ -51,7 +51,7 @@ def extracted(monkeypatch):
     return counts
 
 
-def features_of(cfg, views=("centre", "flip"), stop=NEVER):
+def features_of(cfg, views=("center", "flip"), stop=NEVER):
     train, _ = open_data(cfg)
     frozen = freeze(cfg, train)
     settings = {"cache_dir": cfg.DATA.CACHE_DIR, "num_workers": 0, "stop": stop}
@@ -65,7 +65,7 @@ def test_features_are_the_backbones_own_and_are_mapped_from_disk(digits, tmp_pat
     shape = geometry(config(digits, tmp_path / "run"))
     for place in (0, 17, 79):
         picture = Image.fromarray(decode_image(train.source.read(place)))
-        for view in ("centre", "flip"):
+        for view in ("center", "flip"):
             alone = frozen.features(to_bytes(shape.fixed(picture, view, place))[None])[0]
             torch.testing.assert_close(found.of_view(view)[place], alone, rtol=1e-4, atol=1e-5)
 
@@ -80,9 +80,9 @@ def test_the_same_request_is_answered_from_disk(digits, tmp_path, extracted):
 
 def test_one_more_view_costs_that_view_alone(digits, tmp_path, extracted):
     cfg = config(digits, tmp_path / "a")
-    centre = features_of(cfg, ["centre"])[0].of_view("centre").clone()
-    both = features_of(cfg, ["centre", "flip", "crop0"])[0]
-    assert torch.equal(both.of_view("centre"), centre)
+    centre = features_of(cfg, ["center"])[0].of_view("center").clone()
+    both = features_of(cfg, ["center", "flip", "crop0"])[0]
+    assert torch.equal(both.of_view("center"), centre)
     assert not torch.equal(both.of_view("flip"), centre)
     assert not torch.equal(both.of_view("crop0"), both.of_view("flip"))
     assert extracted == [6]

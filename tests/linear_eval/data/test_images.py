@@ -93,7 +93,7 @@ def test_views_depend_on_seed_epoch_and_image_and_on_nothing_else(picture):
         assert not torch.equal(first, to_bytes(shape.augmented(picture, *other)))
     assert torch.equal(
         to_bytes(shape.fixed(picture, "flip", 0)),
-        to_bytes(shape.fixed(picture, "centre", 0)).flip(2),
+        to_bytes(shape.fixed(picture, "center", 0)).flip(2),
     )
     assert not torch.equal(
         to_bytes(shape.fixed(picture, "crop0", 5)), to_bytes(shape.fixed(picture, "crop1", 5))

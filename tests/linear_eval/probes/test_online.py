@@ -21,7 +21,7 @@ from linear_eval.run import Job, run_all
 from tests.helpers.commands import ROOT, run, tool
 from tests.helpers.digits import config, overrides, write_digits
 
-PLAIN = ("INPUT.AUGMENT", "centre")
+PLAIN = ("INPUT.AUGMENT", "center")
 
 
 @pytest.fixture(autouse=True)
@@ -178,8 +178,8 @@ def test_a_backbone_that_changed_is_an_error_and_leaves_no_record(
 
 
 def test_a_learning_rate_that_diverges_is_told(digits, tmp_path, capsys):
-    assert main(overrides(digits, tmp_path / "run", "SOLVER.LR", 1e38)) == 2
-    assert "lower SOLVER.LR" in capsys.readouterr().err
+    assert main(overrides(digits, tmp_path / "run", "SOLVER.BASE_LR", 1e38)) == 2
+    assert "lower SOLVER.BASE_LR" in capsys.readouterr().err
 
 
 def test_random_weights_are_calibrated_by_default_and_only_their_statistics(digits, tmp_path):
