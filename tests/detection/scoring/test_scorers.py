@@ -605,7 +605,7 @@ def test_the_tool_says_what_is_wrong_and_needs_no_detectron2(tmp_path, small):
     assert "Traceback" not in done.stderr
     code = (
         "import sys; sys.modules['detectron2'] = None\n"
-        "import detection.scoring.cli, detection.voc_data, detection.preflight_cli\n"
+        "import detection.commands.score, kscl.data.annotated.voc, detection.commands.preflight\n"
         "assert 'torch' not in sys.modules"
     )
     assert run(sys.executable, "-c", code).returncode == 0
