@@ -101,6 +101,7 @@ def run(setting: dict[str, str]) -> Outcome:
     verdict = "failed" if done.returncode else "passed"
     counts = re.sub(r"=| in .*", "", lines[-1]).strip()
     seconds = time.monotonic() - start
+    print(f"{name}: {counts} in {seconds:.0f} s", flush=True)
     return Outcome(name, used, verdict, counts, seconds, done.stdout + done.stderr)
 
 

@@ -18,6 +18,8 @@ from kscl.errors import KsclError
 from kscl.projection import all_lengths, log_sum_of_negatives
 from kscl.subspace import Subspaces, fit_subspaces, mean_direction
 
+pytestmark = pytest.mark.portable
+
 DIM = 12
 TAU = 0.2
 

@@ -19,6 +19,8 @@ from kscl.errors import KsclError
 from kscl.learner import Learner
 from tests.learners import without_gauge
 
+pytestmark = pytest.mark.portable
+
 RANKS, BATCH, STEPS, DIM, IMAGES = 2, 3, 3, 8, 20
 END_TO_END = {"key_encoder": "shared", "grad_through_keys": True}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

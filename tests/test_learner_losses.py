@@ -14,7 +14,7 @@ from kscl.encoder import Encoder
 from kscl.learner import Learner
 from tests.learners import DIM, END_TO_END, SHARED, TAU, make, one_step, small_encoder, views_of
 
-pytestmark = pytest.mark.usefixtures("_precision")
+pytestmark = [pytest.mark.portable, pytest.mark.usefixtures("_precision")]
 
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["single", "double"])

@@ -12,6 +12,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from kscl.errors import KsclError
 from kscl.knn import knn_predict
 
+pytestmark = pytest.mark.portable
+
 
 @pytest.fixture(scope="module")
 def features():
