@@ -7,10 +7,10 @@ PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme evidence test test-slow test-gpu lint format bench doctor clean
+.PHONY: help setup demo readme evidence test test-portable test-slow test-gpu lint format bench doctor clean
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo "  PYTHON=/path/to/python3 and VENV=/path/to/environment choose what is used."
 
 setup:  ## make .venv with the pinned versions and Detectron2 (the others do it by themselves)
@@ -41,6 +41,9 @@ datasets/BCCD:
 
 test: setup  ## run the tests (under 15 minutes on two cores)
 	$(PYTEST) -m "not slow and not gpu"
+
+test-portable: setup  ## run what trains or compares floats as other CPUs compute (under 5 minutes)
+	$(PY) -m tests.portable
 
 test-slow: setup  ## run the long tests too
 	$(PYTEST) -m "not gpu"

@@ -59,3 +59,16 @@ def one_step(
     optimizer.step()
     learner.after_step()
     return figures
+
+
+def without_gauge(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a learner's state with projectors (N, D, D) in place of stored bases (L, N, D).
+
+    Eigenvectors have no sign of their own, and equal eigenvalues no vectors of their own: what an
+    eigensolver returns depends on rounding, and only the subspace means something.
+    """
+    stored = "dictionary.slots"
+    if stored not in state:
+        return dict(state)
+    slots = state[stored]
+    return {**state, stored: torch.einsum("lnd,lne->nde", slots, slots)}

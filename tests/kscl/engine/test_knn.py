@@ -12,6 +12,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from kscl.engine.knn import knn_predict
 from kscl.errors import KsclError
 
+pytestmark = pytest.mark.portable
+
 
 @pytest.fixture(scope="module")
 def features():

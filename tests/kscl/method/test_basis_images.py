@@ -47,6 +47,7 @@ def save_checkpoint(folder: Path, settings: list[str]) -> Path:
     return folder / "checkpoint.pt"
 
 
+@pytest.mark.portable
 class TestBasisImages:
     def test_weights_are_inner_products_with_the_eigenvectors_of_the_d_by_d_matrix(self) -> None:
         views, keys = views_and_keys()

@@ -18,6 +18,8 @@ from kscl.method.dictionary import MemoryBank, Minibatch, Queue
 from kscl.method.kernels import all_lengths, log_sum_of_negatives
 from kscl.method.subspace import Subspaces, fit_subspaces, mean_direction
 
+pytestmark = pytest.mark.portable
+
 DIM = 12
 TAU = 0.2
 

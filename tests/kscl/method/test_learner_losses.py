@@ -23,7 +23,7 @@ from tests.helpers.learners import (
     views_of,
 )
 
-pytestmark = pytest.mark.usefixtures("_precision")
+pytestmark = [pytest.mark.portable, pytest.mark.usefixtures("_precision")]
 
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["single", "double"])

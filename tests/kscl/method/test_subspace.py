@@ -25,6 +25,8 @@ from kscl.method.subspace import (
     retrieve_instance,
 )
 
+pytestmark = pytest.mark.portable
+
 DTYPES = [torch.float32, torch.float64]
 TOLERANCE = {torch.float32: 5e-6, torch.float64: 1e-10}
 
