@@ -36,19 +36,16 @@ from detection.evaluator import SavedPassEvaluator
 from detection.scoring import as_table, metrics_of, score, voc07
 from detection.scoring.cli import main as score_command
 from tests.commands import run, tool
-from tests.voc_sets import random_detections, random_things, small_coco, small_voc, write_voc
+from tests.voc_sets import (
+    StableNumpy,
+    random_detections,
+    random_things,
+    small_coco,
+    small_voc,
+    write_voc,
+)
 
 VOC, COCO101 = "voc07-11pt", "coco-101pt"
-
-
-class StableNumpy:
-    """numpy for Detectron2's module, with the one change that makes its order of ties certain."""
-
-    def __getattr__(self, name):
-        return getattr(np, name)
-
-    def argsort(self, values):
-        return np.argsort(values, kind="stable")
 
 
 @pytest.fixture
