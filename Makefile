@@ -66,7 +66,7 @@ doctor: setup  ## what is installed here, and what is missing
 lock:  ## write requirements-lock.txt anew from requirements.txt (needs uv: pip install uv)
 	uv pip compile requirements.txt -o requirements-lock.txt --quiet --no-config \
 	    --universal --python-version 3.11 --generate-hashes --no-annotate \
-	    --default-index https://pypi.org/simple --custom-compile-command "make lock"
+	    --custom-compile-command "make lock"
 
 clean:  ## remove the environment and everything made here (not your data, not output/)
 	rm -rf "$(CURDIR)/.venv" build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
