@@ -7,10 +7,10 @@ PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme evidence test test-slow test-gpu lint format bench doctor lock clean
+.PHONY: help setup demo readme evidence test test-slow test-gpu test-versions lint format bench doctor lock clean
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 	@echo "  PYTHON=/path/to/python3 and VENV=/path/to/environment choose what is used."
 
 setup:  ## make .venv with the pinned versions and Detectron2 (the others do it by themselves)
@@ -47,6 +47,9 @@ test-slow: setup  ## run the long tests too
 
 test-gpu: setup  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
+
+test-versions:  ## smoke tests on the oldest and the newest versions of setup.py's ranges (10 GB)
+	$(PYTHON) tests/supported_versions.py
 
 lint: setup  ## style, format and types
 	$(PY) -m ruff check .

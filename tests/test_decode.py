@@ -63,6 +63,7 @@ ORDINARY = {
 
 
 @pytest.mark.parametrize("kind", ORDINARY)
+@pytest.mark.smoke
 def test_an_ordinary_file_gives_the_pixels_that_torchvisions_loader_gives(kind):
     picture = decode_image(ORDINARY[kind])
     assert picture.dtype == np.uint8
