@@ -70,7 +70,9 @@ def try_versions(folder: Path, oldest: bool, base: str) -> None:
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "-q")
     run(*pip, "--upgrade", "pip", "setuptools")
     run(*pip, "--no-deps", "--no-build-isolation", "-e", ROOT)
-    wanted = [text.split(";")[0].strip() for text in json.loads(run(python, "-c", REQUIREMENTS))]
+    # -I: metadata that an earlier build has left in the checkout is not looked at.
+    requirements = json.loads(run(python, "-I", "-c", REQUIREMENTS))
+    wanted = [text.split(";")[0].strip() for text in requirements]
     run(*pip, *(map(lower_bound, wanted) if oldest else wanted))
     run(python, ROOT / "tools" / "install_detectron2.py")
     print(run(python, "-m", "pip", "--disable-pip-version-check", "freeze"))
