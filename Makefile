@@ -7,7 +7,7 @@ PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme evidence test test-portable test-slow test-gpu lint format bench doctor clean
+.PHONY: help setup demo readme evidence test test-portable test-slow test-gpu test-versions lint format bench doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ test-slow: setup  ## run the long tests too
 test-gpu: setup  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
 
+test-versions:  ## smoke tests on the oldest and the newest versions of setup.py's ranges (10 GB)
+	$(PYTHON) tests/supported_versions.py
+
 lint: setup  ## style, format and types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -65,6 +68,11 @@ bench: setup  ## measure every figure that has a bound; writes bench.json
 
 doctor: setup  ## what is installed here, and what is missing
 	$(PY) tools/doctor.py
+
+lock:  ## write requirements-lock.txt anew from requirements.txt (needs uv: pip install uv)
+	uv pip compile requirements.txt -o requirements-lock.txt --quiet --no-config \
+	    --universal --python-version 3.11 --generate-hashes --no-annotate \
+	    --custom-compile-command "make lock"
 
 clean:  ## remove the environment and everything made here (not your data, not output/)
 	rm -rf "$(CURDIR)/.venv" build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -27,7 +27,8 @@ IMAGE_EXTENSIONS = (
 )
 
 # A broken file is reported by us, by name; OpenCV's warning does not know the name.
-cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_ERROR)
+_set_log_level = getattr(cv2, "setLogLevel", None) or cv2.utils.logging.setLogLevel  # OpenCV 4, 5
+_set_log_level(2)  # errors
 
 
 class UnreadableImage(Exception):

@@ -89,6 +89,7 @@ def finished(shop, tmp_path_factory) -> Path:
     return output
 
 
+@pytest.mark.smoke
 def test_a_run_ends_in_a_record_that_can_be_traced(finished, shop):
     record = read_record(finished / "record.json")
     certificate = json.loads((shop / "weights0" / "certificate.json").read_text())

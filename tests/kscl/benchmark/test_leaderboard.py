@@ -46,6 +46,7 @@ def backbone_of(record: dict) -> str:
     return record["details"]["outputs"]["backbone"]
 
 
+@pytest.mark.smoke
 def test_a_row_joins_a_pretraining_with_its_evaluations(tmp_path):
     made = pretraining(*kscl(5, 0.4))
     sha256 = backbone_of(made)

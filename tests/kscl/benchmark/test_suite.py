@@ -113,6 +113,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.smoke
 def test_one_command_goes_from_pixels_to_the_leaderboard(undisturbed):
     board = undisturbed / "output" / "leaderboard"
     assert {path.suffix for path in board.iterdir()} == {".md", ".csv", ".json", ".html"}

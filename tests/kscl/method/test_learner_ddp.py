@@ -163,6 +163,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.smoke
 def test_two_processes_equal_one_on_the_joined_batch(
     case: str, ranks: list[dict[str, Any]]
 ) -> None:
