@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kscl.config.defaults import pretrain_defaults
-from kscl.data.bad_images import replacement
 from kscl.data import loader as train_loader
+from kscl.data.bad_images import replacement
 from kscl.data.loader import StepSampler, ViewDataset, epoch_order
 from kscl.data.open import open_source
 from kscl.data.throughput import Budget, measure_budget

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -105,8 +106,12 @@ def test_a_damaged_line_is_removed_and_counted_and_the_others_stay(tmp_path, lin
 def test_a_full_disk_is_one_error_that_names_the_file(tmp_path):
     run_log = RunLog(tmp_path, 0, total_steps=100, steps_per_epoch=20, num_views=6)
     run_log.lines.close()
-    run_log.lines = open("/dev/full", "a")
-    with pytest.raises(KsclError, match="No space left") as error, run_log:
+    full = Path("/dev/full")
+    with (
+        full.open("a") as run_log.lines,
+        pytest.raises(KsclError, match="No space") as error,
+        run_log,
+    ):
         report_ten_steps(run_log)
     assert str(tmp_path / METRICS_FILE) in str(error.value)
 

@@ -18,7 +18,16 @@ from kscl.engine.checkpoint import CHECKPOINT_FOLDER, UNFINISHED, find_checkpoin
 from kscl.engine.metrics_log import METRICS_FILE
 from kscl.runtime.logs import LOG_FILE
 from tests.helpers.commands import ROOT
-from tests.helpers.runs import Run, draw_images, end_all, is_finished, same_bits, wait_until
+from tests.helpers.runs import (
+    Run,
+    children,
+    draw_images,
+    end_all,
+    is_alive,
+    is_finished,
+    same_bits,
+    wait_until,
+)
 
 EXACT = ("learner", "optimizer", "scaler", "step", "window", "data", "bad_images")
 OF_THE_CLOCK = ("time", "images_per_second", "views_per_second", "fraction_waiting_for_data")
@@ -257,21 +266,6 @@ def test_ranks_end_with_their_launcher_and_hear_signals_through_it(tmp_path, ima
 
 
 TORCHRUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-
-
-def children(pid):
-    """All descendants of a process."""
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    own = [int(child) for child in path.read_text().split()] if path.exists() else []
-    return [*own, *(below for child in own for below in children(child))]
-
-
-def is_alive(pid):
-    """Whether a process runs: an orphan that has ended may wait for somebody to notice."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")

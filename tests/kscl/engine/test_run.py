@@ -178,6 +178,7 @@ def stop_at_the_first_checkpoint():
     rename = Path.rename
 
     def rename_and_stop(self, to):
+        Path.rename = rename  # a second signal would interrupt at once
         os.kill(os.getpid(), signal.SIGTERM)
         return rename(self, to)
 
