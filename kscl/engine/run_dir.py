@@ -50,8 +50,8 @@ def only_run_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def find_start(cfg: CfgNode, resume: bool, auto_resume: bool) -> Path | None:
-    """The checkpoint to go on from, None to begin; an error where neither would be right."""
+def find_start(cfg: CfgNode, resume: bool, auto_resume: bool) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint to go on from and what it holds, None to begin; an error if neither fits."""
     folder = Path(cfg.OUTPUT_DIR)
     # Hidden are the lock, and what a killed process had not yet given its name.
     content = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
@@ -71,7 +71,7 @@ def find_start(cfg: CfgNode, resume: bool, auto_resume: bool) -> Path | None:
     if newest is not None:
         path, saved = newest
         refuse_changes(saved["config"], cfg, path)
-        return path
+        return newest
     if resume:
         raise KsclError(
             f"there is nothing to resume in {folder}: it holds no checkpoint. --auto-resume starts "
