@@ -30,12 +30,12 @@ from kscl.errors import KsclError
 from kscl.method.learner import Learner
 from kscl.runtime.distributed import average_, rank, world_size
 from kscl.runtime.launch import any_rank
+from kscl.runtime.precision import AMP_TYPES, autocast
 from kscl.runtime.signals import StopRequest
-from kscl.views.normalize import normalise
+from kscl.views.normalize import normalize
 
 log = logging.getLogger(__name__)
 
-AMP_TYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COLLAPSED = 0.01  # spread of the embeddings: their mean is then nearly a unit vector
 
 
@@ -109,7 +109,7 @@ def take_step(training: Training, batch: Batch, folder: Path | None = None) -> N
 
 def forward(training: Training, views: Tensor, instances: Tensor) -> dict[str, Tensor]:
     amp = training.cfg.SOLVER.AMP
-    with torch.autocast(training.device.type, AMP_TYPES[amp], enabled=amp != "off"):
+    with autocast(training.device, AMP_TYPES[amp]):
         return training.model(views, instances.to(training.device))
 
 
@@ -131,14 +131,14 @@ def batch_norm_statistics(learner: Learner) -> list[Tensor]:
 
 
 def to_device(views: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
-    """Views (B, K+1, 3, H, W) as the encoder takes them: normalised, each view one dense block."""
+    """Views (B, K+1, 3, H, W) as the encoder takes them: normalized, each view one dense block."""
     views = views.to(device, non_blocking=True).transpose(0, 1)  # (K+1, B, 3, H, W)
     if cfg.SOLVER.CHANNELS_LAST:
         views = views.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     else:
         views = views.contiguous()
     if views.dtype == torch.uint8:
-        views = normalise(views, cfg.INPUT.MEAN, cfg.INPUT.STD)
+        views = normalize(views, cfg.INPUT.MEAN, cfg.INPUT.STD)
     return views.transpose(0, 1)
 
 

@@ -59,7 +59,7 @@ class TestBasisImages:
             torch.testing.assert_close(basis.weights[i], expected)
             combined = sum(weight * view for weight, view in zip(expected, views, strict=True))
             torch.testing.assert_close(basis.images[i], combined)
-            assert basis.share[i].item() == pytest.approx(values[-1 - i].item() / 4)
+            assert basis.fractions[i].item() == pytest.approx(values[-1 - i].item() / 4)
 
     @pytest.mark.parametrize("rho", [0.4, 0.9, 1.0])
     def test_as_many_are_kept_as_the_subspace_has(self, rho: float) -> None:
@@ -133,7 +133,7 @@ class TestTool:
         assert [word for word in words if word in ("kept", "dropped")] == (
             ["kept"] * basis.kept + ["dropped"] * (3 - basis.kept)
         )
-        shares = [f"{share:.1%} of the mass" for share in basis.share.tolist()]
+        shares = [f"{share:.1%} of the mass" for share in basis.fractions.tolist()]
         assert [word for word in words if word.endswith("% of the mass")][1:] == shares
         weights = [float(w.replace("−", "-")) for w in words if re.fullmatch(r"[+−]?\d\.\d\d", w)]
         assert weights == pytest.approx(basis.weights.flatten().tolist(), abs=0.006)
