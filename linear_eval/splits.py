@@ -21,9 +21,9 @@ def views_of_epoch(seed: int, epoch: int, count: int, num_views: int) -> np.ndar
 
 
 def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (kept, held out), both ascending: `fraction` of each class, at least one of two.
+    """Return images (kept, held out), both ascending.
 
-    A class of one image keeps it.
+    `fraction` of each class is held out, and at least one image; a class of one image keeps it.
     """
     held = np.zeros(len(labels), bool)
     for images in _shuffled_classes(labels, seed, Stream.HELD_OUT):

@@ -165,8 +165,8 @@ def calibrated_efficiency(
     compute = seconds - shuffle_seconds(cfg, gpu, count)
     if compute <= 0:
         raise KsclError(
-            f"{minutes:g} minutes per epoch are less than the transfers alone take: measure again, or "
-            "name the GPUs that it was measured on."
+            f"{minutes:g} minutes per epoch are less than the transfers alone take: measure again, "
+            "or name the GPUs that it was measured on."
         )
     return step_flops(cfg, costs) / (compute * peak_flops(cfg, gpu, count))
 

@@ -16,22 +16,24 @@ from kscl.errors import KsclError
 # What may reach timm.create_model: names that describe an architecture and touch neither network
 # nor files, as `pretrained`, `checkpoint_path` and others do. Values are plain numbers, words,
 # true, false, null, or lists of them.
-ARCHITECTURE_ARGUMENTS = frozenset(
-    # sizes
+SIZES = (
     "img_size in_chans patch_size embed_dim embed_dims dim dims channels depth depths layers "
     "num_heads head_dim num_features window_size mlp_ratio mlp_ratios kernel_size kernel_sizes "
-    "output_stride base_width cardinality growth_rate width_mult depth_mult "
-    # stems, blocks and heads
+    "output_stride base_width cardinality growth_rate width_mult depth_mult"
+)
+PARTS = (
     "stem_type stem_width stem_size stem_chs stem_kernel_size replace_stem_pool block_reduce_first "
     "down_kernel_size avg_down pad_type conv_mlp conv_bias use_grn act_layer norm_layer aa_layer "
     "norm_eps qkv_bias qk_norm proj_bias class_token reg_tokens no_embed_class pos_embed pre_norm "
     "final_norm fc_norm global_pool dynamic_img_size dynamic_img_pad always_partition "
-    "strict_img_size head_norm_first "
-    # how it starts, and what it drops while it trains
+    "strict_img_size head_norm_first"
+)
+STARTING_AND_DROPPING = (
     "zero_init_last weight_init fix_init init_values ls_init_value layer_scale_init_value "
     "drop_rate drop_path_rate drop_block_rate proj_drop_rate attn_drop_rate pos_drop_rate "
-    "patch_drop_rate".split()
+    "patch_drop_rate"
 )
+ARCHITECTURE_ARGUMENTS = frozenset(f"{SIZES} {PARTS} {STARTING_AND_DROPPING}".split())
 LARGEST_ARGUMENT = 16_384  # a width or a depth beyond it is a mistake, or an attack on the memory
 LONGEST_LIST = 64
 
