@@ -12,12 +12,13 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from kscl.commands.visualize_basis import draw, in_words, main, to_display
+from kscl.commands.visualize_basis import main
 from kscl.config.merge import load_config
 from kscl.config.tree import config_values
 from kscl.errors import KsclError
 from kscl.method.basis_images import basis_images
 from kscl.method.build import build_learner
+from kscl.method.draw_basis import draw, in_words, to_display
 from kscl.method.subspace import fit_subspaces
 from tests.helpers.photos import jpeg, photo
 
@@ -178,7 +179,7 @@ class TestTool:
         ("arguments", "named"),
         [
             (["--image", "no.jpg", "--random-weights"], "no.jpg cannot be read"),
-            (["--image", "{text}", "--random-weights"], "no image that can be read"),
+            (["--image", "{text}", "--random-weights"], "notes.txt is not an image"),
             (["--image", "{picture}", "--checkpoint", "{text}"], "notes.txt"),
             (["--image", "{picture}", "--random-weights", "--rho", "1.5"], "rho is 1.5"),
             (["--image", "{picture}", "--random-weights", "--num-shots", "0"], "0 key views"),
