@@ -69,8 +69,8 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], CfgNode]:
     content = read_plain(path)
     if not {"learner", "config"} <= set(content):
         raise KsclError(
-            f"{path} is not a checkpoint of tools/pretrain.py, which has a learner and a config: name "
-            "one of those in the folder checkpoints of a run."
+            f"{path} is not a checkpoint of tools/pretrain.py, which has a learner and a config: "
+            "name one of those in the folder checkpoints of a run."
         )
     cfg = pretrain_defaults()
     cfg.merge_from_other_cfg(CfgNode(content["config"]))
@@ -89,8 +89,8 @@ def key_encoder(cfg: CfgNode, state: dict[str, Tensor] | None) -> Encoder:
             encoder.load_state_dict(own)
         except RuntimeError as error:
             raise KsclError(
-                f"The checkpoint does not fit the config ({error}): leave BACKBONE and PROJECTOR as "
-                "they are in it."
+                f"The checkpoint does not fit the config ({error}): leave BACKBONE and PROJECTOR "
+                "as they are in it."
             ) from error
     return encoder
 
@@ -110,15 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     weights.add_argument("--random-weights", action="store_true", help="use an untrained encoder")
     parser.add_argument("--image", type=Path, required=True, metavar="FILE", help="the image")
-    parser.add_argument(
-        "--num-shots", type=int, metavar="K", help="number of views (default: the config's)"
-    )
-    parser.add_argument(
-        "--rho", type=float, help="fraction of the eigenvalue mass to keep (default: the config's)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the views (default: %(default)s)"
-    )
+    parser.add_argument("--num-shots", type=int, metavar="K", help="views (default: of the config)")
+    parser.add_argument("--rho", type=float, help="mass to keep (default: of the config)")
+    parser.add_argument("--seed", type=int, default=0, help="of the views (default: %(default)s)")
     parser.add_argument(
         "--output",
         type=cli.picture_path,
