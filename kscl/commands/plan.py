@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--measured-minutes",
         type=float,
         metavar="M",
-        help="time of an epoch of this config on these GPUs, to calibrate on instead of the paper's",
+        help="time of an epoch of this config on these GPUs, to calibrate on",
     )
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)

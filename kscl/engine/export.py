@@ -38,6 +38,7 @@ def describe(
         "config_hash": config_hash(cfg),
         "data": data["hash"],
         "code": code_version()["source_hash"],
+        **({"start": training.inputs["weights"]} if training.inputs else {}),
         **(figures or {}),
     }
     return Description(
@@ -83,6 +84,7 @@ def finish(
         seed=cfg.SEED,
         cfg=cfg,
         data={"train": data},
+        inputs=training.inputs,
         details={
             "curves": thinned_curves(rows),
             "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],

@@ -25,6 +25,7 @@ from kscl.engine.knn import KnnCheck
 from kscl.engine.loop import settle, train
 from kscl.engine.metrics_log import RunLog
 from kscl.engine.run_dir import find_start, only_run_in
+from kscl.engine.start import start_from_weights
 from kscl.engine.state import Training, build_training, restore
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
@@ -75,6 +76,8 @@ def run(job: Job) -> int:
         if saved is not None:
             refuse_other_data(saved["data"], data, cfg.DATA.TRAIN)
             restore(training, saved)
+        else:
+            training.inputs = start_from_weights(training.learner, cfg)
         loader = build_train_loader(
             cfg,
             first_step=training.step,

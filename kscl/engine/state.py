@@ -58,6 +58,7 @@ class Training:
     step: int = 0  # steps done
     seconds: float = 0.0  # of training, over all restarts
     window: Window = field(default_factory=Window)
+    inputs: dict[str, str] = field(default_factory=dict)  # SHA-256 of the weights it started from
 
     @property
     def total_steps(self) -> int:
@@ -123,6 +124,7 @@ def save(training: Training, folder: Path, about: Mapping[str, Any]) -> None:
         "step": training.step,
         "seconds": training.seconds,
         "window": {"sums": window, "steps": training.window.steps},
+        "inputs": training.inputs,
     }
     save_checkpoint(folder, training.step, content, training.cfg.CHECKPOINT.KEEP)
 
@@ -133,6 +135,7 @@ def restore(training: Training, content: Mapping[str, Any]) -> None:
     training.scaler.load_state_dict(content["scaler"])
     training.step = content["step"]
     training.seconds = content["seconds"]
+    training.inputs = dict(content.get("inputs", {}))
     saved = content["window"]
     sums = {
         name: torch.tensor(total, device=training.device) for name, total in saved["sums"].items()

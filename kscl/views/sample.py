@@ -79,8 +79,8 @@ def sample_crop(
 ) -> Box:
     """Draw a crop: area uniform in `scale`, aspect (width / height) log-uniform in `ratio`.
 
-    Its position is uniform. A box that does not fit is drawn again; after ten the largest middle box
-    of a legal aspect is taken, as torchvision does.
+    Its position is uniform. A box that does not fit is drawn again; after ten tries the largest
+    middle box of a legal aspect is taken, as torchvision does.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(CROP_TRIES):
