@@ -33,6 +33,8 @@ def pretrain_defaults() -> CfgNode:
     cfg.BACKBONE = CfgNode()
     cfg.BACKBONE.NAME = "resnet50"  # any timm model
     cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)  # goes to timm.create_model
+    # Weights to start from: a file or an http(s) address; "" draws random ones from SEED.
+    cfg.BACKBONE.WEIGHTS = ""
 
     cfg.PROJECTOR = CfgNode()
     cfg.PROJECTOR.TYPE = "mlp"  # "mlp_bn" (BatchNorm between its layers) or "linear"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from kscl.data.decode import UnreadableImage, decode_image
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
-from kscl.rng import PROBE, REPLACEMENT, permutation, random_words
+from kscl.rng import Stream, permutation, random_words
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,9 @@ MOST_PROBES = 1000
 
 def replacement(seed: int, epoch: int, index: int, attempt: int, num_images: int) -> int:
     """The image shown instead of an unreadable one: the same at every try, in every run."""
-    return int(random_words(seed, epoch, REPLACEMENT, index, attempt + 1)[attempt] % num_images)
+    return int(
+        random_words(seed, epoch, Stream.REPLACEMENT, index, attempt + 1)[attempt] % num_images
+    )
 
 
 class BadImages:
@@ -83,4 +85,4 @@ def check_some_image_reads(source: ImageSource, seed: int = 0) -> None:
 
 
 def _probes(seed: int, count: int) -> Sequence[int]:
-    return permutation(seed, 0, PROBE, count)[:MOST_PROBES].tolist()
+    return permutation(seed, 0, Stream.PROBE, count)[:MOST_PROBES].tolist()

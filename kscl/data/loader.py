@@ -20,9 +20,9 @@ from kscl.data.bad_images import MOST_REPLACEMENTS, BadImages, check_some_image_
 from kscl.data.decode import UnreadableImage, decode_image
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
-from kscl.rng import ORDER, VIEWS, permutation, uniforms
+from kscl.rng import Stream, permutation, uniforms
 from kscl.views.augment import make_views, numbers_needed
-from kscl.views.normalize import normalise_planes
+from kscl.views.normalize import normalize_planes
 from kscl.views.recipes import check_recipe, with_defaults
 
 Place = tuple[int, int]  # epoch and number of the image
@@ -31,14 +31,14 @@ Place = tuple[int, int]  # epoch and number of the image
 class Batch(NamedTuple):
     """What the encoder gets, and what was met on the way."""
 
-    views: torch.Tensor  # (B, K + 1, 3, H, W), view 0 is the query; uint8, or float32 normalised
+    views: torch.Tensor  # (B, K + 1, 3, H, W), view 0 is the query; uint8, or float32 normalized
     instances: torch.Tensor  # (B,) int64, the number of the image shown
     bad: list[tuple[int, str]]  # unreadable images met and why; each was replaced
 
 
 def epoch_order(seed: int, epoch: int, num_images: int) -> np.ndarray:
     """The order in which an epoch shows the images."""
-    return permutation(seed, epoch, ORDER, num_images)
+    return permutation(seed, epoch, Stream.ORDER, num_images)
 
 
 def steps_per_epoch(num_images: int, batch_size: int) -> int:
@@ -111,7 +111,7 @@ class ViewDataset(Dataset[Batch]):
         self.num_views = num_views
         self.size = size
         self.seed = seed
-        self.mean_std = mean_std  # given: float32 normalised here; None: uint8
+        self.mean_std = mean_std  # given: float32 normalized here; None: uint8
         self.num_numbers = numbers_needed(self.ops, num_views)
 
     def __len__(self) -> int:
@@ -134,13 +134,13 @@ class ViewDataset(Dataset[Batch]):
     def fill(self, picture: np.ndarray, place: Place, target: np.ndarray) -> None:
         """Write the views of one decoded image into (K + 1, 3, H, W)."""
         epoch, index = place
-        numbers = uniforms(self.seed, epoch, VIEWS, index, self.num_numbers)
+        numbers = uniforms(self.seed, epoch, Stream.VIEWS, index, self.num_numbers)
         if self.mean_std is None:
             make_views(picture, self.ops, self.size, numbers, target)
             return
         views = np.empty(target.shape, np.uint8)
         make_views(picture, self.ops, self.size, numbers, views)
-        normalise_planes(views, *self.mean_std, target)
+        normalize_planes(views, *self.mean_std, target)
 
     def read_picture(self, epoch: int, index: int) -> tuple[np.ndarray, int, list[tuple[int, str]]]:
         """The image, or the first readable one of its replacements; which it was; what was bad."""

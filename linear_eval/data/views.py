@@ -16,12 +16,11 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
-from kscl.rng import VIEWS, uniforms
+from kscl.rng import Stream, uniforms
 from kscl.views.sample import MOST_DRAWS, sample_crop
 from linear_eval.config import CENTER, FLIP
 
 FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run
-FIXED_CROPS_STREAM = 20  # of kscl.rng, beside those in linear_eval.splits
 NUM_DRAWS = MOST_DRAWS["random_resized_crop"] + 1
 
 
@@ -54,11 +53,11 @@ class Geometry:
         if view == FLIP:
             return F.hflip(self.centre(picture))
         turn = int(view.removeprefix(FIXED_CROP))
-        return self.random_crop(picture, uniforms(0, turn, FIXED_CROPS_STREAM, image, NUM_DRAWS))
+        return self.random_crop(picture, uniforms(0, turn, Stream.FIXED_CROPS, image, NUM_DRAWS))
 
     def augmented(self, picture: Image.Image, seed: int, epoch: int, image: int) -> Image.Image:
         """What training sees of an image in an epoch."""
-        return self.random_crop(picture, uniforms(seed, epoch, VIEWS, image, NUM_DRAWS))
+        return self.random_crop(picture, uniforms(seed, epoch, Stream.VIEWS, image, NUM_DRAWS))
 
 
 def geometry(cfg: CfgNode) -> Geometry:
@@ -80,8 +79,3 @@ def slot(view: str) -> int:
 def to_bytes(picture: Image.Image) -> Tensor:
     """(3, H, W), uint8."""
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-
-
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 images (B, 3, H, W) to what torchvision's ToTensor and Normalize make of them."""
-    return images.float().div_(255).sub_(mean).div_(std)

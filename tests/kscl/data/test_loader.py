@@ -16,7 +16,7 @@ from kscl.data.loader import StepSampler, ViewDataset, epoch_order
 from kscl.data.open import open_source
 from kscl.data.throughput import Budget, measure_budget
 from kscl.errors import KsclError
-from kscl.views.normalize import normalise
+from kscl.views.normalize import normalize
 from kscl.views.recipes import MOCO_V2
 from tests.helpers.photos import jpeg, photo
 
@@ -162,7 +162,7 @@ def test_floats_from_a_worker_equal_bytes_normalised_on_the_device(config):
     config.DATA.NORMALIZE_ON_DEVICE = False
     config.DATA.NUM_WORKERS = 1
     for floats, plain in zip(all_batches(config, last_step=2), as_bytes, strict=True):
-        expected = normalise(plain.views, config.INPUT.MEAN, config.INPUT.STD)
+        expected = normalize(plain.views, config.INPUT.MEAN, config.INPUT.STD)
         assert floats.views.dtype == torch.float32
         assert torch.allclose(floats.views, expected, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""The learner from step to step: what it stores, how it normalises, and that it learns."""
+"""The learner from step to step: what it stores, how it normalizes, and that it learns."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("norm", ["train", "eval"])
     @pytest.mark.parametrize("dictionary", ["queue", "bank"])
-    def test_a_restored_run_goes_on_to_the_bit(self, dictionary: str, norm: str) -> None:
+    def test_a_restored_run_resumes_to_the_bit(self, dictionary: str, norm: str) -> None:
         def fresh() -> tuple[Learner, torch.optim.Optimizer]:
             torch.manual_seed(0)
             encoder = build_encoder("resnet18", {"channels": [4, 4, 8, 8]}, dim=8, input_size=32)
@@ -94,26 +94,26 @@ class TestBatchNorm:
         learner, views = self.learner("train"), torch.randn(6, 3, 3, 32, 32)
         keys = learner.embed_keys(views)
         views[:, 0] *= 10
-        other = learner.embed_keys(views)
-        assert torch.equal(keys[:, 1:], other[:, 1:])
-        twin = copy.deepcopy(learner.encoder).train()
-        torch.testing.assert_close(keys[:, 2], twin(views[:, 2]))
+        changed = learner.embed_keys(views)
+        assert torch.equal(keys[:, 1:], changed[:, 1:])
+        other = copy.deepcopy(learner.encoder).train()
+        torch.testing.assert_close(keys[:, 2], other(views[:, 2]))
 
     def test_averaged_statistics_follow_the_query_encoder(self) -> None:
         learner, views = self.learner("eval"), torch.randn(6, 4, 3, 32, 32) * 2 + 1
-        twin = learner.key_encoder
-        assert twin is not None
+        other = learner.key_encoder
+        assert other is not None
         learner.train()
         assert learner.encoder.training
-        assert not twin.training
+        assert not other.training
         figures = learner(views)
         assert figures["embedding_spread"] > 0.01
-        calibrated = twin.backbone.bn1.running_mean.clone()  # type: ignore[operator, union-attr]
+        calibrated = other.backbone.bn1.running_mean.clone()  # type: ignore[operator, union-attr]
         assert calibrated.abs().max() > 0.05
         query = learner.encoder.backbone.bn1.running_mean  # type: ignore[union-attr]
         expected = 0.999 * calibrated + 0.001 * query  # type: ignore[operator]
         learner.after_step()
-        torch.testing.assert_close(twin.backbone.bn1.running_mean, expected)  # type: ignore[union-attr]
+        torch.testing.assert_close(other.backbone.bn1.running_mean, expected)  # type: ignore[union-attr]
 
 
 class TestPrecision:

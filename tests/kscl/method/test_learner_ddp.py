@@ -45,15 +45,15 @@ def make(case: str) -> Learner:
         nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     )
     encoder = Encoder(backbone, nn.Linear(32, DIM))
-    signed = "similarity" in settings
-    vectors = 1 if signed else 3
+    similarity = settings.get("similarity", "projection")
+    vectors = 3 if similarity == "projection" else 1
     dictionary: Dictionary
     if kind == "queue":
-        dictionary = Queue(10, vectors, DIM, signed=signed)
+        dictionary = Queue(10, vectors, DIM, similarity=similarity)
     elif kind == "bank":
         dictionary = MemoryBank(IMAGES, vectors, DIM, momentum=0.5)
     else:
-        dictionary = Minibatch(signed=signed)
+        dictionary = Minibatch(similarity=similarity)
     return Learner(encoder, dictionary, momentum=0.9, **settings).double()
 
 

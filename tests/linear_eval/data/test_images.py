@@ -11,9 +11,10 @@ from PIL import Image
 from torchvision import transforms
 
 from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD
+from kscl.views.normalize import normalize_exactly
 from linear_eval.config import load_linear_eval_config
 from linear_eval.data.images import ViewsOfImages, load_batches, open_data
-from linear_eval.data.views import NUM_DRAWS, geometry, normalise, to_bytes
+from linear_eval.data.views import NUM_DRAWS, geometry, to_bytes
 from linear_eval.errors import LinearEvalError
 from linear_eval.splits import few_of_each_class, hold_out
 from tests.helpers.digits import config, write_digits
@@ -42,7 +43,7 @@ def test_the_test_view_is_torchvisions_bit_for_bit(picture):
         ]
     )
     ours = to_bytes(geometry(load_linear_eval_config()).centre(picture))[None]
-    assert torch.equal(normalise(ours, MEAN, STD)[0], theirs(picture))
+    assert torch.equal(normalize_exactly(ours, MEAN, STD)[0], theirs(picture))
 
 
 def test_the_train_view_is_torchvisions_bit_for_bit_given_its_crop(picture, monkeypatch):
@@ -60,7 +61,7 @@ def test_the_train_view_is_torchvisions_bit_for_bit_given_its_crop(picture, monk
             ]
         )
         ours = to_bytes(shape.random_crop(picture, numbers))[None]
-        assert torch.equal(normalise(ours, MEAN, STD)[0], theirs(picture))
+        assert torch.equal(normalize_exactly(ours, MEAN, STD)[0], theirs(picture))
 
 
 def test_random_crops_are_drawn_as_torchvision_draws_them():
