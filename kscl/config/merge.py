@@ -197,6 +197,8 @@ def as_type_of(default: Any, value: Any, check_items: bool = False) -> Any:
         kinds = {type(item) for item in default}
         if check_items and len(kinds) == 1 and kinds <= set(IN_WORDS):
             value = [as_type_of(default[0], item) for item in value]
+        if kinds == {tuple}:  # of tuples, which are lists to YAML
+            value = [tuple(item) if isinstance(item, list) else item for item in value]
         return wanted(value)
     if isinstance(value, bool) is not (wanted is bool):
         raise TypeError(IN_WORDS[wanted])
