@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kscl.errors import KsclError
 
@@ -39,7 +40,9 @@ def parser(description: str, examples: str) -> argparse.ArgumentParser:
 class _Parser(argparse.ArgumentParser):
     """A parser that knows what its options were called in earlier versions."""
 
-    def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def,override]  # noqa: ANN
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
         """Parse as argparse does, but name the new option where an old one is given."""
         words = sys.argv[1:] if args is None else list(args)
         known = self._option_string_actions
@@ -95,7 +98,7 @@ def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
 
 
 def command(main: Main) -> Main:
-    """Wrap a main: print what a user can fix as `error: …`, exit code 2; show bugs as tracebacks."""
+    """Print what a user can fix as `error: …` and return 2; only bugs end in a traceback."""
 
     @functools.wraps(main)
     def wrapped(argv: Sequence[str] | None = None) -> int:

@@ -32,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
     parser.add_argument(
-        "--dry-run", action="store_true", help="show what is done, what is left and how long it may take"
+        "--dry-run",
+        action="store_true",
+        help="show what is done, what is left and how long it may take",
     )
     parser.add_argument(
         "--print-commands",
@@ -40,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="print the commands of all stages, in order, for a scheduler of your own",
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="stages to run at the same time (default: the suite's)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="stages to run at the same time (default: the suite's)",
     )
     parser.add_argument(
         "--insert",

@@ -45,7 +45,8 @@ def pretrain_defaults() -> CfgNode:
 
     cfg.PROJECTOR = CfgNode()  # The layers between backbone and embeddings; dropped after training.
     cfg.PROJECTOR.TYPE = "mlp"  # Two layers (mlp), with BatchNorm (mlp_bn), or one (linear).
-    cfg.PROJECTOR.HIDDEN_DIM = 0  # Width of the hidden layer; 0 is the backbone's feature dimension.
+    # Width of the hidden layer; 0 is the backbone's feature dimension.
+    cfg.PROJECTOR.HIDDEN_DIM = 0
     cfg.PROJECTOR.DIM = 128  # Dimension of the embeddings (the paper's D).
 
     cfg.METHOD = CfgNode()

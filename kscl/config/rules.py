@@ -38,7 +38,10 @@ RANGES: dict[str, Range] = {
     "PROJECTOR.HIDDEN_DIM": AT_LEAST_0,
     "PROJECTOR.DIM": AT_LEAST_1,
     "METHOD.NUM_SHOTS": (lambda v: v >= 1, "at least 1: it is K, the number of key views"),
-    "METHOD.RHO": (lambda v: 0 < v <= 1, "in (0, 1]: it is the fraction of the eigenvalue mass to keep"),
+    "METHOD.RHO": (
+        lambda v: 0 < v <= 1,
+        "in (0, 1]: it is the fraction of the eigenvalue mass to keep",
+    ),
     "METHOD.TEMPERATURE": POSITIVE,
     "KEY_ENCODER.MOMENTUM": (lambda v: 0 <= v <= 1, "between 0 and 1"),
     "DICTIONARY.QUEUE_LENGTH": AT_LEAST_1,

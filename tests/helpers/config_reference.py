@@ -40,15 +40,15 @@ type and a value that breaks a rule are errors, all reported at once.
 AUGMENT_INTRODUCTION = """
 ### AUGMENT
 
-A list of ops, applied in its order; a parameter that is left out has its default. Meanings and units
-are torchvision's. Of two numbers, one is drawn between them for every view.
+A list of ops, applied in its order; a parameter that is left out has its default. Meanings and
+units are torchvision's. Of two numbers, one is drawn between them for every view.
 
 """
 DETECTION_INTRODUCTION = """
 Detection configs are Detectron2's own, with one section more. Detectron2 explains its keys in its
 [config reference](https://detectron2.readthedocs.io/en/latest/modules/config.html).
-`SOLVER.REFERENCE_WORLD_SIZE` is the number of processes that batch, learning rate and iterations are
-written for: on another number they are scaled, and 0 uses them as they are.
+`SOLVER.REFERENCE_WORLD_SIZE` is the number of processes that batch, learning rate and iterations
+are written for: on another number they are scaled, and 0 uses them as they are.
 """
 SUITE_INTRODUCTION = """
 A suite compares backbones: `python tools/run_suite.py FILE` pretrains every contender, evaluates it
@@ -105,8 +105,8 @@ def suite_page() -> str:
         parts += _table(("key", "takes", "default", "meaning"), rows)
     kinds = ", ".join(f"`{kind}`" for kind in spec.EVALUATION_KINDS)
     parts += [
-        "\nThe key of a contender is its name: its folder and, unless its overrides set `LABEL`, the "
-        f"label of its\nrows. The key of an evaluation is its kind: {kinds}.\n"
+        "\nThe key of a contender is its name: that of its folder and, unless its overrides set "
+        f"`LABEL`, of its rows.\nThe key of an evaluation is its kind: {kinds}.\n"
     ]
     return "".join(parts)
 

@@ -162,7 +162,7 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
     overrides = _mapping(about, "overrides")
     if "pretrain" in about:
         if "file" in about or "arch" in about or "kwargs" in about:
-            yield f"{where}: The pretraining config names the network: remove file, arch and kwargs."
+            yield f"{where}: The pretraining names the network: remove file, arch and kwargs."
         yield from _pretraining(where, about, {**shared, **overrides})
         return
     without_effect = [key for key in overrides if key != "LABEL"]

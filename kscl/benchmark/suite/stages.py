@@ -77,9 +77,7 @@ def _shapes(suite: Suite) -> Stage:
     return _stage("shapes", "shapes", "kscl-make-shapes", arguments, [], folder, [])
 
 
-def _pretrain(
-    suite: Suite, contender: Contender, seed: int, run: str, data: list[Stage]
-) -> Stage:
+def _pretrain(suite: Suite, contender: Contender, seed: int, run: str, data: list[Stage]) -> Stage:
     overrides = {**suite.pretrain_overrides, **contender.overrides}
     overrides |= {"LABEL": contender.label, "SEED": seed}
     arguments = ["--config-file", contender.pretrain, "--auto-resume", *_gpus(suite)]

@@ -252,7 +252,7 @@ def test_a_recipe_is_named_or_written_out_with_the_same_hash(name, tmp_path):
     by_name = load_config(None, ["AUGMENT", name])
     file = write(tmp_path / "x.yaml", f"AUGMENT: {name}\n")
     written_out = write(tmp_path / "y.yaml", yaml.safe_dump({"AUGMENT": RECIPES[name]}))
-    assert by_name.AUGMENT == RECIPES[name]
+    assert list(by_name.AUGMENT) == list(RECIPES[name])
     assert by_name == load_config(file) == load_config(written_out)
     assert config_hash(by_name) == config_hash(load_config(written_out))
     by_name.AUGMENT[0]["op"] = "changed"
