@@ -7,7 +7,7 @@ PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme evidence test test-portable test-slow test-gpu test-versions lint format bench doctor lock clean
+.PHONY: help setup demo readme docs evidence test test-portable test-slow test-gpu test-versions lint format bench doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -22,6 +22,9 @@ demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
 readme: setup  ## run the demo and put its table and a picture of its page into the README
 	$(SUITE)/demo.yaml --insert README.md demo
 	$(PY) -m tests.helpers.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
+
+docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
+	$(PY) -W ignore -m tests.helpers.config_reference
 
 evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 minutes, goes on if stopped)
 	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md table3_shapes

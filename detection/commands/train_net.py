@@ -22,7 +22,7 @@ require_detectron2()
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer
 
-from detection.config import load_detection_config
+from detection.config import add_kscl_config, load_detection_config
 from detection.convert.certificate import verify_start
 from detection.data.catalog import register_datasets, source_of
 from detection.data.preflight import preflight
@@ -37,6 +37,7 @@ from detection.train.trial import (
     score_detector,
 )
 from kscl import cli
+from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.launch import launch
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = _config(arguments)
     cfg, scaled_from, notice = _scaled(cfg, arguments)
     if arguments.print_config:
-        print(config_yaml(cfg), end="")
+        print(config_yaml(cfg, comments_of(add_kscl_config)), end="")
         return 0
     _check_data(cfg)
     if arguments.eval_only:
@@ -137,18 +138,16 @@ def _config(arguments: argparse.Namespace) -> CfgNode:
 def _scaled(cfg: CfgNode, arguments: argparse.Namespace) -> tuple[CfgNode, int, str]:
     """The config for this number of processes, the number it was for (0: this), and a notice."""
     world = int(os.environ.get("WORLD_SIZE", max(1, arguments.num_gpus)))
-    reference = cfg.SOLVER.REFERENCE_WORLD_SIZE or cfg.KSCL.NUM_GPUS
+    reference = cfg.SOLVER.REFERENCE_WORLD_SIZE
     if reference in (0, world):
         return cfg, 0, ""
     if cfg.SOLVER.IMS_PER_BATCH % reference:
         raise DetectionError(
             f"SOLVER.IMS_PER_BATCH is {cfg.SOLVER.IMS_PER_BATCH}, which the {reference} processes "
-            "of the protocol cannot share, so it cannot be scaled. Say KSCL.NUM_GPUS 0 to take "
-            "batch, learning rate and iterations as they stand."
+            "of the protocol cannot share, so it cannot be scaled. Set SOLVER.REFERENCE_WORLD_SIZE "
+            "0 to use batch, learning rate and iterations as they are."
         )
-    written = cfg.clone()
-    written.SOLVER.REFERENCE_WORLD_SIZE = reference
-    scaled = DefaultTrainer.auto_scale_workers(written, world)
+    scaled = DefaultTrainer.auto_scale_workers(cfg, world)
     notice = (
         f"written for {reference} processes, running on {world}: batch "
         f"{cfg.SOLVER.IMS_PER_BATCH} → {scaled.SOLVER.IMS_PER_BATCH}, learning rate "
@@ -156,7 +155,7 @@ def _scaled(cfg: CfgNode, arguments: argparse.Namespace) -> tuple[CfgNode, int, 
         f"{cfg.SOLVER.MAX_ITER} → {scaled.SOLVER.MAX_ITER}, steps {scaled.SOLVER.STEPS}, "
         f"warm-up {scaled.SOLVER.WARMUP_ITERS}. The record says so and the protocol's hash is "
         f"another: BatchNorm sees {'fewer' if world < reference else 'more'} images at once, "
-        "which no scaling mends. KSCL.NUM_GPUS 0 takes the numbers as they stand.\n"
+        "which no scaling fixes. SOLVER.REFERENCE_WORLD_SIZE 0 uses the numbers as they are.\n"
     )
     return scaled, reference, notice
 

@@ -13,9 +13,10 @@ from typing import Any, get_origin, get_type_hints
 
 from detectron2.config import CfgNode
 
-from detection.config import NORM_KEY, norm_family, value_at
+from detection.config import NORM_KEY, norm_family
 from detection.convert.weights import CONVERT_IT
 from detection.errors import DetectionError
+from kscl.config.tree import value_at
 from kscl.runtime.files import sha256_of, write_atomically
 
 CERTIFICATE_FILE = "certificate.json"

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from fvcore.common.config import CfgNode
 
 from kscl import cli
+from kscl.config.comments import comments_of
+from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
 from kscl.errors import KsclError
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parse_args(argv)
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
-        print(config_yaml(cfg), end="")
+        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
         return 0
     if given.gpu not in GPUS:
         raise KsclError(f"--gpu {given.gpu} is not known: choose one of {', '.join(GPUS)}.")

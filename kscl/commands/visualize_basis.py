@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kscl import cli
 from kscl.backbone_file import read_plain
+from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
@@ -127,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         state, start = read_checkpoint(arguments.checkpoint)
     cfg = load_config(arguments.config_file, arguments.overrides, lambda: start)
     if arguments.print_config:
-        print(config_yaml(cfg))
+        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
         return 0
     num_shots = cfg.METHOD.NUM_SHOTS if arguments.num_shots is None else arguments.num_shots
     rho = cfg.METHOD.RHO if arguments.rho is None else arguments.rho

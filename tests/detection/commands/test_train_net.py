@@ -189,7 +189,7 @@ def test_the_moco_protocol_is_scaled_to_the_gpus_there_are(
     assert (solver["IMS_PER_BATCH"], solver["BASE_LR"]) == (batch, rate)
     assert (solver["MAX_ITER"], solver["STEPS"]) == (iterations, steps)
     assert solver["WARMUP_ITERS"] == warm_up
-    assert main([*words, "--print-config", "KSCL.NUM_GPUS", "0"]) == 0
+    assert main([*words, "--print-config", "SOLVER.REFERENCE_WORLD_SIZE", "0"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["SOLVER"]["MAX_ITER"] == 24000
 
 
@@ -217,7 +217,7 @@ def test_a_finished_detector_is_scored_again_to_the_same_numbers(finished, shop,
         (["INPUT.FORMAT", "BGR"], "INPUT.FORMAT"),
         (["DATASETS.TEST", "('voc:nowhere:test',)"], "nowhere"),
         (["SOLVER.MAX_ITR", "3"], "SOLVER.MAX_ITER"),
-        (["KSCL.NUM_GPUS", "8"], "KSCL.NUM_GPUS 0"),
+        (["SOLVER.REFERENCE_WORLD_SIZE", "8"], "SOLVER.REFERENCE_WORLD_SIZE 0"),
         (["--num-gpus=2", "MODEL.RESNETS.NORM", "SyncBN"], "naiveSyncBN"),
         (["--resume"], "nothing to resume"),
     ],
