@@ -46,7 +46,11 @@ class Stopwatch:
 
 
 def save_state(
-    folder: Path, iterations: int, trainer: SimpleTrainer, model: nn.Module, about: Mapping[str, Any]
+    folder: Path,
+    iterations: int,
+    trainer: SimpleTrainer,
+    model: nn.Module,
+    about: Mapping[str, Any],
 ) -> Path:
     """Write the state after so many iterations; refuse weights that nothing can resume from."""
     broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
@@ -86,7 +90,9 @@ def load_detector(model: nn.Module, path: str) -> None:
     """Load a complete trained detector; a missing, extra or changed tensor is an error."""
     file = Path(path)
     if not file.is_file():
-        raise DetectionError(f"MODEL.WEIGHTS {path}: there is no such file. Name a trained detector.")
+        raise DetectionError(
+            f"MODEL.WEIGHTS {path}: there is no such file. Name a trained detector."
+        )
     _refuse_damaged(file)
     content = read_plain(file)
     tensors = content.get("model", content)

@@ -138,7 +138,7 @@ def bytes_of(content: object) -> int:
 
 @contextlib.contextmanager
 def _into(folder: Path, unfinished: Path, tensor_bytes: int) -> Iterator[None]:
-    """Make sure of the folder and of room in it; explain a failure, and leave nothing unfinished."""
+    """Make the folder, check its room, explain a failure and leave nothing unfinished."""
     needed = tensor_bytes + CONTAINER_BYTES
     try:
         folder.mkdir(parents=True, exist_ok=True)
