@@ -24,7 +24,7 @@ from detection.train.trainer import Saved, Stopped, train
 from kscl.backbone_file import read_plain
 from kscl.config.tree import config_values, save_config
 from kscl.engine.checkpoint import step_of
-from kscl.engine.run_dir import find_checkpoint, only_run_in, refuse_changes
+from kscl.engine.run_dir import find_start, only_run_in, refuse_changes
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.launch import on_first_rank
 from kscl.runtime.signals import StopRequest, stop_requests
@@ -101,7 +101,7 @@ def _claim(job: Job, until_the_end: contextlib.ExitStack) -> Saved | None:
         also = job.identity()
         if not job.allow_world_size_change:
             also[WORLD_SIZE] = comm.get_world_size()
-        newest = find_checkpoint(
+        newest = find_start(
             job.cfg, job.resume, job.auto_resume, WITHOUT_EFFECT, also, {WORLD_SIZE: ALLOW}
         )
         found.append(newest)

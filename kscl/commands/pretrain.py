@@ -1,4 +1,4 @@
-"""Pretraining from a config: images in, `backbone.safetensors` and `record.json` out."""
+"""Pretrain a backbone from a config: images in, `backbone.safetensors` and `record.json` out."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_k
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
+    """Read the config and run every rank."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
     cli.add_config_arguments(arguments)

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from kscl.data.bad_images import MOST_REPLACEMENTS, BadImages, check_some_image_reads, replacement
 from kscl.data.decode import UnreadableImage, decode_image
-from kscl.data.open import ImageSource, open_source
+from kscl.data.source import ImageSource
 from kscl.errors import KsclError
 from kscl.rng import ORDER, VIEWS, permutation, uniforms
 from kscl.views.augment import make_views, numbers_needed
@@ -203,6 +203,7 @@ class TrainLoader:
 
 def build_train_loader(
     cfg: Any,
+    source: ImageSource,
     *,
     last_step: int,
     first_step: int = 0,
@@ -212,7 +213,6 @@ def build_train_loader(
     """The batches of steps first_step … last_step - 1 as this rank sees them."""
     if problems := check_recipe(cfg.AUGMENT, "AUGMENT"):
         raise KsclError("\n".join(problems))
-    source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
     check_some_image_reads(source, cfg.SEED)
     mean_std = (
         None if cfg.DATA.NORMALIZE_ON_DEVICE else (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))

@@ -1,4 +1,4 @@
-"""What a run will do, told before it starts."""
+"""What a run will do, logged before it starts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from kscl.engine.schedule import learning_rate
-from kscl.engine.state import Training
+from kscl.engine.state import TrainState
 from kscl.method.cost import PASSES_OF_MOCO, forward_passes
 from kscl.method.subspace import max_rank
 from kscl.runtime.distributed import world_size
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def derived_values(cfg: CfgNode) -> list[str]:
-    """What follows from the settings, one line each, for a person to check before a long run."""
+    """Return what follows from the settings, one line each, to check before a long run."""
     batch, shots = cfg.SOLVER.BATCH_SIZE, cfg.METHOD.NUM_SHOTS
     rate = f"learning rate {learning_rate(cfg):g}"
     if not cfg.SOLVER.SCALE_LR:
@@ -26,9 +26,9 @@ def derived_values(cfg: CfgNode) -> list[str]:
     elif batch == cfg.SOLVER.REFERENCE_BATCH_SIZE:
         lines = [f"batch {batch} → {rate}, as given"]
     else:
-        lines = [f"batch {batch} → {rate} by linear scaling (SOLVER.SCALE_LR False to switch off)"]
+        lines = [f"batch {batch} → {rate} by linear scaling (SOLVER.SCALE_LR False to disable)"]
     lines.append(
-        f"K = {shots} → {shots + 1} views an image; a step costs about "
+        f"K = {shots} → {shots + 1} views per image; a step costs about "
         f"{forward_passes(cfg) / PASSES_OF_MOCO:.2f} times that of MoCo"
     )
     if cfg.DICTIONARY.TYPE == "queue":
@@ -41,18 +41,17 @@ def derived_values(cfg: CfgNode) -> list[str]:
     return lines
 
 
-def announce(training: Training, data: dict[str, Any], checkpoint: Path | None) -> None:
-    """What will be done, for a person to check before a long run."""
-    cfg = training.cfg
-    for line in derived_values(cfg):
+def announce(state: TrainState, data: dict[str, Any], checkpoint: Path | None) -> None:
+    """Log what the run will do."""
+    for line in derived_values(state.cfg):
         log.info(line)
     log.info(
-        "%s images, fingerprint %s; %d steps an epoch, %d in all; on %s",
+        "%s images, fingerprint %s; %d steps per epoch, %d in all; on %s",
         f"{data['images']:,}",
         data["hash"],
-        training.steps_per_epoch,
-        training.total_steps,
-        f"{world_size()} x {training.device.type}",
+        state.steps_per_epoch,
+        state.total_steps,
+        f"{world_size()} x {state.device.type}",
     )
     if checkpoint is not None:
-        log.info("going on after step %d from %s", training.step, checkpoint)
+        log.info("Resuming after step %d from %s.", state.step, checkpoint)

@@ -1,15 +1,16 @@
-"""What a finished run leaves: the backbone with its description, and the record."""
+"""What a run leaves: the description in its checkpoints, the backbone, and the record."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kscl.backbone_file import Description, save_backbone
+from kscl.backbone_file import DESCRIPTION_VERSION, Description, save_backbone
 from kscl.config.tree import config_hash, config_values
 from kscl.engine.metrics_log import means_of_last_epoch, read_metrics, thinned_curves
-from kscl.engine.state import Training
+from kscl.engine.state import TrainState
 from kscl.method.encoder import backbone_state_dict
 from kscl.records.provenance import code_version
 from kscl.records.record import Protocol, make_record, write_record
@@ -24,21 +25,21 @@ PROTOCOL = Protocol("pretrain", {"figures": "means over the last epoch", "versio
 
 
 def describe(
-    training: Training, data: dict[str, Any], figures: dict[str, float] | None = None
+    state: TrainState, data: dict[str, Any], metrics: dict[str, float] | None = None
 ) -> Description:
-    """What travels with the backbone's weights."""
-    cfg = training.cfg
+    """Return the description that travels with the backbone's weights."""
+    cfg = state.cfg
     source = {
         "method": cfg.LABEL,
         "similarity": cfg.METHOD.SIMILARITY,
         "num_shots": cfg.METHOD.NUM_SHOTS,
         "rho": cfg.METHOD.RHO,
-        "epochs": training.step / training.steps_per_epoch,
+        "epochs": state.step / state.steps_per_epoch,
         "seed": cfg.SEED,
         "config_hash": config_hash(cfg),
         "data": data["hash"],
         "code": code_version()["source_hash"],
-        **(figures or {}),
+        **(metrics or {}),
     }
     return Description(
         arch=cfg.BACKBONE.NAME,
@@ -50,25 +51,38 @@ def describe(
     )
 
 
-def finish(
-    training: Training, data: dict[str, Any], bad_images: dict[int, str], folder: Path
+def about_checkpoint(
+    state: TrainState, data: dict[str, Any], bad_images: dict[int, str]
+) -> dict[str, Any]:
+    """Return what a checkpoint holds beside the training state."""
+    return {
+        "description": {"version": DESCRIPTION_VERSION, **asdict(describe(state, data))},
+        "config": config_values(state.cfg),
+        "data": data,
+        "bad_images": bad_images,
+    }
+
+
+def export(
+    state: TrainState, data: dict[str, Any], bad_images: dict[int, str], folder: Path
 ) -> None:
     """Write the backbone, then the record, which says that the run is complete."""
-    cfg = training.cfg
+    cfg = state.cfg
     rows = read_metrics(folder)
     last = means_of_last_epoch(rows)
-    figures: dict[str, float] = {
+    means: dict[str, float] = {
         name: last[name] for name in ("loss", "instance_top1", "mean_rank") if name in last
     }
     backbone = folder / BACKBONE_FILE
-    description = describe(training, data, figures)
-    save_backbone(backbone, backbone_state_dict(training.learner.encoder), description)
-    rate = training.step * cfg.SOLVER.BATCH_SIZE / training.seconds
+    save_backbone(
+        backbone, backbone_state_dict(state.learner.encoder), describe(state, data, means)
+    )
+    images_per_second = state.step * cfg.SOLVER.BATCH_SIZE / state.seconds
     metrics: dict[str, float] = {
-        **figures,
-        "minutes_per_epoch": training.seconds / 60 / cfg.SOLVER.EPOCHS,
-        "images_per_second": rate,
-        "views_per_second": rate * (cfg.METHOD.NUM_SHOTS + 1),
+        **means,
+        "minutes_per_epoch": state.seconds / 60 / cfg.SOLVER.EPOCHS,
+        "images_per_second": images_per_second,
+        "views_per_second": images_per_second * (cfg.METHOD.NUM_SHOTS + 1),
         "bad_images": len(bad_images),
     }
     checks = [row for row in rows if KNN_TOP1 in row]
@@ -79,7 +93,7 @@ def finish(
         name=cfg.LABEL,
         protocol=PROTOCOL,
         metrics=metrics,
-        seconds=training.seconds,
+        seconds=state.seconds,
         seed=cfg.SEED,
         cfg=cfg,
         data={"train": data},
@@ -90,4 +104,4 @@ def finish(
             "processes": world_size(),
         },
     )
-    log.info("written: %s and %s", backbone, write_record(record, folder))
+    log.info("Wrote %s and %s.", backbone, write_record(record, folder))

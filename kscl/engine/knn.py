@@ -1,6 +1,6 @@
-"""Weighted nearest neighbours: the classifier, and a check of the backbone while it trains.
+"""Weighted nearest neighbors: the classifier, and a check of the backbone while it trains.
 
-The classifier of instance discrimination (Wu et al., 2018) as the field uses it: neighbours by
+The classifier of instance discrimination (Wu et al., 2018) as the field uses it: neighbors by
 cosine, each voting for its class with weight exp(similarity / temperature).
 """
 
@@ -20,27 +20,31 @@ from kscl.method.batch_norm import in_mode
 from kscl.runtime.distributed import gather, rank, world_size
 from kscl.views.normalize import normalise
 
-IMAGES_AT_ONCE = 256
+BATCH_SIZE = 256
 
 
 class KnnCheck:
-    """Two sets of class folders, opened and compared before training begins."""
+    """Accuracy on two sets of class folders, opened and compared before training begins."""
 
     def __init__(self, cfg: CfgNode) -> None:
         self.cfg = cfg
-        self.train, train_labels = open_labelled(cfg.EVAL.KNN_TRAIN, cfg)
-        self.val, val_labels = open_labelled(cfg.EVAL.KNN_VAL, cfg)
+        self.train, train_labels = open_labeled(cfg.EVAL.KNN_TRAIN, cfg)
+        self.val, val_labels = open_labeled(cfg.EVAL.KNN_VAL, cfg)
         if train_labels.classes != val_labels.classes:
             differing = sorted({*train_labels.classes} ^ {*val_labels.classes})
             raise KsclError(
-                f"EVAL.KNN_TRAIN and EVAL.KNN_VAL have other classes: {', '.join(differing[:5])} "
-                "are in one of them only"
+                "EVAL.KNN_TRAIN and EVAL.KNN_VAL have different classes: "
+                f"{', '.join(differing[:5])} are in one of them only. Give both the same folders."
             )
         self.train_labels = torch.from_numpy(train_labels.numbers)  # (N,)
         self.val_labels = torch.from_numpy(val_labels.numbers)  # (M,)
 
+    def is_due(self, epoch: int) -> bool:
+        """Return whether to check after this many epochs: every period, and at the end."""
+        return epoch % self.cfg.EVAL.KNN_PERIOD == 0 or epoch == self.cfg.SOLVER.EPOCHS
+
     def accuracy(self, backbone: nn.Module, device: torch.device) -> float:
-        """Top-1 in per cent; every rank computes its share of the features."""
+        """Return top-1 in percent; every rank computes its part of the features."""
         train, labels = features(backbone, self.train, self.train_labels, self.cfg, device)
         val, truth = features(backbone, self.val, self.val_labels, self.cfg, device)
         settings = self.cfg.EVAL
@@ -48,10 +52,11 @@ class KnnCheck:
         return 100 * float((predicted == truth).float().mean())
 
 
-def open_labelled(where: str, cfg: CfgNode) -> tuple[ImageSource, Labels]:
+def open_labeled(where: str, cfg: CfgNode) -> tuple[ImageSource, Labels]:
+    """Open class folders; raise if the images have no classes."""
     source = open_source(where, cfg.DATA.CACHE_DIR)
     if source.labels is None:
-        raise KsclError(f"{where} has no classes: put the images of each class in a folder of it")
+        raise KsclError(f"{where} has no classes. Put the images of each class in a folder of it.")
     return source, source.labels
 
 
@@ -59,10 +64,10 @@ def open_labelled(where: str, cfg: CfgNode) -> tuple[ImageSource, Labels]:
 def features(
     backbone: nn.Module, source: ImageSource, labels: Tensor, cfg: CfgNode, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Features (N, D) of the middle squares of all images, and their classes (N,)."""
+    """Return features (N, D) of the center squares of all images, and their classes (N,)."""
     found, shown = [], []
     with in_mode(backbone, training=False):
-        for batch in middle_squares(source, cfg):
+        for batch in center_squares(source, cfg):
             images = normalise(batch.views[:, 0].to(device), cfg.INPUT.MEAN, cfg.INPUT.STD)
             found.append(backbone(images).float())
             shown.append(batch.instances)
@@ -70,12 +75,12 @@ def features(
     return gather(torch.cat(found)), labels.to(device)[index]
 
 
-def middle_squares(source: ImageSource, cfg: CfgNode) -> Iterator[Batch]:
-    """This rank's share of the images, once each but for a few that make the shares equal."""
+def center_squares(source: ImageSource, cfg: CfgNode) -> Iterator[Batch]:
+    """Yield this rank's images, once each but for a few that give all ranks equally many."""
     dataset = ViewDataset(source, [], 1, cfg.INPUT.SIZE, cfg.SEED)
-    share = -(-len(source) // world_size())
-    places = [(0, i % len(source)) for i in range(rank() * share, (rank() + 1) * share)]
-    batches = [places[i : i + IMAGES_AT_ONCE] for i in range(0, share, IMAGES_AT_ONCE)]
+    count = -(-len(source) // world_size())
+    addresses = [(0, i % len(source)) for i in range(rank() * count, (rank() + 1) * count)]
+    batches = [addresses[i : i + BATCH_SIZE] for i in range(0, count, BATCH_SIZE)]
     return iter(load_in_workers(dataset, batches, cfg.DATA.NUM_WORKERS))  # type: ignore[arg-type]
 
 
@@ -91,17 +96,17 @@ def knn_predict(
     block: int = 65536,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Classes (M,) of test features (M, D), from train features (N, D) with their labels (N,).
+    """Predict the classes (M,) of test features (M, D) from train features (N, D) and labels (N,).
 
-    `chunk` test images meet `block` train images at a time, so beside its arguments, which may be
+    `chunk` test images meet `block` train images at a time, so besides its arguments, which may be
     mapped from disk, it takes 4 · (block · D + chunk · block + chunk · D) bytes: 0.8 GiB at D =
-    2048, however many images there are. `device` computes; by default where the features are.
+    2048, however many images there are. `device` computes; by default that of the test features.
     """
     _check(train_features, train_labels, test_features, k, temperature)
     device = device or test_features.device
     k = min(k, len(train_features))
     nearest = torch.full((len(test_features), k), -torch.inf, device=device)  # (M, k)
-    places = torch.zeros(len(test_features), k, dtype=torch.long, device=device)  # (M, k)
+    indices = torch.zeros(len(test_features), k, dtype=torch.long, device=device)  # (M, k)
     chunk, block = min(chunk, len(test_features)), min(block, len(train_features))
     room = torch.empty(chunk * block, device=device)
     for start in range(0, len(train_features), block):
@@ -111,18 +116,18 @@ def knn_predict(
             test = _unit(test_features[part], device)  # (m, D)
             similarity = room[: len(test) * len(train)].view(len(test), len(train))
             torch.mm(test, train.T, out=similarity)
-            near, near_at = similarity.topk(min(k, len(train)), dim=1)  # (m, k)
-            # The k best of those known and those of this block.
+            near, near_index = similarity.topk(min(k, len(train)), dim=1)  # (m, k)
+            # The k nearest of those known and those of this block.
             known = torch.cat([nearest[part], near], 1)
-            known_at = torch.cat([places[part], near_at + start], 1)
+            known_index = torch.cat([indices[part], near_index + start], 1)
             nearest[part], kept = known.topk(k, dim=1)
-            places[part] = known_at.gather(1, kept)
+            indices[part] = known_index.gather(1, kept)
         del train  # before the next block takes as much again
     # Relative to the nearest: the same order, and exp cannot overflow at a low temperature.
     weight = ((nearest - nearest[:, :1]) / temperature).exp()  # (M, k)
     classes = int(train_labels.max()) + 1 if num_classes is None else num_classes
     votes = weight.new_zeros(len(weight), classes)  # (M, C)
-    votes.scatter_add_(1, train_labels.to(device)[places], weight)
+    votes.scatter_add_(1, train_labels.to(device)[indices], weight)
     return votes.argmax(1)  # (M,)
 
 
@@ -133,11 +138,11 @@ def _unit(features: Tensor, device: torch.device) -> Tensor:
 def _check(train: Tensor, labels: Tensor, test: Tensor, k: int, temperature: float) -> None:
     if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
         raise KsclError(
-            f"features must be (N, D) and (M, D), not {tuple(train.shape)} and {tuple(test.shape)}"
+            f"Features must be (N, D) and (M, D), not {tuple(train.shape)} and {tuple(test.shape)}."
         )
     if not len(train) or not len(test):
-        raise KsclError("there are no features to compare: one of the two sets of images is empty")
+        raise KsclError("There are no features to compare: one of the two sets of images is empty.")
     if labels.shape != train.shape[:1]:
-        raise KsclError(f"{len(train)} features need as many labels, not {tuple(labels.shape)}")
+        raise KsclError(f"{len(train)} features need as many labels, not {tuple(labels.shape)}.")
     if k < 1 or temperature <= 0:
-        raise KsclError(f"k = {k} and temperature {temperature}: both must be greater than 0")
+        raise KsclError(f"k is {k} and the temperature {temperature}: both must be greater than 0.")

@@ -1,7 +1,7 @@
 """The training loop: steps, schedule, ranks, precision and checkpoints.
 
 A step is a pure function of the saved state and of its number: the learning rate, the batch, its
-views and every random stream follow from the number. A run that was killed therefore goes on from
+views and every random stream follow from the number. A run that was killed therefore resumes from
 its checkpoint as if nothing had happened.
 """
 
@@ -11,21 +11,24 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from kscl.data.bad_images import BadImages
 from kscl.data.loader import Batch, TrainLoader
+from kscl.engine.export import KNN_TOP1, about_checkpoint
+from kscl.engine.knn import KnnCheck
 from kscl.engine.metrics_log import RunLog
 from kscl.engine.schedule import learning_rate_at, set_learning_rate
-from kscl.engine.state import Training, Window, save, stopped
+from kscl.engine.state import TrainState, Window, save, stopped
 from kscl.errors import KsclError
 from kscl.method.learner import Learner
 from kscl.runtime.distributed import average_, rank, world_size
@@ -40,86 +43,92 @@ COLLAPSED = 0.01  # spread of the embeddings: their mean is then nearly a unit v
 
 
 def train(
-    training: Training,
+    state: TrainState,
     loader: TrainLoader,
-    folder: Path,
+    knn: KnnCheck | None,
+    data: dict[str, Any],
+    checkpoints: Path,
     run_log: RunLog,
     stop: StopRequest,
-    about: Callable[[], dict[str, Any]],
-    check: Callable[[int], dict[str, float]],
 ) -> bool:
-    """Go on to the end, or until a signal asks to stop; whether the end was reached.
+    """Train to the last step; return False if a signal asked to stop before it.
 
-    `about()` is what a checkpoint holds beside the training state, `check(epoch)` gives figures
-    to log after an epoch. The folder is that of the checkpoints.
+    `data` is the fingerprint of the images, `checkpoints` the folder that checkpoints go to.
     """
-    cfg = training.cfg
+    cfg = state.cfg
     begun = time.perf_counter()
     for batch in loader:
-        take_step(training, batch, folder)
+        take_step(state, batch, checkpoints)
         now = time.perf_counter()
-        training.seconds += now - begun
+        state.seconds += now - begun
         run_log.add_step(len(batch.views) * world_size(), now - begun)
         begun = now
-        epoch, within = divmod(training.step, training.steps_per_epoch)
-        if within == 0 or training.step % cfg.LOG.PERIOD == 0:
-            report(training, run_log, loader.seconds_waited)
+        epoch, within = divmod(state.step, state.steps_per_epoch)
+        if within == 0 or state.step % cfg.LOG.PERIOD == 0:
+            report(state, run_log, loader.seconds_waited)
+        if within == 0 and knn is not None and knn.is_due(epoch):
+            run_log.write(state.step, {KNN_TOP1: check_neighbors(state, knn, epoch)})
         if within == 0:
-            run_log.write(training.step, check(epoch))
             begun = time.perf_counter()
-        at_end = training.step == training.total_steps
+        at_end = state.step == state.total_steps
         stopping = any_rank(bool(stop)) and not at_end
-        if stopping or at_end or checkpoint_due(cfg, training.step, epoch, within):
-            save(training, folder, about())
+        if stopping or at_end or checkpoint_due(cfg, state.step, epoch, within):
+            save(state, checkpoints, about_checkpoint(state, data, all_reasons(loader.bad_images)))
         if stopping:
-            log.info("asked to stop: step %d is saved, --resume goes on", training.step)
+            log.info(
+                "Stopped on request. Step %d is saved; --resume continues from it.", state.step
+            )
             return False
     return True
 
 
-def take_step(training: Training, batch: Batch, folder: Path | None = None) -> None:
-    """One step of the optimiser, the dictionary and the key encoder."""
-    cfg, learner, optimizer = training.cfg, training.learner, training.optimizer
-    set_learning_rate(optimizer, learning_rate_at(cfg, training.step, training.steps_per_epoch))
-    seed_step(cfg.SEED, training.step)
-    views = to_device(batch.views, cfg, training.device)  # (B, K+1, 3, H, W)
+def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) -> None:
+    """Take one step of the optimizer, the dictionary and the key encoder."""
+    cfg, learner, optimizer = state.cfg, state.learner, state.optimizer
+    set_learning_rate(optimizer, learning_rate_at(cfg, state.step, state.steps_per_epoch))
+    seed_step(cfg.SEED, state.step)
+    views = to_device(batch.views, cfg, state.device)  # (B, K+1, 3, H, W)
     parts = cfg.SOLVER.GRAD_ACCUM_STEPS
     totals: dict[str, Tensor] = {}
-    cut = zip(views.chunk(parts), batch.instances.chunk(parts), strict=True)
-    for number, part in enumerate(cut):
-        with gradients_stay_here(training.model) if number + 1 < parts else nullcontext():
+    chunks = zip(views.chunk(parts), batch.instances.chunk(parts), strict=True)
+    for number, chunk in enumerate(chunks):
+        with without_exchange(state.model) if number + 1 < parts else nullcontext():
             try:
-                figures = forward(training, *part)
+                metrics = forward(state, *chunk)
             except KsclError as error:
-                raise stopped(training, folder, str(error)) from error
-            training.scaler.scale(figures["loss"] / parts).backward()
-        for name, value in figures.items():
+                raise stopped(state, checkpoints, str(error)) from error
+            state.scaler.scale(metrics["loss"] / parts).backward()
+        for name, value in metrics.items():
             totals[name] = totals.get(name, 0) + value.detach() / parts
-    training.window.add(totals)
+    state.window.add(totals)
     if cfg.SOLVER.CLIP_GRAD_NORM:
-        training.scaler.unscale_(optimizer)
+        state.scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(learner.encoder.parameters(), cfg.SOLVER.CLIP_GRAD_NORM)
-    training.scaler.step(optimizer)
-    training.scaler.update()
+    state.scaler.step(optimizer)
+    state.scaler.update()
     optimizer.zero_grad()
     average_(batch_norm_statistics(learner))
     learner.after_step()
-    training.step += 1
+    state.step += 1
 
 
-def forward(training: Training, views: Tensor, instances: Tensor) -> dict[str, Tensor]:
-    amp = training.cfg.SOLVER.AMP
-    with torch.autocast(training.device.type, AMP_TYPES[amp], enabled=amp != "off"):
-        return training.model(views, instances.to(training.device))
+def forward(state: TrainState, views: Tensor, instances: Tensor) -> dict[str, Tensor]:
+    """Return the loss and the metrics of views (B, K+1, 3, H, W) in the precision of the config."""
+    amp = state.cfg.SOLVER.AMP
+    with torch.autocast(state.device.type, AMP_TYPES[amp], enabled=amp != "off"):
+        return state.model(views, instances.to(state.device))
 
 
-def gradients_stay_here(model: nn.Module) -> AbstractContextManager[None]:
-    """Ranks exchange gradients once a step, with the last part."""
+def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
+    """Keep gradients on this rank: ranks exchange them once per step, with the last chunk."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def batch_norm_statistics(learner: Learner) -> list[Tensor]:
-    """Ranks see other images, but a checkpoint has one state: these are averaged every step."""
+    """Return the BatchNorm statistics of both encoders.
+
+    Ranks see different images, but a checkpoint has one state: these are averaged every step.
+    """
     encoders = [learner.encoder, learner.key_encoder]
     return [
         buffer
@@ -131,7 +140,7 @@ def batch_norm_statistics(learner: Learner) -> list[Tensor]:
 
 
 def to_device(views: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
-    """Views (B, K+1, 3, H, W) as the encoder takes them: normalised, each view one dense block."""
+    """Return views (B, K+1, 3, H, W) on the device, normalized, each view one dense block."""
     views = views.to(device, non_blocking=True).transpose(0, 1)  # (K+1, B, 3, H, W)
     if cfg.SOLVER.CHANNELS_LAST:
         views = views.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
@@ -143,7 +152,7 @@ def to_device(views: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Dropout and its like draw from streams that begin anew every step: nothing to save."""
+    """Seed the random streams of dropout and the like anew for a step: there is none to save."""
     digest = hashlib.sha256(f"{seed} {step} {rank()}".encode()).digest()
     number = int.from_bytes(digest[:7])
     torch.manual_seed(number)
@@ -151,45 +160,62 @@ def seed_step(seed: int, step: int) -> None:
     np.random.seed(number % 2**32)
 
 
-def settle(training: Training) -> float:
-    """Two passes over noise, which leave no trace; how many images a second the last one did.
+def settle(state: TrainState) -> float:
+    """Run two passes over noise that leave no trace; return the last one's images per second.
 
-    DistributedDataParallel arranges its buckets of gradients anew after the first backward pass.
+    DistributedDataParallel rearranges its buckets of gradients after the first backward pass.
     Without this, a resumed run would add them up in another order than one that was not stopped.
     """
-    cfg, learner = training.cfg, training.learner
+    cfg, learner = state.cfg, state.learner
     before = {name: value.clone() for name, value in learner.state_dict().items()}
     count = cfg.SOLVER.BATCH_SIZE // (world_size() * cfg.SOLVER.GRAD_ACCUM_STEPS)
     shape = (count, cfg.METHOD.NUM_SHOTS + 1, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(rank()))
-    views = to_device(noise, cfg, training.device)
+    views = to_device(noise, cfg, state.device)
     for _ in range(2):
         begun = time.perf_counter()
-        forward(training, views, torch.arange(count))["loss"].backward()
-        if training.device.type == "cuda":
+        forward(state, views, torch.arange(count))["loss"].backward()
+        if state.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begun
-    training.optimizer.zero_grad()
+    state.optimizer.zero_grad()
     learner.load_state_dict(before)
     return count / seconds
 
 
-def report(training: Training, run_log: RunLog, waited: float) -> None:
+def report(state: TrainState, run_log: RunLog, waited: float) -> None:
     """Log the means since the last report, and warn of a collapse."""
-    window, training.window = training.window, Window()
+    window, state.window = state.window, Window()
     means = {name: float(total) / window.steps for name, total in window.over_ranks().items()}
-    rate = training.optimizer.param_groups[0]["lr"]
-    run_log.report({"steps": window.steps, "learning_rate": rate, **means}, waited)
+    learning_rate = state.optimizer.param_groups[0]["lr"]
+    run_log.report({"steps": window.steps, "learning_rate": learning_rate, **means}, waited)
     if means["embedding_spread"] < COLLAPSED:
         log.warning(
-            "the embeddings have collapsed: all images look alike to the encoder (spread %.4f). "
-            "Lower the learning rate, warm up longer (SOLVER.WARMUP_EPOCHS), or let the key "
-            "encoder follow more slowly (KEY_ENCODER.MOMENTUM)",
+            "The embeddings have collapsed: all images look alike to the encoder (spread %.4f). "
+            "Lower the learning rate (SOLVER.BASE_LR), warm up longer (SOLVER.WARMUP_EPOCHS), or "
+            "let the key encoder follow more slowly (KEY_ENCODER.MOMENTUM).",
             means["embedding_spread"],
         )
 
 
+def check_neighbors(state: TrainState, knn: KnnCheck, epoch: int) -> float:
+    """Return and log the accuracy of nearest neighbors in percent."""
+    top1 = knn.accuracy(state.learner.encoder.backbone, state.device)
+    log.info("Epoch %d: kNN top-1 %.2f %%.", epoch, top1)
+    return top1
+
+
+def all_reasons(bad_images: BadImages) -> dict[int, str]:
+    """Return why images could not be read, of all ranks in one dict."""
+    if world_size() == 1:
+        return dict(bad_images.reasons)
+    parts: list[Any] = [None] * world_size()
+    dist.all_gather_object(parts, bad_images.reasons)
+    return {index: reason for part in parts for index, reason in part.items()}
+
+
 def checkpoint_due(cfg: CfgNode, step: int, epoch: int, within: int) -> bool:
+    """Return whether a checkpoint is written after this step, the `within`-th of its epoch."""
     period = cfg.CHECKPOINT
     by_step = period.PERIOD_STEPS and step % period.PERIOD_STEPS == 0
     return bool(by_step) or (within == 0 and epoch % period.PERIOD_EPOCHS == 0)

@@ -1,11 +1,12 @@
-"""What is told of a run: metrics.jsonl, TensorBoard, and a bar or, when piped, lines.
+"""The log of a run: metrics.jsonl, TensorBoard, and a progress bar or, when piped, lines.
 
-On ranks other than 0 nothing is told. A run that is taken up again forgets what was logged after
-its checkpoint, so that every step stands there once.
+Only rank 0 logs. A resumed run removes what was logged after its checkpoint, so that every step
+is logged once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import clock
 
@@ -23,13 +25,13 @@ log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 TENSORBOARD_FOLDER = "tensorboard"
-MOST_POINTS = 200  # of a curve in a record
+MOST_POINTS = 200  # per curve in a record
 
 Row = dict[str, Any]
 
 
 class RunLog:
-    """The log of a run from `first_step` on; `folder` is None on ranks that are silent."""
+    """The log of a run from `first_step` on; `folder` is None on ranks that do not log."""
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class RunLog:
             return
         from torch.utils.tensorboard import SummaryWriter  # slow to import
 
-        forget_after(folder, first_step)
+        remove_rows_after(folder, first_step)
         self.lines = (folder / METRICS_FILE).open("a", encoding="utf-8")
         self.board = SummaryWriter(str(folder / TENSORBOARD_FOLDER), purge_step=first_step + 1)
         if sys.stderr.isatty():
@@ -61,51 +63,63 @@ class RunLog:
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.folder is None:
             return
-        self.lines.close()
-        self.board.close()
+        # After an error, a disk that is too full to close the files must not hide it.
+        with contextlib.suppress(OSError) if kind is not None else contextlib.nullcontext():
+            self.lines.close()
+            self.board.close()
         if self.bar is not None:
             self.bar.close()
 
     def add_step(self, images: int, seconds: float) -> None:
+        """Count a step of this many images."""
         self.step += 1
         self.images += images
         self.seconds += seconds
         if self.bar is not None:
             self.bar.update()
 
-    def report(self, figures: Mapping[str, float], waited: float) -> None:
-        """Write figures of the steps since the last report; `waited` seconds for data so far."""
+    def report(self, metrics: Mapping[str, float], waited: float) -> None:
+        """Write the metrics of the steps since the last report.
+
+        `waited` is the seconds that the whole run has waited for data so far.
+        """
         if self.folder is None:
             return
         seconds = max(self.seconds, 1e-9)
         rate = self.images / seconds
         row = {
             "epoch": round(self.step / self.steps_per_epoch, 4),
-            **figures,
+            **metrics,
             "images_per_second": round(rate, 2),
             "views_per_second": round(rate * self.num_views, 2),
-            "share_waiting_for_data": round((waited - self.waited) / seconds, 4),
+            "fraction_waiting_for_data": round((waited - self.waited) / seconds, 4),
         }
         self.write(self.step, row)
-        self._tell(row, seconds * (self.total_steps - self.step) / max(1, self.window_steps))
+        self._show(row, seconds * (self.total_steps - self.step) / max(1, self.window_steps))
         self._begin_window(waited)
 
-    def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl, and a TensorBoard point a figure."""
-        if self.folder is None or not figures:
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write one line of metrics.jsonl, and one TensorBoard point per metric."""
+        if self.folder is None:
             return
-        self.lines.write(
-            json.dumps({"step": step, "time": round(time.time(), 3), **figures}) + "\n"
-        )
-        self.lines.flush()
-        for name, value in figures.items():
-            self.board.add_scalar(name, value, step)
+        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        try:
+            self.lines.write(json.dumps(row) + "\n")
+            self.lines.flush()
+            for name, value in metrics.items():
+                self.board.add_scalar(name, value, step)
+        except OSError as error:
+            raise KsclError(
+                f"{self.folder / METRICS_FILE} cannot be written: {error.strerror or error}. "
+                "Make room or fix the folder; --resume continues from the last checkpoint."
+            ) from error
 
     @property
     def window_steps(self) -> int:
+        """Return the number of steps since the last report."""
         return self.step - self.first_of_window
 
     def _begin_window(self, waited: float) -> None:
@@ -114,13 +128,13 @@ class RunLog:
         self.seconds = 0.0
         self.waited = waited
 
-    def _tell(self, row: Row, seconds_left: float) -> None:
+    def _show(self, row: Row, seconds_left: float) -> None:
         rates = f"{row['images_per_second']:,.0f} images/s, {row['views_per_second']:,.0f} views/s"
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {rates}")
             return
         log.info(
-            "epoch %.2f, step %s of %s: loss %.4f, top-1 %.1f %%, rate %.2g; %s, %s to go",
+            "epoch %.2f, step %s of %s: loss %.4f, top-1 %.1f %%, learning rate %.2g; %s, %s left",
             row["epoch"],
             f"{self.step:,}",
             f"{self.total_steps:,}",
@@ -133,31 +147,54 @@ class RunLog:
 
 
 def read_metrics(folder: Path) -> list[Row]:
-    """Every whole line; a killed process may have left half of one at the end."""
-    rows = []
+    """Return every row that is whole; a killed process may have left half of one at the end."""
+    return _read(folder / METRICS_FILE)[0]
+
+
+def remove_rows_after(folder: Path, step: int) -> None:
+    """Remove what a run logged beyond the step that it resumes from, and what is damaged."""
+    file = folder / METRICS_FILE
+    rows, damaged = _read(file)
+    if damaged:
+        log.warning(
+            "%s: %d damaged lines are removed. The record is made from the %d others.",
+            file,
+            damaged,
+            len(rows),
+        )
+    if file.exists():
+        kept = "".join(f"{json.dumps(row)}\n" for row in rows if row["step"] <= step)
+        write_atomically(file, kept.encode())
+
+
+def _read(file: Path) -> tuple[list[Row], int]:
+    """Return the whole rows, and how many other lines there are, half a last line not counted."""
     try:
-        text = (folder / METRICS_FILE).read_text(encoding="utf-8")
+        text = file.read_bytes().decode("utf-8", "replace")
     except FileNotFoundError:
-        return []
-    for line in text.splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
+        return [], 0
+    *lines, rest = text.split("\n")  # not splitlines(), which splits at other characters too
+    parsed = [_parse(line) for line in lines]
+    rows = [row for row in (*parsed, _parse(rest)) if row is not None]
+    return rows, parsed.count(None)
 
 
-def forget_after(folder: Path, step: int) -> None:
-    """Remove what a run logged beyond the step that it goes on from."""
-    rows = read_metrics(folder)
-    kept = [row for row in rows if row["step"] <= step]
-    text = "".join(f"{json.dumps(row)}\n" for row in kept)
-    if (folder / METRICS_FILE).exists():
-        write_atomically(folder / METRICS_FILE, text.encode())
+def _parse(line: str) -> Row | None:
+    """Return a row: a step, and numbers by their names."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    if not all(isinstance(value, int | float) for value in row.values()):
+        return None
+    whole_report = "epoch" in row and row.get("steps", 0) > 0
+    return row if whole_report or "loss" not in row else None
 
 
 def means_of_last_epoch(rows: list[Row]) -> dict[str, float]:
-    """Figures of the learner over the last epoch, each report weighted by its steps."""
+    """Return the means of the learner's metrics over the last epoch, weighted by steps."""
     reports = [row for row in rows if "loss" in row]
     if not reports:
         return {}
@@ -172,7 +209,7 @@ def means_of_last_epoch(rows: list[Row]) -> dict[str, float]:
 
 
 def thinned_curves(rows: list[Row], most: int = MOST_POINTS) -> dict[str, list[float]]:
-    """The reports as columns, of at most so many points, the last one among them."""
+    """Return the reports as columns of at most `most` points, the last one included."""
     reports = [row for row in rows if "loss" in row]
     stride = max(1, -(-len(reports) // most))
     chosen = reports[::-1][::stride][::-1]
@@ -181,5 +218,5 @@ def thinned_curves(rows: list[Row], most: int = MOST_POINTS) -> dict[str, list[f
 
 
 def _in_all(rows: list[Row]) -> list[str]:
-    """The columns that every row has: an older release, where a run began, told of fewer."""
+    """Return the columns that every row has: a run begun with an older release has fewer."""
     return [name for name in (rows[-1] if rows else ()) if all(name in row for row in rows)]

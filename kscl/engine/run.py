@@ -1,37 +1,38 @@
-"""One rank's part of a pretraining run, from the claim of its folder to the record."""
+"""One rank's part of a pretraining run: prepare() → Run, Run.train(), Run.finish().
+
+Each thing is opened once, in `prepare`, and handed on.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from kscl.backbone_file import DESCRIPTION_VERSION, read_plain
-from kscl.config.tree import config_values, save_config
-from kscl.data.bad_images import BadImages
+from kscl.backbone_file import read_plain
+from kscl.config.tree import save_config
 from kscl.data.loader import TrainLoader, build_train_loader, steps_per_epoch
 from kscl.data.open import ImageSource, open_source
 from kscl.data.throughput import measure_budget
 from kscl.engine.announce import announce
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER
-from kscl.engine.export import KNN_TOP1, describe, finish
+from kscl.engine.export import export
 from kscl.engine.knn import KnnCheck
-from kscl.engine.loop import settle, train
+from kscl.engine.loop import all_reasons, settle, train
 from kscl.engine.metrics_log import RunLog
 from kscl.engine.run_dir import find_start, only_run_in
-from kscl.engine.state import Training, build_training, restore
+from kscl.engine.state import TrainState, build_state, check_room, restore
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from kscl.records.record import RECORD_FILE
 from kscl.runtime.cpu import avoid_broken_amx, keep_freed_memory
 from kscl.runtime.distributed import rank, world_size
-from kscl.runtime.launch import device, on_first_rank
+from kscl.runtime.launch import device, first_rank_first, on_first_rank
 from kscl.runtime.logs import set_up_logging
 from kscl.runtime.signals import StopRequest, stop_requests
 
@@ -40,111 +41,130 @@ log = logging.getLogger(__name__)
 SAMPLED_IMAGES = 64
 
 
+class Checkpoint(NamedTuple):
+    """A checkpoint file and what it holds."""
+
+    path: Path
+    content: dict[str, Any]
+
+
 @dataclass(frozen=True)
 class Job:
-    """What every rank is told."""
+    """What the command asks of every rank."""
 
     cfg: CfgNode
     resume: bool
     auto_resume: bool
 
 
+@dataclass(frozen=True)
+class Run:
+    """What a rank holds from `prepare` to `finish`."""
+
+    folder: Path
+    state: TrainState
+    loader: TrainLoader
+    knn: KnnCheck | None
+    data: dict[str, Any]  # fingerprint of the images
+
+    def train(self, stop: StopRequest) -> bool:
+        """Train to the last step; return False if a signal asked to stop before it."""
+        state, cfg = self.state, self.state.cfg
+        if state.step == state.total_steps:
+            return True
+        budget = measure_budget(self.loader.dataset, cfg.DATA.NUM_WORKERS)
+        log.info("Each process: %s", budget.with_encode(settle(state)))
+        with RunLog(
+            self.folder if rank() == 0 else None,
+            state.step,
+            state.total_steps,
+            state.steps_per_epoch,
+            cfg.METHOD.NUM_SHOTS + 1,
+        ) as run_log:
+            checkpoints = self.folder / CHECKPOINT_FOLDER
+            return train(state, self.loader, self.knn, self.data, checkpoints, run_log, stop)
+
+    def finish(self) -> None:
+        """Write the backbone and the record."""
+        bad_images = all_reasons(self.loader.bad_images)
+        on_first_rank(lambda: export(self.state, self.data, bad_images, self.folder))
+
+
 def run(job: Job) -> int:
-    """One rank's part, from the folder's claim to the record."""
+    """Run this rank's part and return its exit code."""
+    with contextlib.ExitStack() as held:
+        prepared = prepare(job, held)
+        if prepared is None:
+            return 0
+        with stop_requests() as stop:
+            if not prepared.train(stop):
+                return stop.exit_code
+        prepared.finish()
+    return 0
+
+
+def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
+    """Claim the folder, open the images, build or restore the state; None if the run has ended.
+
+    `held` keeps the claim. All that can be refused is refused here, before anything is written.
+    """
     cfg, folder = job.cfg, Path(job.cfg.OUTPUT_DIR)
     set_up_logging(rank=rank())
     if device().type == "cpu":
         keep_freed_memory()
         if cfg.SOLVER.AMP == "bf16":
             avoid_broken_amx()
-    with contextlib.ExitStack() as until_the_end:
-
-        def claim() -> Path | None:
-            until_the_end.enter_context(only_run_in(folder))
-            return find_start(cfg, job.resume, job.auto_resume)
-
-        checkpoint = on_first_rank(claim)
-        if (folder / RECORD_FILE).exists():
-            log.info("this run has ended: %s", folder / RECORD_FILE)
-            return 0
-        source = open_in_turn(cfg)
-        data = on_first_rank(lambda: data_fingerprint(cfg.DATA.TRAIN, source))
-        steps = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
-        training = build_training(cfg, len(source), steps, device())
-        saved = read_plain(checkpoint) if checkpoint is not None else None
-        if saved is not None:
-            refuse_other_data(saved["data"], data, cfg.DATA.TRAIN)
-            restore(training, saved)
-        loader = build_train_loader(
-            cfg,
-            first_step=training.step,
-            last_step=training.total_steps,
-            rank=rank(),
-            world_size=world_size(),
-        )
-        loader.bad_images.reasons.update(saved["bad_images"] if saved is not None else {})
-        knn = KnnCheck(cfg) if cfg.EVAL.KNN_PERIOD else None
-        # Nothing is left to refuse. The config is written first: it tells whose folder this is.
-        on_first_rank(lambda: save_config(cfg, folder))
-        set_up_logging(folder, rank())
-        announce(training, data, checkpoint)
-        with stop_requests() as stop:
-            if not go_on(training, loader, knn, data, stop):
-                return stop.exit_code
-        bad_images = all_reasons(loader.bad_images)
-        on_first_rank(lambda: finish(training, data, bad_images, folder))
-    return 0
-
-
-def open_in_turn(cfg: CfgNode) -> ImageSource:
-    """Rank 0 first: the index of files that it leaves is then there for the others."""
-    opened: list[ImageSource] = []
-    on_first_rank(lambda: opened.append(open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)))
-    return opened[0] if opened else open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
-
-
-def go_on(
-    training: Training,
-    loader: TrainLoader,
-    knn: KnnCheck | None,
-    data: dict[str, Any],
-    stop: StopRequest,
-) -> bool:
-    """Train to the end, or until asked to stop; whether the end was reached."""
-    cfg, folder = training.cfg, Path(training.cfg.OUTPUT_DIR)
-    if training.step == training.total_steps:
-        return True
-    budget = measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS).with_encode(settle(training))
-    log.info("a process: %s", budget)
-
-    def about() -> dict[str, Any]:
-        return {
-            "description": {"version": DESCRIPTION_VERSION, **asdict(describe(training, data))},
-            "config": config_values(cfg),
-            "data": data,
-            "bad_images": all_reasons(loader.bad_images),
-        }
-
-    def check(epoch: int) -> dict[str, float]:
-        if knn is None or (epoch % cfg.EVAL.KNN_PERIOD and epoch != cfg.SOLVER.EPOCHS):
-            return {}
-        top1 = knn.accuracy(training.learner.encoder.backbone, training.device)
-        log.info("epoch %d: kNN %.2f %%", epoch, top1)
-        return {KNN_TOP1: top1}
-
-    run_log = RunLog(
-        folder if rank() == 0 else None,
-        training.step,
-        training.total_steps,
-        training.steps_per_epoch,
-        cfg.METHOD.NUM_SHOTS + 1,
+    checkpoint = claim(job, held)
+    if (folder / RECORD_FILE).exists():
+        log.info("This run has ended: %s.", folder / RECORD_FILE)
+        return None
+    source = first_rank_first(lambda: open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR))
+    data = on_first_rank(lambda: data_fingerprint(cfg.DATA.TRAIN, source))
+    steps = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
+    state = build_state(cfg, len(source), steps, device())
+    if checkpoint is not None:
+        refuse_other_data(checkpoint.content["data"], data, cfg.DATA.TRAIN)
+        restore(state, checkpoint.content)
+    loader = build_train_loader(
+        cfg,
+        source,
+        first_step=state.step,
+        last_step=state.total_steps,
+        rank=rank(),
+        world_size=world_size(),
     )
-    with run_log:
-        return train(training, loader, folder / CHECKPOINT_FOLDER, run_log, stop, about, check)
+    if checkpoint is not None:
+        loader.bad_images.reasons.update(checkpoint.content["bad_images"])
+    knn = KnnCheck(cfg) if cfg.EVAL.KNN_PERIOD else None
+    if state.step < state.total_steps:
+        on_first_rank(lambda: check_room(state, folder))
+    # The config is written first: it tells whose folder this is.
+    on_first_rank(lambda: save_config(cfg, folder))
+    set_up_logging(folder, rank())
+    announce(state, data, checkpoint.path if checkpoint is not None else None)
+    return Run(folder, state, loader, knn, data)
+
+
+def claim(job: Job, held: contextlib.ExitStack) -> Checkpoint | None:
+    """Hold the folder until the run ends; return the checkpoint to resume from, read once."""
+    read: list[Checkpoint] = []
+
+    def on_rank_0() -> Path | None:
+        held.enter_context(only_run_in(Path(job.cfg.OUTPUT_DIR)))
+        newest = find_start(job.cfg, job.resume, job.auto_resume)
+        if newest is None:
+            return None
+        read.append(Checkpoint(*newest))
+        return read[0].path
+
+    path = on_first_rank(on_rank_0)
+    if path is None:
+        return None
+    return read[0] if read else Checkpoint(path, read_plain(path))
 
 
 def data_fingerprint(where: str, source: ImageSource) -> dict[str, Any]:
-    """Of names, sizes and a sample of the contents; without sizes where the data is not a file."""
+    """Return a hash of names, sizes and sampled contents; without sizes if the data is no path."""
     if Path(where).exists():
         return {**fingerprint(where).as_dict(), "images": len(source)}
     digest = hashlib.sha256()
@@ -156,18 +176,10 @@ def data_fingerprint(where: str, source: ImageSource) -> dict[str, Any]:
 
 
 def refuse_other_data(before: dict[str, Any], now: dict[str, Any], where: str) -> None:
+    """Raise if the images are not those that the checkpoint was trained on."""
     if before["hash"] != now["hash"]:
         raise KsclError(
             f"DATA.TRAIN {where} has changed since the checkpoint was written (fingerprint "
             f"{before['hash']} with {before['images']:,} images then, {now['hash']} with "
-            f"{now['images']:,} now): bring the images back, or start a new run"
+            f"{now['images']:,} now). Restore the images, or start a new run in another OUTPUT_DIR."
         )
-
-
-def all_reasons(bad_images: BadImages) -> dict[int, str]:
-    """The ranks' accounts of bad images in one."""
-    if world_size() == 1:
-        return dict(bad_images.reasons)
-    parts: list[Any] = [None] * world_size()
-    dist.all_gather_object(parts, bad_images.reasons)
-    return {index: reason for part in parts for index, reason in part.items()}

@@ -59,27 +59,14 @@ def find_start(
     resume: bool,
     auto_resume: bool,
     without_effect: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS,
-) -> Path | None:
-    """Return the checkpoint to resume from, or None to start; raise an error if neither is right.
-
-    `without_effect` names the settings that may change on resume.
-    """
-    found = find_checkpoint(cfg, resume, auto_resume, without_effect)
-    return None if found is None else found[0]
-
-
-def find_checkpoint(
-    cfg: CfgNode,
-    resume: bool,
-    auto_resume: bool,
-    without_effect: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS,
     also: Mapping[str, object] | None = None,
     hints: Mapping[str, str] | None = None,
 ) -> tuple[Path, dict[str, Any]] | None:
-    """Do as `find_start` does, and return the checkpoint with its content.
+    """Return the checkpoint to resume from and its content, or None to start.
 
-    `also` maps further entries of a checkpoint to the values they must have. `hints` maps a
-    setting to what to do if it was changed on purpose.
+    Raise an error if neither is right. `without_effect` names the settings that may change on
+    resume, `also` maps further entries of a checkpoint to the values they must have, and `hints`
+    maps a setting to what to do if it was changed on purpose.
     """
     folder = Path(cfg.OUTPUT_DIR)
     # Hidden are the lock and the unfinished files of a killed process.

@@ -1,4 +1,4 @@
-"""Optimisers, and learning rates as pure functions of progress: nothing here has a history."""
+"""Optimizers, and learning rates as pure functions of progress: nothing here has a history."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ DECAYS_EVERYTHING = ("sgd",)
 
 
 def build_optimizer(cfg: CfgNode, module: nn.Module) -> torch.optim.Optimizer:
+    """Build the optimizer that the config names."""
     solver = cfg.SOLVER
-    name, decay, rate = solver.OPTIMIZER, solver.WEIGHT_DECAY, learning_rate(cfg)
+    name, decay, lr = solver.OPTIMIZER, solver.WEIGHT_DECAY, learning_rate(cfg)
     groups = parameter_groups(module.named_parameters(), decay, name in DECAYS_EVERYTHING)
     if name == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=solver.MOMENTUM)
+        return torch.optim.SGD(groups, lr=lr, momentum=solver.MOMENTUM)
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=rate)
-    # Lars adapts the rate of those groups only that are decayed, as the paper has it.
-    return Lars(groups, lr=rate, momentum=solver.MOMENTUM)
+        return torch.optim.AdamW(groups, lr=lr)
+    # Lars adapts the learning rate of the decayed groups only, as in its paper.
+    return Lars(groups, lr=lr, momentum=solver.MOMENTUM)
 
 
 def parameter_groups(
     parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float, decay_everything: bool
 ) -> list[dict[str, Any]]:
-    """Trained parameters in one group, or in two: matrices, which decay, and vectors."""
+    """Return the trained parameters in one group, or in two: matrices, which decay, and vectors."""
     decayed: list[nn.Parameter] = []
     spared: list[nn.Parameter] = []
     for _, parameter in parameters:
@@ -43,12 +44,14 @@ def parameter_groups(
 
 
 def learning_rate_at(cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
-    """The learning rate of step 0, 1, 2, … of a run."""
+    """Return the learning rate of step 0, 1, 2, … of a run."""
     solver = cfg.SOLVER
     epoch = step / steps_per_epoch
     warmup_steps = round(solver.WARMUP_EPOCHS * steps_per_epoch)
     base = learning_rate(cfg)
-    if step < warmup_steps:  # always moves by steps, or else the first epoch would stand still
+    if (
+        step < warmup_steps
+    ):  # always by steps: by epochs, the first one would have one learning rate
         return base * (step + 1) / warmup_steps
     if solver.LR_UPDATE == "epoch":
         epoch = float(step // steps_per_epoch)
@@ -59,21 +62,23 @@ def learning_rate_at(cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
 
 
 def cosine_factor(progress: float) -> float:
-    """From 1 at the start to 0 at the end of [0, 1]."""
+    """Return a factor that falls from 1 at progress 0 to 0 at progress 1."""
     return 0.5 * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
 def step_factor(epoch: float, milestones: list[int], gamma: float) -> float:
-    """`gamma` to the power of the milestones that have been reached."""
+    """Return `gamma` to the power of the number of milestones reached."""
     return gamma ** bisect.bisect_right(milestones, epoch)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = lr
 
 
 def learning_rate(cfg: CfgNode) -> float:
+    """Return the learning rate after linear scaling by the batch size, before any schedule."""
     if not cfg.SOLVER.SCALE_LR:
         return cfg.SOLVER.BASE_LR
     return cfg.SOLVER.BASE_LR * cfg.SOLVER.BATCH_SIZE / cfg.SOLVER.REFERENCE_BATCH_SIZE

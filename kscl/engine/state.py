@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,39 +14,54 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kscl.engine.checkpoint import find_checkpoints, save_checkpoint
+from kscl.engine.checkpoint import CONTAINER_BYTES, bytes_of, find_checkpoints, save_checkpoint
 from kscl.engine.schedule import build_optimizer
 from kscl.errors import KsclError
 from kscl.method.build import build_learner
 from kscl.method.learner import Learner
-from kscl.runtime.distributed import average_, rank, world_size
+from kscl.runtime.distributed import average_, gather, rank, world_size
+
+# Tensors of a parameter's size that each optimizer keeps.
+MOMENTS = {"sgd": 1, "lars": 1, "adamw": 2}
 
 
 @dataclass
 class Window:
-    """Sums of the learner's figures over the steps since the last report."""
+    """Sums of the learner's metrics over this rank's steps since the last report."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     steps: int = 0
 
-    def add(self, figures: Mapping[str, Tensor]) -> None:
-        if set(figures) != set(self.sums):  # the first step, or one after a release with other ones
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Add the metrics of one step."""
+        if set(metrics) != set(self.sums):  # first step, or resumed from a release with other ones
             self.sums, self.steps = {}, 0
-        for name, value in figures.items():
+        for name, value in metrics.items():
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         self.steps += 1
 
     def over_ranks(self) -> dict[str, Tensor]:
-        """The sums, averaged over ranks."""
+        """Return the sums averaged over ranks."""
         if not self.sums:
             return {}
         values = torch.stack(list(self.sums.values()))
         average_([values])
         return dict(zip(self.sums, values.unbind(), strict=True))
 
+    def of_each_rank(self) -> dict[str, list[float]]:
+        """Return the sums of all ranks, in the order of ranks.
+
+        A checkpoint keeps these, not their mean: a rank that resumed from the mean would add its
+        next steps to another number and report other last bits.
+        """
+        if not self.sums:
+            return {}
+        values = gather(torch.stack(list(self.sums.values()))[None])  # (world, metrics)
+        return dict(zip(self.sums, values.T.tolist(), strict=True))
+
 
 @dataclass
-class Training:
+class TrainState:
     """All that a step changes, and what it needs for that."""
 
     cfg: CfgNode
@@ -61,16 +77,17 @@ class Training:
 
     @property
     def total_steps(self) -> int:
+        """Return the number of steps of the whole run."""
         return self.cfg.SOLVER.EPOCHS * self.steps_per_epoch
 
 
-def build_training(
+def build_state(
     cfg: CfgNode, num_images: int, steps_per_epoch: int, device: torch.device
-) -> Training:
-    """A learner with weights from the seed and its optimiser, the same on all ranks."""
+) -> TrainState:
+    """Build the learner, with weights from the seed, and its optimizer: the same on all ranks."""
     check_ranks(cfg, world_size())
     if cfg.SOLVER.AMP == "fp16" and device.type == "cpu":
-        raise KsclError("SOLVER.AMP fp16 needs a GPU; a CPU can do bf16")
+        raise KsclError("SOLVER.AMP fp16 needs a GPU. Use SOLVER.AMP bf16 on a CPU.")
     torch.manual_seed(cfg.SEED)
     learner = build_learner(cfg, num_images).to(device)
     if cfg.SOLVER.CHANNELS_LAST:
@@ -80,16 +97,17 @@ def build_training(
         model = distributed(learner, device)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
     optimizer = build_optimizer(cfg, learner)
-    return Training(cfg, learner, model, optimizer, scaler, device, steps_per_epoch)
+    return TrainState(cfg, learner, model, optimizer, scaler, device, steps_per_epoch)
 
 
 def distributed(learner: Learner, device: torch.device) -> DistributedDataParallel:
-    """Gradients are averaged here; the learner and `take_step` keep buffers the same themselves.
+    """Wrap the learner so that gradients are averaged over ranks.
 
-    That is a fraction of the traffic, and gloo cannot send every type of buffer.
+    Buffers are kept equal by the learner and by `take_step`: that is a fraction of the traffic,
+    and gloo cannot send every type of buffer.
     """
     with warnings.catch_warnings():
-        # The name that torch puts in its place would still send all buffers once.
+        # The argument that torch recommends instead would still send all buffers once.
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         return DistributedDataParallel(
             learner,
@@ -100,53 +118,74 @@ def distributed(learner: Learner, device: torch.device) -> DistributedDataParall
 
 
 def check_ranks(cfg: CfgNode, ranks: int) -> None:
+    """Raise if the batch cannot be divided among ranks and accumulation steps."""
     parts = ranks * cfg.SOLVER.GRAD_ACCUM_STEPS
     if cfg.SOLVER.BATCH_SIZE % parts:
         raise KsclError(
-            f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} cannot be shared evenly by {ranks} "
-            f"processes in {cfg.SOLVER.GRAD_ACCUM_STEPS} parts each: make it a multiple of {parts}"
+            f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} cannot be divided evenly among {ranks} "
+            f"processes with SOLVER.GRAD_ACCUM_STEPS {cfg.SOLVER.GRAD_ACCUM_STEPS}. Make it a "
+            f"multiple of {parts}."
         )
 
 
-def save(training: Training, folder: Path, about: Mapping[str, Any]) -> None:
-    """Rank 0 writes what all ranks share."""
-    window = {name: float(total) for name, total in training.window.over_ranks().items()}
+def check_room(state: TrainState, folder: Path) -> None:
+    """Raise if the disk of an existing folder has no room for one checkpoint."""
+    trained = [weight for weight in state.learner.parameters() if weight.requires_grad]
+    moments = MOMENTS[state.cfg.SOLVER.OPTIMIZER] * bytes_of(trained)
+    needed = bytes_of(state.learner.state_dict()) + moments + CONTAINER_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise KsclError(
+            f"The disk of OUTPUT_DIR {folder} has {free / 2**20:,.1f} MiB free, but a checkpoint "
+            f"takes {needed / 2**20:,.1f} MiB. Make room, or choose another OUTPUT_DIR."
+        )
+
+
+def save(state: TrainState, folder: Path, about: Mapping[str, Any]) -> None:
+    """Write a checkpoint of the state and of `about` on rank 0."""
+    window = {"sums": state.window.of_each_rank(), "steps": state.window.steps}
     if rank() != 0:
         return
-    if not all(torch.isfinite(weight).all() for weight in training.learner.parameters()):
-        raise stopped(training, folder, "a weight is NaN or infinite")
+    if not all(torch.isfinite(weight).all() for weight in state.learner.parameters()):
+        raise stopped(state, folder, "A weight is NaN or infinite")
     content = {
         **about,
-        "learner": training.learner.state_dict(),
-        "optimizer": training.optimizer.state_dict(),
-        "scaler": training.scaler.state_dict(),
-        "step": training.step,
-        "seconds": training.seconds,
-        "window": {"sums": window, "steps": training.window.steps},
+        "learner": state.learner.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "scaler": state.scaler.state_dict(),
+        "step": state.step,
+        "seconds": state.seconds,
+        "window": window,
     }
-    save_checkpoint(folder, training.step, content, training.cfg.CHECKPOINT.KEEP)
+    save_checkpoint(folder, state.step, content, state.cfg.CHECKPOINT.KEEP)
 
 
-def restore(training: Training, content: Mapping[str, Any]) -> None:
-    training.learner.load_state_dict(content["learner"])
-    training.optimizer.load_state_dict(content["optimizer"])
-    training.scaler.load_state_dict(content["scaler"])
-    training.step = content["step"]
-    training.seconds = content["seconds"]
+def restore(state: TrainState, content: Mapping[str, Any]) -> None:
+    """Set the state to what a checkpoint holds."""
+    state.learner.load_state_dict(content["learner"])
+    state.optimizer.load_state_dict(content["optimizer"])
+    state.scaler.load_state_dict(content["scaler"])
+    state.step = content["step"]
+    state.seconds = content["seconds"]
     saved = content["window"]
-    sums = {
-        name: torch.tensor(total, device=training.device) for name, total in saved["sums"].items()
-    }
-    training.window = Window(sums, saved["steps"])
+    sums = {name: _own_sum(sums, state.device) for name, sums in saved["sums"].items()}
+    state.window = Window(sums, saved["steps"])
 
 
-def stopped(training: Training, folder: Path | None, reason: str) -> KsclError:
+def _own_sum(sums: Sequence[float], device: torch.device) -> Tensor:
+    """Return this rank's sum, or the mean if the number of ranks has changed."""
+    own = sums[rank()] if len(sums) == world_size() else sum(sums) / len(sums)
+    return torch.tensor(own, device=device)
+
+
+def stopped(state: TrainState, folder: Path | None, reason: str) -> KsclError:
+    """Return the error that ends a run whose numbers went wrong."""
     kept = find_checkpoints(folder) if folder is not None else []
-    rate = training.optimizer.param_groups[0]["lr"]
+    learning_rate = state.optimizer.param_groups[0]["lr"]
     return KsclError(
-        f"training stopped in step {training.step} (epoch "
-        f"{training.step / training.steps_per_epoch:.2f}) at learning rate {rate:g}: {reason}. "
-        f"The last good checkpoint is {kept[0] if kept else 'none yet'}; to resume from it repeats "
-        "the same steps, so start a run with other settings: a lower SOLVER.BASE_LR, a longer "
-        "SOLVER.WARMUP_EPOCHS, SOLVER.CLIP_GRAD_NORM 1.0, or SOLVER.AMP off"
+        f"Training stopped in step {state.step} (epoch {state.step / state.steps_per_epoch:.2f}) "
+        f"at learning rate {learning_rate:g}. {reason.rstrip('.')}. The last good checkpoint is "
+        f"{kept[0] if kept else 'none yet'}. Resuming from it repeats the same steps, so start a "
+        "run with other settings: a lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_EPOCHS, "
+        "SOLVER.CLIP_GRAD_NORM 1.0, or SOLVER.AMP off."
     )

@@ -1,4 +1,4 @@
-"""The few collectives that the learner needs; with one process each of them does nothing."""
+"""The few collectives that training needs; with one process each of them does nothing."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from torch import Tensor
 
 
 def rank() -> int:
+    """Return the number of this process, 0 if there is one only."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def world_size() -> int:
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather(local: Tensor) -> Tensor:
-    """The ranks' tensors (B, ...) one after another: (world · B, ...), without gradient."""
+    """Concatenate the ranks' tensors (B, ...) to (world · B, ...), without gradient."""
     if world_size() == 1:
         return local.detach()
     local = local.detach().contiguous()  # a channels-last image would arrive with mixed-up pixels
@@ -29,7 +31,7 @@ def gather(local: Tensor) -> Tensor:
 
 
 def gather_with_gradient(local: Tensor) -> Tensor:
-    """Like `gather`; each rank gets back the sum of all ranks' gradients of its own part.
+    """Gather with gradient: each rank gets the sum of all ranks' gradients of its own part.
 
     DistributedDataParallel then averages over ranks: the gradient of the mean loss of all ranks.
     """
@@ -60,10 +62,10 @@ def average_(tensors: Sequence[Tensor]) -> None:
 
 
 def shuffled(encode: Callable[[Tensor], Tensor], images: Tensor, seed: int) -> Tensor:
-    """Encode this rank's images (B, ...) in batches mixed over all ranks: (B, D), in their order.
+    """Encode this rank's images (B, ...) in batches shuffled over all ranks: (B, D), in order.
 
-    BatchNorm sees other companions in a key's batch than in its query's, so the two cannot
-    recognise each other by them (MoCo, section 3.3). All ranks draw the same order from `seed`.
+    BatchNorm sees other images in a key's batch than in its query's, so the two cannot recognize
+    each other by them (MoCo, section 3.3). All ranks draw the same order from `seed`.
     """
     ranks, batch = world_size(), len(images)
     if ranks == 1:

@@ -1,7 +1,7 @@
-"""One process, N processes on this machine, or the processes that torchrun started.
+"""Start one process, N processes on this machine, or join the processes that torchrun started.
 
-Ranks live and die together: when one fails the others are ended, when the launcher is killed its
-ranks end themselves, and a signal to stop reaches all of them.
+Ranks live and die together: when one fails the others are ended, when the launcher or torchrun is
+killed its ranks end themselves, and a signal to stop reaches all of them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ import torch.distributed as dist
 from kscl.cli import EXIT_USER_ERROR
 from kscl.errors import KsclError
 from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.failures import explained
 from kscl.runtime.machine import usable_cores
 from kscl.runtime.signals import StopRequest, stop_requests
 
 EXIT_BUG = 1
-SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+SET_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 PATIENCE = datetime.timedelta(hours=1)  # of ranks that wait while rank 0 reads a large index
 CONNECT_PATIENCE = datetime.timedelta(seconds=3)
+AGENT_PATIENCE = datetime.timedelta(minutes=1)  # torchrun's store is there before its ranks
 PORT_OF_RANK_0 = "kscl/port of rank 0"
 GRACE_SECONDS = 5.0  # for the other ranks to say why, once one has failed
 POLL_SECONDS = 0.2
@@ -48,27 +51,32 @@ def launch(worker: Worker, argument: object, num_gpus: int) -> int:
     `num_gpus` processes run on this machine: on its GPUs or, where it has none, on its cores.
     """
     gpus = torch.cuda.device_count()
-    if all(name in os.environ for name in SET_BY_TORCHRUN):
+    if all(name in os.environ for name in RANK_VARIABLES):
         if num_gpus > 1:
-            raise KsclError("torchrun has started the processes already: leave --num-gpus out")
+            raise KsclError("torchrun has started the processes already. Leave --num-gpus out.")
+        if SET_BY_TORCHRUN in os.environ:
+            _watch(_end_with_torchrun)
         if gpus:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        with _process_group(**_meeting_place()):
+        with _process_group(**_meeting_place()), explained():
             return worker(argument)
     if gpus and num_gpus > gpus:
-        raise KsclError(f"--num-gpus {num_gpus}, but this machine has {gpus}")
-    return worker(argument) if num_gpus <= 1 else _spawn(worker, argument, num_gpus)
+        raise KsclError(f"--num-gpus is {num_gpus}, but this machine has {gpus}. Use at most that.")
+    if num_gpus > 1:
+        return _spawn(worker, argument, num_gpus)
+    with explained():
+        return worker(argument)
 
 
 def device() -> torch.device:
-    """Where this rank computes."""
+    """Return the device of this rank."""
     if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
 
 
 def on_first_rank(work: Callable[[], Result]) -> Result:
-    """What `work` returns on rank 0, given to all; if it fails there, every rank ends."""
+    """Run `work` on rank 0 and return its result on all ranks; if it fails, every rank ends."""
     if world_size() == 1:
         return work()
     outcome: list[Any] = [None, False]
@@ -86,8 +94,15 @@ def on_first_rank(work: Callable[[], Result]) -> Result:
     return outcome[0]
 
 
+def first_rank_first(work: Callable[[], Result]) -> Result:
+    """Run `work` on every rank, on rank 0 before the others, which find what it has cached."""
+    results: list[Result] = []
+    on_first_rank(lambda: results.append(work()))
+    return results[0] if results else work()
+
+
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is set on any rank: the same answer for all of them."""
+    """Return whether the flag is set on any rank."""
     if world_size() == 1:
         return flag
     votes = torch.tensor(float(flag), device=device())
@@ -96,21 +111,22 @@ def any_rank(flag: bool) -> bool:
 
 
 def _meeting_place() -> dict[str, Any]:
-    """Where ranks that torchrun started meet: in a store that rank 0 opens anew at every start.
+    """Return a store, opened by rank 0 anew at every start, for ranks that torchrun started.
 
     torchrun's own store outlives a restart. Ranks would find the addresses of dead ones in it, and
     wait for them (https://github.com/pytorch/pytorch/issues/135712).
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return {}  # the environment says where
-    shared, number, count = next(dist.rendezvous("env://", timeout=PATIENCE))
+        return {}  # MASTER_ADDR and MASTER_PORT say where
+    shared, number, count = next(dist.rendezvous("env://", timeout=AGENT_PATIENCE))
+    shared.set_timeout(PATIENCE)
     host = os.environ["MASTER_ADDR"]
     store: dist.TCPStore | None = None
     if number == 0:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
         shared.set(PORT_OF_RANK_0, str(store.port))
     while store is None:
-        with contextlib.suppress(dist.DistNetworkError):  # the port of a rank 0 that is no more
+        with contextlib.suppress(dist.DistNetworkError):  # the port of a rank 0 that has ended
             port = int(shared.get(PORT_OF_RANK_0))
             store = dist.TCPStore(host, port, is_master=False, timeout=CONNECT_PATIENCE)
             store.set_timeout(PATIENCE)
@@ -119,19 +135,18 @@ def _meeting_place() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _process_group(**where: Any) -> Any:
-    """Meet the other ranks, if not here then where the environment says."""
+    """Join the other ranks at the store given, or where the environment says."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=PATIENCE, **where)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    yield
+    # Not after an error: it can wait for the other ranks, and the error would never be reported.
+    dist.destroy_process_group()
 
 
 @dataclass
 class _Rank:
     process: BaseProcess
-    report: Connection  # (is a user's error, text), if it fails
+    report: Connection  # (whether the user can fix it, text), if it fails
 
     @property
     def failed(self) -> bool:
@@ -161,7 +176,7 @@ def _spawn(worker: Worker, argument: object, count: int) -> int:
 
 
 def _wait_for(ranks: list[_Rank], stop: StopRequest) -> _Rank | None:
-    """Until all have ended or one has failed, which is returned; passes a request to stop on."""
+    """Wait until all have ended or one has failed, and return that one; pass on signals to stop."""
     told = False
     while running := [member for member in ranks if member.process.exitcode is None]:
         if stop and not told:
@@ -179,7 +194,7 @@ def _wait_for(ranks: list[_Rank], stop: StopRequest) -> _Rank | None:
 
 
 def _explain(ranks: list[_Rank], first: _Rank, stop: StopRequest) -> int:
-    """The error of the rank that failed first, unless another knows better; or its exit code."""
+    """Raise the error of the first rank that has one for the user, or return an exit code."""
     if stop:
         return stop.exit_code
     reports = []
@@ -187,15 +202,15 @@ def _explain(ranks: list[_Rank], first: _Rank, stop: StopRequest) -> int:
         with contextlib.suppress(EOFError):
             if member.report.poll():
                 reports.append(member.report.recv())
-    for is_users, text in reports:
-        if is_users:
+    for user_can_fix, text in reports:
+        if user_can_fix:
             raise KsclError(text)
     code = first.process.exitcode or EXIT_BUG
     if code < 0:
         raise KsclError(
-            f"rank {ranks.index(first)} was ended by {signal.Signals(-code).name}, and the run "
-            "with it. If nobody meant to, memory may have run out (smaller SOLVER.BATCH_SIZE, or "
-            "more SOLVER.GRAD_ACCUM_STEPS). --resume goes on from the last checkpoint"
+            f"Rank {ranks.index(first)} was ended by {signal.Signals(-code).name}, and the run "
+            "with it. If nobody ended it, memory may have run out (smaller SOLVER.BATCH_SIZE, or "
+            "more SOLVER.GRAD_ACCUM_STEPS). --resume continues from the last checkpoint."
         )
     for _, text in reports[:1]:
         print(text, file=sys.stderr)
@@ -205,29 +220,41 @@ def _explain(ranks: list[_Rank], first: _Rank, stop: StopRequest) -> int:
 def _spawned(
     place: tuple[int, int, int], report: Connection, worker: Worker, argument: object
 ) -> None:
-    """The life of one rank of `_spawn`."""
+    """Run one rank of `_spawn`."""
     number, count, port = place
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the launcher decides
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    _watch(_end_with_launcher)
     try:
         if torch.cuda.is_available():
             torch.cuda.set_device(number)
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, usable_cores() // count))
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        with _process_group(store=store, rank=number, world_size=count):
+        with _process_group(store=store, rank=number, world_size=count), explained():
             code = worker(argument)
     except KsclError as error:
         report.send((True, str(error)))
         code = EXIT_USER_ERROR
     except Exception:
-        report.send((False, f"on rank {number}:\n{traceback.format_exc()}"))
+        report.send((False, f"On rank {number}:\n{traceback.format_exc()}"))
         code = EXIT_BUG
     sys.exit(code)
+
+
+def _watch(end: Callable[[], None]) -> None:
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _end_with_launcher() -> None:
     launcher = multiprocessing.parent_process()
     assert launcher is not None
     launcher.join()
+    os._exit(EXIT_BUG)
+
+
+def _end_with_torchrun() -> None:
+    """End this rank, and so its loader workers, once torchrun is gone and another is the parent."""
+    torchrun = os.getppid()
+    while os.getppid() == torchrun:
+        time.sleep(POLL_SECONDS)
     os._exit(EXIT_BUG)

@@ -1,6 +1,6 @@
-"""Logging: one line a person can read on the terminal, the same as JSON lines in a file.
+"""Logging: readable lines on the terminal, the same as JSON lines in a file.
 
-Only rank 0 speaks. Progress is a bar on a terminal and a plain line now and then when piped.
+Only rank 0 logs. Progress is a bar on a terminal, and a plain line now and then when piped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 class _JsonLines(logging.Formatter):
-    """One object a line: time, level, message, and whatever was passed in `extra={"data": …}`."""
+    """One object per line: time, level, message, and what was passed in `extra={"data": …}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -39,35 +39,45 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class _BesideTheBar(logging.Handler):
-    """Writes above a running progress bar instead of through it, to whatever stderr is by then."""
+class _LogFile(logging.FileHandler):
+    """A log file whose disk may become full: that is said once, in one line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        self.close()
+        logging.getLogger(LOGGER).removeHandler(self)
+        print(f"warning: {self.baseFilename} is no longer written: {error}.", file=sys.stderr)
+
+
+class _AboveTheBar(logging.Handler):
+    """Write above a running progress bar instead of through it, to the stderr of that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)
 
 
 def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> logging.Logger:
-    """The logger of this process; on ranks other than 0 it is silent."""
+    """Set up and return the logger of this process; on ranks other than 0 it is silent."""
     logger = reset_logging()
     logger.propagate = False
     if rank != 0:
         logger.addHandler(logging.NullHandler())
         return logger
     logger.setLevel(logging.INFO)
-    console = _BesideTheBar()
+    console = _AboveTheBar()
     console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(console)
     if output_dir is not None:
         folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        lines = logging.FileHandler(folder / LOG_FILE, encoding="utf-8")
+        lines = _LogFile(folder / LOG_FILE, encoding="utf-8")
         lines.setFormatter(_JsonLines())
         logger.addHandler(lines)
     return logger
 
 
 def reset_logging() -> logging.Logger:
-    """As it is before any set-up: no handler of ours, and all goes to the parent logger."""
+    """Remove our handlers and pass everything to the parent logger, as before any set-up."""
     logger = logging.getLogger(LOGGER)
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
@@ -80,7 +90,7 @@ def reset_logging() -> logging.Logger:
 def progress(
     items: Iterable[Item], what: str, total: int | None = None, stream: TextIO | None = None
 ) -> Iterator[Item]:
-    """Pass the items on, showing how many are done, the rate and the time that remains."""
+    """Yield the items, showing how many are done, how fast, and the time that remains."""
     stream = stream or sys.stderr
     if total is None and isinstance(items, Sized):
         total = len(items)
@@ -104,13 +114,14 @@ def _progress_line(what: str, done: int, total: int | None, elapsed: float) -> s
     line = f"{what}: {done:,}" + (f" of {total:,}" if total is not None else "")
     line += f", {rate:,.1f}/s"
     if total is not None and 0 < done < total:
-        line += f", about {clock((total - done) / rate)} to go"
+        line += f", about {clock((total - done) / rate)} left"
     elif elapsed >= 1:
         line += f", {clock(elapsed)} in all"
     return line
 
 
 def clock(seconds: float) -> str:
+    """Return seconds as 1:02:03 or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 
 def hardware() -> dict[str, object]:
+    """Return what a record says about the machine."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -20,13 +21,14 @@ def hardware() -> dict[str, object]:
 
 
 def usable_cores() -> int:
-    """What this process may use, which in a container is less than what the machine has."""
+    """Return the number of cores this process may use: in a container, fewer than there are."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def total_memory() -> int:
+    """Return the bytes of memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -1,4 +1,4 @@
-"""Signals to stop, received as a request that the work looks at when it suits."""
+"""Signals to stop, received as a request that the work reads between two steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-    """True once SIGTERM or SIGINT has come; a second one interrupts at once."""
+    """True once SIGTERM or SIGINT has arrived; a second one interrupts at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -22,10 +22,11 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What shells expect of a process that a signal has ended."""
+        """Return what shells expect of a process that a signal has ended."""
         return 128 + (self.signal or signal.SIGTERM)
 
     def receive(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
@@ -33,9 +34,11 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Within this block signals to stop become a request; those that were ignored stay ignored."""
+    """Turn signals to stop into a request within this block; ignored signals stay ignored."""
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():  # Python allows it only there
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # Python allows handlers only there
         yield request
         return
     before = {

@@ -18,8 +18,9 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.merge import load_config
 from kscl.data.loader import Batch, build_train_loader
+from kscl.data.open import open_source
 from kscl.engine.loop import settle, take_step, to_device
-from kscl.engine.state import Training, build_training
+from kscl.engine.state import TrainState, build_state
 from kscl.runtime.cpu import keep_freed_memory
 from kscl.runtime.distributed import rank, world_size
 from tests.benchmarks.harness import figure, in_own_process, time_ratio
@@ -41,8 +42,8 @@ def preloaded(cfg: CfgNode) -> Batch:
     return Batch(pixels, torch.arange(share), [])
 
 
-def new_training(cfg: CfgNode) -> Training:
-    return build_training(cfg, num_images=10_000, steps_per_epoch=100, device=CPU)
+def new_training(cfg: CfgNode) -> TrainState:
+    return build_state(cfg, num_images=10_000, steps_per_epoch=100, device=CPU)
 
 
 @figure("engine-overhead", "a K=5 step of ResNet-50 over its bare encoder passes", at_most=1.05)
@@ -79,7 +80,9 @@ def fed_by_a_worker_over_preloaded() -> float:
         words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "SOLVER.BATCH_SIZE", 32]
         cfg = config(*words, "DATA.TRAIN", images, "DATA.NUM_WORKERS", 1)
         training, batch = new_training(cfg), preloaded(cfg)
-        batches: Iterator[Batch] = iter(build_train_loader(cfg, last_step=8 * ROUNDS))
+        batches: Iterator[Batch] = iter(
+            build_train_loader(cfg, open_source(cfg.DATA.TRAIN), last_step=8 * ROUNDS)
+        )
 
         def fed() -> None:
             take_step(training, next(batches))

@@ -124,6 +124,21 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.01)
 
 
+def children(pid: int) -> list[int]:
+    """All descendants of a process."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    own = [int(child) for child in path.read_text().split()] if path.exists() else []
+    return [*own, *(below for child in own for below in children(child))]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs: an orphan that has ended may wait for somebody to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def same_bits(one: Any, other: Any) -> bool:
     """Nested dicts, lists and tensors, equal to the last bit."""
     if isinstance(one, torch.Tensor):

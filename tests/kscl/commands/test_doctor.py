@@ -3,40 +3,73 @@
 from __future__ import annotations
 
 import json
+import os
 
-from tests.helpers.commands import tool
+import pytest
+
+from tests.helpers.commands import ROOT, tool
+
+
+def doctor(folder, *flags):
+    """Run the doctor where the modules of a folder stand before those installed."""
+    return tool("doctor", *flags, env={"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"})
+
+
+def findings_of(done):
+    return {finding["what"]: finding for finding in json.loads(done.stdout)["findings"]}
 
 
 def test_the_doctor_is_green_here_and_speaks_json():
     done = tool("doctor", "--json")
     assert done.returncode == 0, done.stdout
-    report = json.loads(done.stdout)
-    assert report["healthy"]
-    named = {finding["what"] for finding in report["findings"]}
-    assert {"Python", "torch", "timm", "Detectron2", "cores", "memory", "disk free here"} <= named
+    assert json.loads(done.stdout)["healthy"]
+    findings = findings_of(done)
+    named = {"Python", "torch", "timm", "Detectron2", "cores", "memory", "disk free here"}
+    assert named <= set(findings)
+    assert {findings[name]["mark"] for name in ("Python", "torch", "Detectron2")} == {"ok"}
 
 
-def test_the_doctor_says_what_the_missing_compiled_part_costs():
+def test_the_table_has_a_row_per_finding_and_ends_in_the_verdict():
     done = tool("doctor")
-    assert "Detectron2 compiled" in done.stdout
-    assert "everything needed is here" in done.stdout
+    assert done.returncode == 0, done.stdout
+    *rows, verdict = done.stdout.splitlines()
+    assert "Everything needed is here" in verdict
+    starts = {tuple(row.split()[:2]) for row in rows}
+    assert {("ok", "Python"), ("ok", "torch"), ("ok", "timm"), ("ok", "Detectron2")} <= starts
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_doctor_says_what_the_missing_compiled_part_costs(tmp_path, compiled):
+    package = tmp_path / "detectron2"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '0.0'")
+    (package / "modeling.py").touch()
+    if compiled:
+        (package / "_C.py").touch()
+    finding = findings_of(doctor(tmp_path, "--json"))["Detectron2 compiled"]
+    assert finding["mark"] == ("ok" if compiled else "note")
+    assert ("deformable" in finding["value"]) == (not compiled)
+    assert ("--from-source" in finding["fix"]) == (not compiled)
 
 
 def test_a_broken_library_is_a_problem_with_its_fix_and_exit_code_1(tmp_path):
     package = tmp_path / "detectron2"
     package.mkdir()
     (package / "__init__.py").write_text("raise ImportError('half of it is missing')")
-    done = tool("doctor", env={"PYTHONPATH": str(tmp_path)})
+    done = doctor(tmp_path)
     assert done.returncode == 1
-    assert "PROBLEM  Detectron2" in done.stdout
-    assert "half of it is missing" in done.stdout
-    assert "→ kscl-install-detectron2" in done.stdout
+    problem, fix = (line.strip() for line in done.stdout.split("PROBLEM")[1].splitlines()[:2])
+    assert problem.startswith("Detectron2")
+    assert "half of it is missing" in problem
+    assert fix.startswith("→")
+    assert "kscl-install-detectron2" in fix
 
 
 def test_the_doctor_needs_none_of_the_libraries_it_looks_for(tmp_path):
-    for name in ("torch", "torchvision", "fvcore", "yaml", "packaging", "tqdm", "timm"):
+    missing = ("torch", "torchvision", "fvcore", "yaml", "packaging", "tqdm", "timm", "tabulate")
+    for name in missing:
         (tmp_path / f"{name}.py").write_text("raise ImportError('not here')")
-    done = tool("doctor", env={"PYTHONPATH": str(tmp_path)})
+    done = doctor(tmp_path)
     assert done.returncode == 1
     assert "PROBLEM" in done.stdout
     assert "Traceback" not in done.stderr

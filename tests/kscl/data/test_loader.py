@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from kscl.config.defaults import pretrain_defaults
+from kscl.data import loader as train_loader
 from kscl.data.bad_images import replacement
-from kscl.data.loader import StepSampler, ViewDataset, build_train_loader, epoch_order
+from kscl.data.loader import StepSampler, ViewDataset, epoch_order
 from kscl.data.open import open_source
 from kscl.data.throughput import Budget, measure_budget
 from kscl.errors import KsclError
@@ -50,6 +51,11 @@ def copy_with_bad(folder, target, bad):
     for path in sorted(folder.iterdir()):
         (target / path.name).write_bytes(bad.get(path.name, path.read_bytes()))
     return str(target)
+
+
+def build_train_loader(cfg, **steps):
+    """Open the images that the config names, and load them."""
+    return train_loader.build_train_loader(cfg, open_source(cfg.DATA.TRAIN), **steps)
 
 
 def all_batches(cfg, last_step=7, **where):

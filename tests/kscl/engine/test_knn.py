@@ -1,16 +1,19 @@
-"""The nearest-neighbour classifier against scikit-learn's and against a loop written out."""
+"""Nearest neighbors against scikit-learn's and against a loop written out, in bounded memory."""
 
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
 from kscl.engine.knn import knn_predict
 from kscl.errors import KsclError
+from tests.helpers.commands import run
 
 
 @pytest.fixture(scope="module")
@@ -21,17 +24,33 @@ def features():
     return train, labels, test
 
 
-def test_it_agrees_with_scikit_learn(features):
-    train, labels, test = features
-    reference = KNeighborsClassifier(
-        15,
-        metric="cosine",
+@pytest.fixture(scope="module")
+def digits():
+    data = load_digits()
+    pixels, classes = torch.from_numpy(data.data).float(), torch.from_numpy(data.target)
+    return pixels[:1300], classes[:1300], pixels[1300:]
+
+
+@pytest.mark.parametrize(
+    ("which", "k", "temperature"),
+    [
+        ("features", 15, 0.1),
+        ("digits", 1, 0.07),
+        ("digits", 20, 0.07),
+        ("digits", 200, 0.1),
+        ("digits", 20, 0.001),
+    ],
+)
+def test_predictions_are_scikit_learns_with_the_same_weights(which, k, temperature, request):
+    train, labels, test = request.getfixturevalue(which)
+    theirs = KNeighborsClassifier(
+        k,
         algorithm="brute",
-        weights=lambda distance: np.exp((1 - distance) / 0.1),
-    )
-    expected = reference.fit(train.numpy(), labels.numpy()).predict(test.numpy())
-    found = knn_predict(train, labels, test, k=15, temperature=0.1)
-    assert found.tolist() == expected.tolist()
+        metric="cosine",
+        weights=lambda distance: np.exp((distance.min(1, keepdims=True) - distance) / temperature),
+    ).fit(train.double().numpy(), labels.numpy())
+    ours = knn_predict(train, labels, test, k, temperature)
+    assert np.array_equal(ours.numpy(), theirs.predict(test.double().numpy()))
 
 
 def test_it_agrees_with_the_definition_written_out(features):
@@ -53,7 +72,21 @@ def test_neither_the_chunks_nor_lengths_nor_a_tiny_temperature_change_the_answer
     assert torch.equal(knn_predict(train, labels, test, k=20, temperature=1e-6), nearest_only)
 
 
-def test_more_neighbours_than_images_are_all_of_them():
+@pytest.mark.parametrize(("chunk", "block"), [(7, 100), (1000, 33), (64, 1299), (1024, 65536)])
+def test_chunks_and_blocks_change_nothing(digits, chunk, block):
+    whole = knn_predict(*digits)
+    parts = knn_predict(*digits, chunk=chunk, block=block)
+    assert torch.equal(whole, parts)
+
+
+def test_more_neighbors_than_images_are_all_images(digits):
+    train, labels, test = digits
+    few = knn_predict(train[:30], labels[:30], test[:100], k=1000, block=7)
+    all_of_them = knn_predict(train[:30], labels[:30], test[:100], k=30)
+    assert torch.equal(few, all_of_them)
+
+
+def test_classes_without_images_get_no_votes():
     train = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 1.0]])
     labels = torch.tensor([0, 1, 1])
     assert knn_predict(train, labels, torch.tensor([[1.0, 0.1]]), num_classes=5).tolist() == [0]
@@ -62,7 +95,7 @@ def test_more_neighbours_than_images_are_all_of_them():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"test_features": torch.ones(2, 3)}, "features must be"),
+        ({"test_features": torch.ones(2, 3)}, "Features must be"),
         ({"test_features": torch.ones(0, 8)}, "empty"),
         ({"train_labels": torch.zeros(5).long()}, "300 features need as many labels"),
         ({"k": 0}, "greater than 0"),
@@ -74,3 +107,36 @@ def test_what_cannot_be_compared_is_refused(features, change, words):
     given = {"train_features": train, "train_labels": labels, "test_features": test, **change}
     with pytest.raises(KsclError, match=words):
         knn_predict(**given)
+
+
+MEMORY = """
+import resource, sys, numpy as np, torch
+from kscl.engine.knn import knn_predict
+
+torch.set_num_threads(1)
+n, m, dim, chunk, block = 150_000, 2_000, 128, 256, 16_384
+features = np.memmap(sys.argv[1], np.float32, mode="w+", shape=(n, dim))
+for start in range(0, n, block):
+    part = features[start : start + block]
+    part[:] = np.random.default_rng(start).standard_normal(part.shape, np.float32)
+features.flush()
+features = torch.from_numpy(np.memmap(sys.argv[1], np.float32, mode="c", shape=(n, dim)))
+labels = torch.arange(n) % 10
+knn_predict(features[:100], labels[:100], features[:10])  # libraries take their buffers
+stated = 4 * (block * dim + chunk * block + chunk * dim)
+used = [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")][0]
+room = used * 1024 + 2 * stated + 12 * m * 20 * 2
+resource.setrlimit(resource.RLIMIT_DATA, (room, room))
+found = knn_predict(features, labels, features[-m:], chunk=chunk, block=block)
+assert torch.equal(found, labels[-m:]), "an image is its own nearest neighbor"
+print(stated, 4 * n * m)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the limit is Linux's")
+def test_features_mapped_from_disk_are_compared_in_the_memory_that_is_stated(tmp_path):
+    """The limit is a fortieth of what all similarities together would take."""
+    done = run(sys.executable, "-c", MEMORY, tmp_path / "features.f32")
+    assert done.returncode == 0, done.stderr[-2000:]
+    stated, all_at_once = map(int, done.stdout.split())
+    assert stated * 40 < all_at_once

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 
 import pytest
 import torch
 
 from kscl.config.merge import load_config
 from kscl.data.loader import Batch, build_train_loader
+from kscl.data.open import open_source
 from kscl.engine.loop import report, seed_step, settle, take_step, to_device
 from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
-from kscl.engine.state import Training, Window, build_training, restore, save, stopped
+from kscl.engine.state import TrainState, Window, build_state, check_room, restore, save, stopped
 from kscl.errors import KsclError
 from tests.helpers.runs import TINY, Run, draw_images, same_bits
 
-# GroupNorm: what an image gives does not depend on its neighbours in the batch.
+# GroupNorm: what an image gives does not depend on its neighbors in the batch.
 WITHOUT_BATCH_NORM = ["BACKBONE.NAME", "test_efficientnet_gn"]
 CPU = torch.device("cpu")
 
@@ -40,9 +42,9 @@ def config(tmp_path, *words):
     return load_config(file, [str(word) for word in words])
 
 
-def new_training(tmp_path, *words) -> Training:
+def new_state(tmp_path, *words) -> TrainState:
     cfg = config(tmp_path, "BACKBONE.KWARGS.drop_path_rate", 0, *words)
-    return build_training(cfg, num_images=96, steps_per_epoch=6, device=CPU)
+    return build_state(cfg, num_images=96, steps_per_epoch=6, device=CPU)
 
 
 def batches(count, size=16, views=3):
@@ -53,12 +55,12 @@ def batches(count, size=16, views=3):
         yield Batch(pixels, torch.arange(size) + number * size, [])
 
 
-def losses_of(training: Training, steps: int = 4) -> list[float]:
+def losses_of(state: TrainState, steps: int = 4) -> list[float]:
     losses = []
     for batch in batches(steps):
-        training.window = Window()
-        take_step(training, batch)
-        losses.append(float(training.window.sums["loss"]))
+        state.window = Window()
+        take_step(state, batch)
+        losses.append(float(state.window.sums["loss"]))
     return losses
 
 
@@ -74,15 +76,15 @@ def losses_of(training: Training, steps: int = 4) -> list[float]:
 def test_an_option_that_saves_time_or_memory_leaves_the_losses_as_they_are(
     tmp_path, option, tolerance
 ):
-    plain = losses_of(new_training(tmp_path, *WITHOUT_BATCH_NORM))
-    with_option = losses_of(new_training(tmp_path, *WITHOUT_BATCH_NORM, *option))
+    plain = losses_of(new_state(tmp_path, *WITHOUT_BATCH_NORM))
+    with_option = losses_of(new_state(tmp_path, *WITHOUT_BATCH_NORM, *option))
     assert with_option == pytest.approx(plain, rel=tolerance)
     assert len(set(plain)) == 4
 
 
 def test_parts_of_a_batch_fill_the_queue_like_the_whole_batch(tmp_path):
-    whole = new_training(tmp_path, *WITHOUT_BATCH_NORM)
-    parts = new_training(tmp_path, *WITHOUT_BATCH_NORM, "SOLVER.GRAD_ACCUM_STEPS", 4)
+    whole = new_state(tmp_path, *WITHOUT_BATCH_NORM)
+    parts = new_state(tmp_path, *WITHOUT_BATCH_NORM, "SOLVER.GRAD_ACCUM_STEPS", 4)
     for batch in batches(2):
         take_step(whole, batch)
         take_step(parts, batch)
@@ -94,7 +96,7 @@ def test_parts_of_a_batch_fill_the_queue_like_the_whole_batch(tmp_path):
 
 
 def test_clipping_bounds_the_update(tmp_path):
-    clipped = new_training(tmp_path, "SOLVER.CLIP_GRAD_NORM", 1e-3, "SOLVER.WEIGHT_DECAY", 0)
+    clipped = new_state(tmp_path, "SOLVER.CLIP_GRAD_NORM", 1e-3, "SOLVER.WEIGHT_DECAY", 0)
     first, second = batches(2)
     take_step(clipped, first)  # an empty queue gives no gradient
     weights = list(clipped.learner.encoder.parameters())
@@ -107,7 +109,7 @@ def test_clipping_bounds_the_update(tmp_path):
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_views_reach_the_encoder_normalised_and_each_in_one_dense_block(tmp_path, channels_last):
+def test_views_reach_the_encoder_normalized_and_each_in_one_dense_block(tmp_path, channels_last):
     cfg = config(tmp_path, "SOLVER.CHANNELS_LAST", channels_last)
     pixels = next(batches(1)).views
     views = to_device(pixels, cfg, CPU)
@@ -119,29 +121,29 @@ def test_views_reach_the_encoder_normalised_and_each_in_one_dense_block(tmp_path
 
 
 def test_passes_over_noise_leave_no_trace(tmp_path):
-    training = new_training(tmp_path, "KEY_ENCODER.BATCH_NORM", "eval")
+    state = new_state(tmp_path, "KEY_ENCODER.BATCH_NORM", "eval")
     for _ in range(2):
-        before = {name: value.clone() for name, value in training.learner.state_dict().items()}
-        assert settle(training) > 0
-        assert same_bits(dict(training.learner.state_dict()), before)
-        assert all(weight.grad is None for weight in training.learner.parameters())
-        take_step(training, next(batches(1)))
+        before = {name: value.clone() for name, value in state.learner.state_dict().items()}
+        assert settle(state) > 0
+        assert same_bits(dict(state.learner.state_dict()), before)
+        assert all(weight.grad is None for weight in state.learner.parameters())
+        take_step(state, next(batches(1)))
 
 
 def test_a_restored_state_takes_the_same_next_step(tmp_path):
     words = ["SOLVER.OPTIMIZER", "adamw", "BACKBONE.KWARGS.drop_path_rate", 0.5]
-    first = new_training(tmp_path, *words)
+    first = new_state(tmp_path, *words)
     *start, last = batches(3)
     for batch in start:
         take_step(first, batch)
     save(first, tmp_path / "checkpoints", {})
     (file,) = (tmp_path / "checkpoints").iterdir()
-    second = new_training(tmp_path, *words, "SEED", 5)
+    second = new_state(tmp_path, *words, "SEED", 5)
     second.cfg.defrost()
     second.cfg.SEED = 0
     restore(second, torch.load(file, weights_only=True))
-    for training in (first, second):
-        take_step(training, last)
+    for state in (first, second):
+        take_step(state, last)
     assert same_bits(dict(first.learner.state_dict()), dict(second.learner.state_dict()))
     assert same_bits(first.optimizer.state_dict(), second.optimizer.state_dict())
     assert same_bits(first.window.sums, second.window.sums)
@@ -158,58 +160,75 @@ def test_random_streams_depend_on_seed_and_step_and_on_nothing_before():
     assert draws(0, 7) == first
 
 
+def test_a_disk_without_room_for_a_checkpoint_is_refused_and_one_with_it_is_not(
+    tmp_path, monkeypatch
+):
+    state = new_state(tmp_path, "SOLVER.OPTIMIZER", "adamw")
+    check_room(state, tmp_path)
+    take_step(state, next(batches(1)))
+    save(state, tmp_path / "checkpoints", {})
+    (file,) = (tmp_path / "checkpoints").iterdir()
+    usage = shutil.disk_usage(tmp_path)
+    little = file.stat().st_size - 1
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage._replace(free=little))
+    with pytest.raises(KsclError, match="OUTPUT_DIR") as error:
+        check_room(state, tmp_path)
+    assert str(tmp_path) in str(error.value)
+
+
 def test_a_loss_that_is_not_finite_stops_with_step_rate_checkpoint_and_advice(tmp_path):
-    training = new_training(tmp_path, "DATA.NORMALIZE_ON_DEVICE", False)
+    state = new_state(tmp_path, "DATA.NORMALIZE_ON_DEVICE", False)
     folder = tmp_path / "checkpoints"
     first, second = batches(2)
-    take_step(training, first, folder)
-    save(training, folder, {})
+    take_step(state, first, folder)
+    save(state, folder, {})
     bad = second.views.float()
     bad[3, 0] = float("nan")
     with pytest.raises(KsclError) as error:
-        take_step(training, Batch(bad, second.instances, []), folder)
+        take_step(state, Batch(bad, second.instances, []), folder)
     (checkpoint,) = folder.iterdir()
     for word in ("step 1 (epoch 0.17)", "learning rate 0.00", str(checkpoint), "SOLVER.BASE_LR"):
         assert word in str(error.value)
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
-    training = new_training(tmp_path)
+    state = new_state(tmp_path)
     with torch.no_grad():
-        next(training.learner.encoder.parameters())[0] = float("inf")
+        next(state.learner.encoder.parameters())[0] = float("inf")
     with pytest.raises(KsclError, match="NaN or infinite"):
-        save(training, tmp_path / "checkpoints", {})
+        save(state, tmp_path / "checkpoints", {})
     assert not (tmp_path / "checkpoints").exists()
-    assert "none yet" in str(stopped(training, tmp_path / "checkpoints", "x"))
+    assert "none yet" in str(stopped(state, tmp_path / "checkpoints", "x"))
 
 
 def test_a_collapse_is_warned_of(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("kscl"), "propagate", True)
-    training = new_training(tmp_path)
+    state = new_state(tmp_path)
     silent = RunLog(None, 0, 10, 10, 3)
-    take_step(training, next(batches(1)))
-    report(training, silent, 0.0)
+    take_step(state, next(batches(1)))
+    report(state, silent, 0.0)
     assert "collapsed" not in caplog.text
     with torch.no_grad():
-        for weight in training.learner.encoder.head[-1].parameters():
+        for weight in state.learner.encoder.head[-1].parameters():
             weight.zero_()
-        training.learner.encoder.head[-1].bias.fill_(1.0)
-    take_step(training, next(batches(1)))
-    report(training, silent, 0.0)
-    assert "the embeddings have collapsed" in caplog.text
+        state.learner.encoder.head[-1].bias.fill_(1.0)
+    take_step(state, next(batches(1)))
+    report(state, silent, 0.0)
+    assert "embeddings have collapsed" in caplog.text
     assert "SOLVER.WARMUP_EPOCHS" in caplog.text
 
 
 def test_fp16_is_refused_where_there_is_no_gpu(tmp_path):
     with pytest.raises(KsclError, match="bf16"):
-        new_training(tmp_path, "SOLVER.AMP", "fp16")
+        new_state(tmp_path, "SOLVER.AMP", "fp16")
 
 
 def test_one_rank_and_two_see_the_same_images_in_the_same_order(images, tmp_path):
     cfg = config(tmp_path, "DATA.TRAIN", images)
-    one = build_train_loader(cfg, first_step=4, last_step=9)
+    source = open_source(str(images))
+    one = build_train_loader(cfg, source, first_step=4, last_step=9)
     two = [
-        build_train_loader(cfg, first_step=4, last_step=9, rank=rank, world_size=2)
+        build_train_loader(cfg, source, first_step=4, last_step=9, rank=rank, world_size=2)
         for rank in (0, 1)
     ]
     for whole, *halves in zip(one, *two, strict=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import safetensors
@@ -109,7 +111,7 @@ def test_the_record_holds_the_figures_of_the_run(finished):
     ]
 
 
-def test_the_nearest_neighbour_check_runs_every_so_many_epochs_and_at_the_end(finished):
+def test_the_nearest_neighbor_check_runs_every_so_many_epochs_and_at_the_end(finished):
     record = read_record(finished.folder / "record.json")
     assert [step for step, _ in record["details"]["knn_curve"]] == [12, 18]
     assert record["metrics"]["knn_top1"] > 60  # two colours, which even a tiny network tells apart
@@ -130,12 +132,12 @@ def test_the_log_begins_with_what_follows_from_the_settings_and_the_budget(finis
     log = (finished.folder / LOG_FILE).read_text()
     for words in (
         "batch 16 → learning rate 0.001875 by linear scaling",
-        "K = 2 → 3 views an image",
+        "K = 2 → 3 views per image",
         "96 images, fingerprint",
         "holds the run back",
         "images/s",
         "views/s",
-        "to go",
+        "left",
     ):
         assert words in log
 
@@ -151,8 +153,36 @@ def test_a_finished_run_is_left_as_it_is(finished, capsys):
     before = (finished.folder / "record.json").read_bytes()
     for flag in ("--resume", "--auto-resume"):
         assert main(finished.command(flag)) == 0
-    assert "this run has ended" in capsys.readouterr().err
+    assert "This run has ended" in capsys.readouterr().err
     assert (finished.folder / "record.json").read_bytes() == before
+
+
+def test_a_run_opens_the_images_once_and_a_resumed_one_reads_its_checkpoint_once(
+    images, tmp_path, monkeypatch, capsys
+):
+    run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 2)
+    (process,) = run.start(before=stop_at_the_first_checkpoint)
+    process.join(120)
+    assert process.exitcode == 128 + signal.SIGTERM
+    assert run.log.read_text().count("96 images in") == 1
+    reads = []
+    read = torch.load
+    monkeypatch.setattr(torch, "load", lambda path, **how: reads.append(path) or read(path, **how))
+    assert main(run.command("--resume")) == 0
+    assert len(reads) == 1
+    assert capsys.readouterr().err.count("96 images in") == 1
+
+
+def stop_at_the_first_checkpoint():
+    """Ask the process itself to stop, as soon as it has saved its state."""
+    rename = Path.rename
+
+    def rename_and_stop(self, to):
+        Path.rename = rename  # a second signal would interrupt at once
+        os.kill(os.getpid(), signal.SIGTERM)
+        return rename(self, to)
+
+    Path.rename = rename_and_stop
 
 
 def test_a_folder_with_a_run_is_refused_without_resume(finished, error_of):
@@ -247,7 +277,7 @@ def test_more_gpus_than_there_are_and_torchrun_with_num_gpus_are_refused(
     assert "leave --num-gpus out" in error_of(finished.command("--num-gpus", "4"))
 
 
-def test_the_nearest_neighbour_check_needs_two_sets_with_the_same_classes(
+def test_the_nearest_neighbor_check_needs_two_sets_with_the_same_classes(
     images, tmp_path, error_of
 ):
     run = Run(tmp_path / "run", images, "EVAL.KNN_PERIOD", 1)

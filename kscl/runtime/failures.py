@@ -1,0 +1,102 @@
+"""Failures of the machine, as errors that name the thing, the reason and the fix."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from kscl.errors import KsclError
+
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+SHARED_MEMORY = Path("/dev/shm")
+NO_SHARED_MEMORY = ("unable to allocate shared memory", "unable to mmap", "signal: Bus error")
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+FROM_A_WORKER = re.compile(
+    r"Caught \w+ in DataLoader worker process .*?^[\w.]+Error: (.*)", re.M | re.S
+)
+DEAD_WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\)(?: is killed by signal: (\w+))?")
+
+
+@contextlib.contextmanager
+def explained(workers_key: str = "DATA.NUM_WORKERS") -> Iterator[None]:
+    """Raise a KsclError, without a traceback for the user, where the machine fails.
+
+    A full disk, a folder without permission, too little memory, a loader worker that has died.
+    Anything else passes unchanged. `workers_key` is the setting for the number of loader workers.
+    """
+    hook, threading.excepthook = threading.excepthook, _quiet_on_full_disk
+    try:
+        yield
+    except (KsclError, OSError, RuntimeError, MemoryError) as error:
+        text = explain(error, workers_key)
+        if text is None:
+            raise
+        raise KsclError(text) from error
+    finally:
+        threading.excepthook = hook
+
+
+def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | None:
+    """Return a sentence for the user, or None if the error is not the machine's."""
+    text = str(error)
+    if isinstance(error, KsclError):
+        raised_in_worker = FROM_A_WORKER.search(text)
+        return raised_in_worker[1].strip() if raised_in_worker else None
+    if isinstance(error, OSError):
+        return _of_file(error)
+    if any(words in text for words in NO_SHARED_MEMORY):
+        return _shared_memory(workers_key)
+    if dead := DEAD_WORKER.search(text):
+        cause = f"was ended by signal {dead[2]}" if dead[2] else "has died"
+        return (
+            f"Loader worker {dead[1]} {cause}. If nobody ended it, memory has run out: use fewer "
+            f"workers ({workers_key}). --resume continues from the last checkpoint."
+        )
+    out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if out_of_memory or any(words in text for words in NO_MEMORY):
+        return (
+            f"Memory has run out ({text.splitlines()[0] if text else 'MemoryError'}). Use a "
+            f"smaller batch, smaller images or fewer workers ({workers_key})."
+        )
+    return None
+
+
+def _of_file(error: OSError) -> str | None:
+    where = f"{error.filename}: " if error.filename else ""
+    if error.errno in DISK_FULL:
+        return (
+            f"{where}The disk is full ({error.strerror}). Make room; --resume continues from the "
+            "last checkpoint."
+        )
+    if error.errno in NOT_ALLOWED and error.filename:
+        return (
+            f"{where}It cannot be used: {error.strerror}. Choose another folder (OUTPUT_DIR, "
+            "DATA.CACHE_DIR), or change its permissions."
+        )
+    return None
+
+
+def _shared_memory(workers_key: str) -> str:
+    size = ""
+    if SHARED_MEMORY.is_dir():
+        usage = shutil.disk_usage(SHARED_MEMORY)
+        size = f" ({usage.free / 2**20:,.1f} of {usage.total / 2**20:,.1f} MiB are free)"
+    return (
+        f"Shared memory {SHARED_MEMORY}{size} is too small for the batches of the loader workers. "
+        "Give the container more (docker run --shm-size 8g), or use fewer workers "
+        f"({workers_key}, 0 needs none)."
+    )
+
+
+def _quiet_on_full_disk(args: threading.ExceptHookArgs) -> None:
+    """Leave it to the main thread, which meets the same error, to say that the disk is full."""
+    if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in DISK_FULL):
+        threading.__excepthook__(args)

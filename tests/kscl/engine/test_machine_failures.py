@@ -1,0 +1,116 @@
+"""A machine that fails: one line that names the thing and the fix, and never a traceback."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
+from kscl.engine.metrics_log import METRICS_FILE
+from kscl.runtime.logs import LOG_FILE
+from tests.helpers.commands import ROOT
+from tests.helpers.runs import Run, children, draw_images, wait_until
+
+LONG = ["SOLVER.EPOCHS", 1000]
+SMALL_DISK = """
+mount -t tmpfs -o size=$1 tmpfs "$2" || exit 77
+shift 2
+exec "$@"
+"""
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return draw_images(tmp_path_factory.mktemp("images"))
+
+
+def assert_one_line(text, *words):
+    assert "Traceback" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, ("Loader worker", "Killed", "DATA.NUM_WORKERS")),
+        # What a worker gets that writes to shared memory which is full.
+        (signal.SIGBUS, ("/dev/shm", "--shm-size", "DATA.NUM_WORKERS")),
+    ],
+)
+def test_a_loader_worker_that_is_ended(tmp_path, images, number, words):
+    run = Run(tmp_path / "run", images, *LONG, "DATA.NUM_WORKERS", 2)
+    (process,) = run.start()
+    wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)), 120)
+    os.kill(children(process.pid)[0], number)
+    process.join(60)
+    process.kill()
+    assert process.exitcode == 2
+    assert_one_line(run.log.read_text(), *words)
+
+
+def files_of_at_most_6_kb():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, 6_000))
+
+
+def test_a_disk_that_becomes_full_before_the_first_checkpoint(tmp_path, images):
+    words = [*LONG, "LOG.PERIOD", 1, "CHECKPOINT.PERIOD_STEPS", 0, "CHECKPOINT.PERIOD_EPOCHS", 999]
+    run = Run(tmp_path / "run", images, *words)
+    (process,) = run.start(before=files_of_at_most_6_kb)
+    process.join(180)
+    process.kill()
+    assert process.exitcode == 2
+    text = run.log.read_text()
+    assert_one_line(text, METRICS_FILE, "--resume")
+    assert text.count(f"{LOG_FILE} is no longer written") == 1
+
+
+def with_disk(size: str, where: Path, run: Run, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run the tool where a file system of this size is mounted."""
+    script = ["unshare", "--map-root-user", "--mount", "sh", "-c", SMALL_DISK, "sh", size, where]
+    command = [sys.executable, "-W", "ignore", ROOT / "tools" / "pretrain.py"]
+    done = subprocess.run(
+        list(map(str, [*script, *command, *run.command(more=words)])),
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    if done.returncode == 77 or done.stderr.startswith("unshare:"):
+        pytest.skip("no file system can be mounted here")
+    return done
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts in a namespace of its own")
+def test_a_disk_that_is_full_from_the_start_is_refused_before_anything_is_written(tmp_path, images):
+    run = Run(tmp_path / "run", images)
+    (tmp_path / "disk").mkdir()
+    done = with_disk("64k", tmp_path / "disk", run, "OUTPUT_DIR", tmp_path / "disk" / "run")
+    assert done.returncode == 2, done.stderr
+    assert_one_line(done.stderr, "OUTPUT_DIR", str(tmp_path / "disk" / "run"), "MiB")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mounts in a namespace of its own")
+def test_shared_memory_that_is_too_small(tmp_path, images):
+    run = Run(tmp_path / "run", images, "DATA.NUM_WORKERS", 1)
+    done = with_disk("64k", Path("/dev/shm"), run)
+    assert done.returncode == 2, done.stderr
+    assert_one_line(done.stderr, "/dev/shm", "--shm-size", "DATA.NUM_WORKERS")
+
+
+def test_an_index_that_cannot_be_cached_costs_one_line(tmp_path, images):
+    (tmp_path / "file").write_text("not a folder")
+    run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 1)
+    run.finish(more=["DATA.CACHE_DIR", tmp_path / "file"])
+    text = run.log.read_text()
+    assert "Traceback" not in text
+    assert len([line for line in text.splitlines() if str(tmp_path / "file") in line]) == 1
