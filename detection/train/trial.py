@@ -82,6 +82,8 @@ def run_trial(job: Job) -> int:
     """Train, evaluate and write the record, on every rank; return the exit code."""
     with explained(job.cfg), contextlib.ExitStack() as until_the_end:
         saved = _claim(job, until_the_end)
+        if (job.folder / RECORD_FILE).is_file():  # another process wrote it while this one waited
+            return 0
         _set_up_logging(job.cfg.OUTPUT_DIR)
         _meet_local_ranks()
         with stop_requests() as stop:

@@ -10,7 +10,6 @@ tensors and plain data.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import logging
 import os
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from kscl.backbone_file import read_plain
 from kscl.errors import KsclError
+from kscl.runtime.failures import DISK_FULL
 from kscl.runtime.files import sha256_of, sync_folder
 from kscl.runtime.logs import LOGGER
 
@@ -34,8 +34,6 @@ NAME = re.compile(rf"checkpoint-(\d{{9}})-([0-9a-f]{{{CHECKSUM_LENGTH}}})\.pt")
 UNFINISHED = ".checkpoint-*.unfinished"
 CONTAINER_BYTES = 2**20  # an upper bound for names, sizes and padding around the tensors
 log = logging.getLogger(LOGGER)
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CheckpointError(KsclError):
