@@ -22,7 +22,7 @@ from kscl.runtime.logs import LOGGER, set_up_logging
 from kscl.runtime.signals import StopRequest, stop_requests
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.checkpoint import Saver, Stopped, saved_state
-from linear_eval.config import CENTER
+from linear_eval.config import CENTER, WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.data.features import Features, cached_features
 from linear_eval.data.images import LabelledImages, open_data
 from linear_eval.data.views import cached_views, geometry
@@ -93,7 +93,7 @@ def check_folder(job: Job) -> None:
             f"there is nothing to resume in {folder}; --auto-resume starts where there is nothing"
         )
     # Most of a probe's state is its cached features, so a run without a checkpoint goes on too.
-    find_start(job.cfg, resume=False, auto_resume=job.resume or job.auto_resume)
+    find_start(job.cfg, False, job.resume or job.auto_resume, WITHOUT_EFFECT_ON_RESULTS)
 
 
 def evaluate(cfg: CfgNode, folder: Path, stop: StopRequest) -> None:

@@ -1,48 +1,60 @@
 """The certificate of a conversion: what was converted, what was proven, which config it fits.
 
-A detector starts only from weights whose certificate names them by their hash and fits its config.
+A detector starts only from weights whose certificate names them by their hash, proves them and fits
+its config. What a certificate must say and prove is fixed here: the file cannot set its own
+tolerance, leave keys out or name another network, and if its source is still there, the weights are
+compared with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+import torch
 from detectron2.config import CfgNode
+from torch import Tensor
 
 from detection.config import NORM_KEY, norm_family
-from detection.convert.weights import CONVERT_IT
+from detection.convert.architecture import examine
+from detection.convert.name_map import COUNTER, rename, to_detectron2
+from detection.convert.proof import STAGES, TOLERANCE
+from detection.convert.weights import CONVERT_IT, read_weights
 from detection.errors import DetectionError
+from kscl.backbone_file import Description, load_backbone
 from kscl.config.tree import value_at
+from kscl.method.encoder import build_backbone
 from kscl.runtime.files import sha256_of, write_atomically
 
 CERTIFICATE_FILE = "certificate.json"
-VERSION = 1
-PIXEL_TOLERANCE = 1e-3  # of 255: how files round the mean and std
+VERSION = 2
+PIXEL_TOLERANCE = 1e-3  # of 255: files round the mean and std
+SOURCE_FIELDS = ("name", "path", "file_sha256", "tensors_sha256", "layout", "run")
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """All of it is needed: an incomplete certificate is none."""
+    """Everything that a conversion tells; all of it is required."""
 
     weights_file: str
     weights_sha256: str
     tensors: int  # in the weights
-    left_behind: list[str]  # tensors of the source that are no part of the detector
-    source: dict[str, Any]  # file, its hash, that of the backbone's tensors, layout, and its run
+    left_behind: list[str]  # tensors of the source that are not part of the detector
+    source: dict[str, Any]  # SOURCE_FIELDS: the file, its hash, its tensors' hash and its run
     arch: str  # timm's name
     arch_kwargs: dict[str, Any]
     detectron2_keys: dict[str, Any]  # network and input; NORM stands for its family
     differences: dict[str, float]  # stage: relative L2 between timm's output and Detectron2's
-    tolerance: float
+    tolerance: float  # when it was made; TOLERANCE decides
     made_with: dict[str, str]  # versions
 
     @property
     def source_sha256(self) -> str:
-        """Of the file that was converted; of random weights, which have none, of the tensors."""
+        """The hash of the converted file, or of the tensors if the weights are random."""
         return self.source["file_sha256"] or self.source["tensors_sha256"]
 
     @property
@@ -51,80 +63,183 @@ class Certificate:
         return {**self.source["run"], "arch": self.arch, "arch_kwargs": self.arch_kwargs}
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the content of the file."""
         return {"version": VERSION, **dataclasses.asdict(self)}
 
 
 def write_certificate(certificate: Certificate, path: Path) -> None:
+    """Write a certificate as JSON."""
     write_atomically(path, (json.dumps(certificate.as_dict(), indent=2) + "\n").encode())
 
 
 def read_certificate(path: str | Path) -> Certificate:
+    """Read a certificate; a field that is missing, unknown or of another type is an error."""
     path = Path(path)
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DetectionError(
-            f"{path}: no such certificate, so nothing is known of the weights; {CONVERT_IT}"
+            f"{path}: there is no such certificate, so nothing is known of the weights. "
+            f"{CONVERT_IT}"
         ) from None
-    except (OSError, ValueError) as error:
-        raise DetectionError(f"{path} cannot be read as a certificate: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DetectionError(f"{path} cannot be read as a certificate: {error}.") from error
     if not isinstance(about, dict) or about.pop("version", None) != VERSION:
-        raise DetectionError(f"{path} is not a certificate of version {VERSION}; {CONVERT_IT}")
-    fields = {field.name for field in dataclasses.fields(Certificate)}
-    if set(about) != fields:
-        wrong = ", ".join(sorted(fields ^ set(about)))
-        raise DetectionError(f"{path} has fields missing or unknown: {wrong}; {CONVERT_IT}")
+        raise DetectionError(f"{path} is not a certificate of version {VERSION}. {CONVERT_IT}")
+    _require_fields(about, [field.name for field in dataclasses.fields(Certificate)], str(path))
     for name, kind in get_type_hints(Certificate).items():
         plain = get_origin(kind) or kind
-        if not isinstance(about[name], plain):
-            raise DetectionError(f"{path}: {name} is not a {plain.__name__}; {CONVERT_IT}")
+        if not isinstance(about[name], plain) or isinstance(about[name], bool):
+            raise DetectionError(f"{path}: {name} is not a {plain.__name__}. {CONVERT_IT}")
+    _require_fields(about["source"], SOURCE_FIELDS, f"{path}: source")
     return Certificate(**about)
 
 
+def _require_fields(found: dict[str, Any], required: Any, where: str) -> None:
+    wrong = sorted(set(required) ^ set(found))
+    if wrong:
+        raise DetectionError(
+            f"{where} has missing or unknown fields: {', '.join(wrong)}. {CONVERT_IT}"
+        )
+
+
+def input_keys(description: Description) -> dict[str, Any]:
+    """Return the config keys that give Detectron2 the input of pretraining."""
+    return {
+        "INPUT.FORMAT": "RGB",
+        "MODEL.PIXEL_MEAN": [round(255 * value, 6) for value in description.mean],
+        "MODEL.PIXEL_STD": [round(255 * value, 6) for value in description.std],
+    }
+
+
 def verify(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
-    """The weights are those of the certificate, they were proven, and the config fits them."""
+    """Raise an error unless the weights are the certified ones, proven, and fit the config."""
     found = sha256_of(Path(weights))
     if found != certificate.weights_sha256:
         raise DetectionError(
             f"{weights} is not the file of this certificate (sha256 {found[:12]}…, certified is "
-            f"{certificate.weights_sha256[:12]}…): it was changed or exchanged; {CONVERT_IT}"
+            f"{certificate.weights_sha256[:12]}…): it was changed or exchanged. {CONVERT_IT}"
         )
-    unproven = [s for s, d in certificate.differences.items() if not d <= certificate.tolerance]
-    if unproven or not certificate.differences:
-        raise DetectionError(f"{weights}: its certificate proves nothing; {CONVERT_IT}")
-    misfits = []
-    for key, value in certificate.detectron2_keys.items():
-        try:
-            ours = value_at(cfg, key)
-        except KeyError:
-            misfits.append(f"{key} is not a key of Detectron2's")
-            continue
-        if not _fits(key, ours, value):
-            misfits.append(f"{key} is {ours}; the weights are for {value}")
+    _check_proof(certificate, weights)
+    tensors = read_weights(weights)
+    _check_network(certificate, tensors, weights)
+    _check_source(certificate, tensors, weights)
+    _check_config(certificate, weights, cfg)
+
+
+def _check_proof(certificate: Certificate, weights: str | Path) -> None:
+    """Every stage was compared, and none differed by more than our own tolerance."""
+    proven = certificate.differences
+    missing = [stage for stage in STAGES if stage not in proven]
+    failed = [stage for stage in proven if stage not in STAGES or not _is_small(proven[stage])]
+    if missing or failed:
+        raise DetectionError(
+            f"{weights}: its certificate proves nothing for {', '.join([*missing, *failed])} "
+            f"(allowed is a difference of {TOLERANCE:g}). {CONVERT_IT}"
+        )
+
+
+def _is_small(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and 0 <= value <= TOLERANCE
+
+
+def _check_network(
+    certificate: Certificate, tensors: dict[str, Tensor], weights: str | Path
+) -> None:
+    """The network that the certificate names has these tensors and these keys."""
+    with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
+        backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
+    shapes = {
+        to_detectron2(name): tuple(value.shape)
+        for name, value in backbone.state_dict().items()
+        if name.rpartition(".")[2] != COUNTER
+    }
+    if {name: tuple(value.shape) for name, value in tensors.items()} != shapes:
+        raise DetectionError(
+            f"{weights} does not hold a {certificate.arch} {certificate.arch_kwargs}, which its "
+            f"certificate says. {CONVERT_IT}"
+        )
+    if certificate.tensors != len(tensors):
+        raise DetectionError(
+            f"{weights} holds {len(tensors)} tensors, its certificate says {certificate.tensors}. "
+            f"{CONVERT_IT}"
+        )
+    expected = examine(backbone, certificate.arch).detectron2_keys()
+    required = {*expected, *input_keys(Description(certificate.arch))}
+    where = f"The certificate of {weights}: detectron2_keys"
+    _require_fields(certificate.detectron2_keys, required, where)
+    for key, value in expected.items():
+        if not _fits(key, value, certificate.detectron2_keys[key]):
+            raise DetectionError(
+                f"{where} has {key} {certificate.detectron2_keys[key]}, but a {certificate.arch} "
+                f"needs {value}. {CONVERT_IT}"
+            )
+
+
+def _check_source(
+    certificate: Certificate, tensors: dict[str, Tensor], weights: str | Path
+) -> None:
+    """Compare the weights with the file they were made from, if it is still there."""
+    source = certificate.source
+    path = Path(source["path"]) if source["path"] else None
+    if path is None or not path.is_file():
+        return
+    if sha256_of(path) != source["file_sha256"]:
+        raise DetectionError(
+            f"{path} was changed since {weights} was made from it, or the certificate was. "
+            f"{CONVERT_IT}"
+        )
+    loaded = load_backbone(path, certificate.arch, certificate.arch_kwargs)
+    theirs, _ = rename(loaded.backbone.state_dict())
+    different = [key for key in tensors if not torch.equal(tensors[key], theirs[key])]
+    if different:
+        raise DetectionError(
+            f"{weights}: {different[0]} is not that of {path}, which its certificate names as its "
+            f"source ({len(different)} tensors differ). {CONVERT_IT}"
+        )
+    said = {"tensors_sha256": loaded.tensors_sha256, "run": dict(loaded.description.source)}
+    if loaded.description.source:  # our own file also tells its input
+        said |= input_keys(loaded.description)
+    certified = {**source, **certificate.detectron2_keys}
+    wrong = [name for name, value in said.items() if not _fits(name, value, certified[name])]
+    if wrong:
+        raise DetectionError(
+            f"{weights}: its certificate has another {wrong[0]} ({certified[wrong[0]]}) than its "
+            f"source {path} ({said[wrong[0]]}). {CONVERT_IT}"
+        )
+
+
+def _check_config(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
+    misfits = [
+        f"{key} is {value_at(cfg, key)}; the weights are for {value}"
+        for key, value in certificate.detectron2_keys.items()
+        if not _fits(key, value_at(cfg, key), value)
+    ]
     if misfits:
         lines = "".join(f"\n  {misfit}" for misfit in misfits)
         raise DetectionError(
-            f"the config does not fit {weights}:{lines}\n"
+            f"The config does not fit {weights}:{lines}\n"
             f"Start from {Path(weights).parent / 'config.yaml'}, or set these keys."
         )
 
 
 def verify_start(cfg: CfgNode) -> Certificate | None:
-    """What a run starts from: certified weights, or (None) random ones if asked for by name."""
+    """Return the certificate of the weights to start from; None if random ones are asked for."""
     if not cfg.MODEL.WEIGHTS:
         if not cfg.KSCL.FROM_SCRATCH:
             raise DetectionError(
-                'MODEL.WEIGHTS is "", which trains from random weights; name converted weights, or '
-                "say KSCL.FROM_SCRATCH True if that is what you want"
+                'MODEL.WEIGHTS is "", which trains from random weights. Name converted weights, or '
+                "set KSCL.FROM_SCRATCH True if that is what you want."
             )
         return None
     if cfg.KSCL.FROM_SCRATCH:
         raise DetectionError(
-            f"KSCL.FROM_SCRATCH is True and MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS}: choose one"
+            f"KSCL.FROM_SCRATCH is True and MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS}. Choose one."
         )
     weights = Path(cfg.MODEL.WEIGHTS)
     if not weights.is_file():
-        raise DetectionError(f"MODEL.WEIGHTS {weights}: no such file; {CONVERT_IT}")
+        raise DetectionError(f"MODEL.WEIGHTS {weights}: there is no such file. {CONVERT_IT}")
     certificate = read_certificate(cfg.KSCL.CERTIFICATE or weights.parent / CERTIFICATE_FILE)
     verify(certificate, weights, cfg)
     return certificate
@@ -134,6 +249,10 @@ def _fits(key: str, ours: Any, certified: Any) -> bool:
     if key == NORM_KEY:
         return norm_family(ours) == norm_family(certified)
     if key in ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"):
-        near = [abs(a - b) <= PIXEL_TOLERANCE for a, b in zip(ours, certified, strict=False)]
-        return len(ours) == len(certified) and all(near)
+        if not isinstance(certified, list) or len(ours) != len(certified):
+            return False
+        numbers = all(isinstance(value, int | float) for value in certified)
+        return numbers and all(
+            abs(a - b) <= PIXEL_TOLERANCE for a, b in zip(ours, certified, strict=True)
+        )
     return (list(ours) if isinstance(ours, tuple) else ours) == certified

@@ -29,6 +29,7 @@ from detection.convert.architecture import examine
 from detection.convert.certificate import (
     CERTIFICATE_FILE,
     Certificate,
+    input_keys,
     read_certificate,
     write_certificate,
 )
@@ -82,7 +83,7 @@ def convert(
     description = _with_input(loaded, {"mean": mean, "std": std}, says_itself, str(source))
     _check_output(output, loaded, force)
 
-    keys = examine(loaded.backbone, description.arch).detectron2_keys() | _input_keys(description)
+    keys = examine(loaded.backbone, description.arch).detectron2_keys() | input_keys(description)
     tensors, counters = rename(loaded.backbone.state_dict())
     _check_finite(tensors, str(source))
     set_network(cfg, keys)
@@ -127,14 +128,6 @@ def _with_input(
     return replace(loaded.description, **chosen)  # type: ignore[arg-type]
 
 
-def _input_keys(description: Description) -> dict[str, Any]:
-    return {
-        "INPUT.FORMAT": "RGB",
-        "MODEL.PIXEL_MEAN": [round(255 * value, 6) for value in description.mean],
-        "MODEL.PIXEL_STD": [round(255 * value, 6) for value in description.std],
-    }
-
-
 def _check_finite(tensors: Mapping[str, Tensor], name: str) -> None:
     broken = [key for key, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
@@ -157,6 +150,7 @@ def _weights_bytes(tensors: dict[str, Tensor], file_format: str) -> bytes:
 def _source(loaded: Loaded, name: str) -> dict[str, Any]:
     return {
         "name": Path(name).name,
+        "path": str(Path(name).resolve()) if loaded.file_sha256 else None,
         "file_sha256": loaded.file_sha256,
         "tensors_sha256": loaded.tensors_sha256,
         "layout": loaded.layout,

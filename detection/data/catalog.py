@@ -1,4 +1,8 @@
-"""Any VOC folder, COCO file or built-in set in Detectron2's catalogues, with one class list."""
+"""Any VOC folder, COCO file or built-in set in Detectron2's catalogs, with one class list.
+
+The tools hand their sets down as objects (`detection.data.sets`); the catalogs are for projects of
+Detectron2 that name them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from detectron2.structures import BoxMode
 
 from detection.errors import DetectionError
 from detection.scoring.boxes import GroundTruth, make_ground_truth
-from kscl.data.annotated.annotations import AnnotatedSet, check_class_names
+from kscl.data.annotated.annotations import AnnotatedObject, AnnotatedSet, check_class_names
 from kscl.data.annotated.coco import read_category_names
 from kscl.data.annotated.specs import (
     COCO_NAMES,
@@ -30,10 +34,10 @@ Dicts = list[dict[str, Any]]
 def register_datasets(
     train: Sequence[str], test: Sequence[str], class_names: Sequence[str] | None = None
 ) -> tuple[str, ...]:
-    """Make the names of a config's DATASETS usable, all with one class list, which is returned.
+    """Register the names of a config's DATASETS, all with one class list; return that list.
 
     A name is `voc:FOLDER:SPLIT`, `coco:FILE.json:IMAGES`, one of Detectron2's, or one that was
-    registered before. Without `class_names` the list is the training sets' own.
+    registered before. Without `class_names`, the list is the training sets' own.
     """
     sources = {name: source_of(name) for name in (*train, *test)}
     deciding = [sources[name] for name in (train or test)]
@@ -49,7 +53,7 @@ def register_datasets(
 def register_voc_folder(
     name: str, root: str | Path, split: str, class_names: Sequence[str] | None = None
 ) -> None:
-    """Register one split; without `class_names` they are found (see detection.voc_data)."""
+    """Register one split; without `class_names`, the classes are found in its annotations."""
     root = Path(root)
     if class_names is None:
         problems = check_layout(root, split)
@@ -65,14 +69,14 @@ def register_coco_json(
     image_root: str | Path,
     class_names: Sequence[str] | None = None,
 ) -> None:
-    """Register a COCO file; without `class_names` they are its categories by id."""
+    """Register a COCO file; without `class_names`, the classes are its categories by id."""
     source = Source(name, Path(image_root), json_file=Path(json_file))
     classes = class_names or list(read_category_names(json_file).values())
     _register(source, check_class_names(classes, name))
 
 
 def source_of(name: str) -> Source:
-    """Where a registered set or one that a name stands for is."""
+    """Return where a set is that was registered or that a name stands for."""
     if name not in DatasetCatalog or name in VOC_NAMES or name in COCO_NAMES:
         return parse_source(name)
     known = MetadataCatalog.get(name).as_dict()
@@ -87,17 +91,18 @@ def source_of(name: str) -> Source:
 
 
 def ground_truth_of(name: str) -> GroundTruth:
-    """What there is to find in a registered set, with the class list it was registered with."""
+    """Return what there is to find in a registered set, with the class list of its entry."""
     classes = MetadataCatalog.get(name).thing_classes
     return make_ground_truth(read_source(source_of(name), classes, with_images=False).checked())
 
 
-def detectron2_dicts(annotated: AnnotatedSet) -> Dicts:
-    """As Detectron2's own VOC loader makes them, with `difficult` beside each box.
+def detectron2_dicts(annotated: AnnotatedSet, is_coco: bool = False) -> Dicts:
+    """Return the images as Detectron2's own loaders do, with `difficult` beside each box.
 
-    Difficult objects are trained on, as there; only the scorers spare them.
+    VOC's difficult objects are trained on, as there; COCO's crowds are not. The scorers ignore
+    both.
     """
-    index = {name: place for place, name in enumerate(annotated.class_names)}
+    index = {name: number for number, name in enumerate(annotated.class_names)}
     return [
         {
             "file_name": str(image.path),
@@ -107,9 +112,8 @@ def detectron2_dicts(annotated: AnnotatedSet) -> Dicts:
             "annotations": [
                 {
                     "category_id": index[thing.name],
-                    "bbox": list(thing.box),
-                    "bbox_mode": BoxMode.XYXY_ABS,
                     "difficult": int(thing.difficult),
+                    **_box(thing, is_coco),
                 }
                 for thing in image.objects
             ],
@@ -118,8 +122,17 @@ def detectron2_dicts(annotated: AnnotatedSet) -> Dicts:
     ]
 
 
+def _box(thing: AnnotatedObject, is_coco: bool) -> dict[str, Any]:
+    """Return the box in the mode of the file, which Detectron2 converts in single precision."""
+    if not is_coco:
+        return {"bbox": list(thing.box), "bbox_mode": BoxMode.XYXY_ABS}
+    x1, y1, x2, y2 = thing.box
+    box = [x1, y1, x2 - x1, y2 - y1]
+    return {"bbox": box, "bbox_mode": BoxMode.XYWH_ABS, "iscrowd": int(thing.difficult)}
+
+
 def _register(source: Source, classes: tuple[str, ...]) -> None:
-    """Enter a set in both catalogues; once more with the same content changes nothing."""
+    """Enter a set in both catalogs; the same entry twice changes nothing."""
     described = (
         _coco_metadata(source, classes) if source.json_file else _voc_metadata(source, classes)
     )
@@ -137,7 +150,7 @@ def _register(source: Source, classes: tuple[str, ...]) -> None:
         MetadataCatalog.pop(source.name, None)
     load: Callable[[], Dicts]
     if source.json_file:
-        load = lambda: _load_coco(source, described["thing_dataset_id_to_contiguous_id"])  # noqa: E731
+        load = lambda: coco_dicts_with_masks(source, classes)  # noqa: E731
     else:
         load = lambda: detectron2_dicts(read_source(source, classes).checked())  # noqa: E731
     DatasetCatalog.register(source.name, load)
@@ -149,28 +162,32 @@ def _voc_metadata(source: Source, classes: tuple[str, ...]) -> dict[str, Any]:
         "thing_classes": list(classes),
         "dirname": str(source.root),
         "split": source.split,
-        # Detectron2's VOC evaluator takes 11 points for 2007; any other set is scored like that.
+        # Detectron2's VOC evaluator uses 11 points for 2007; any other set is scored like that.
         "year": 2012 if source.name.startswith("voc_2012") else 2007,
         "evaluator_type": "pascal_voc",
     }
 
 
 def _coco_metadata(source: Source, classes: tuple[str, ...]) -> dict[str, Any]:
-    place = {name: index for index, name in enumerate(classes)}
-    assert source.json_file is not None
-    names = read_category_names(source.json_file)
-    ids = {key: place[name] for key, name in names.items() if name in place}
     return {
         "thing_classes": list(classes),
-        "thing_dataset_id_to_contiguous_id": ids,
+        "thing_dataset_id_to_contiguous_id": _contiguous_ids(source, classes),
         "json_file": str(source.json_file),
         "image_root": str(source.root),
         "evaluator_type": "coco",
     }
 
 
-def _load_coco(source: Source, index: dict[Any, int]) -> Dicts:
-    """By Detectron2's own loader, so that masks come along; only the class list is ours."""
+def _contiguous_ids(source: Source, classes: Sequence[str]) -> dict[Any, int]:
+    """Return the index in the class list of every category id of a COCO file."""
+    assert source.json_file is not None
+    names = read_category_names(source.json_file)
+    return {key: classes.index(name) for key, name in names.items() if name in classes}
+
+
+def coco_dicts_with_masks(source: Source, classes: Sequence[str]) -> Dicts:
+    """Load a COCO file by Detectron2's own loader, which keeps masks, with our class list."""
+    index = _contiguous_ids(source, classes)
     dicts = load_coco_json(str(source.json_file), str(source.root))
     for image in dicts:
         for thing in image["annotations"]:
@@ -178,7 +195,7 @@ def _load_coco(source: Source, index: dict[Any, int]) -> Dicts:
                 raise DetectionError(
                     f"{source.json_file}: {image['file_name']} has an object of the category "
                     f"{thing['category_id']}, which is not in the class list. Correct the list or "
-                    "the file; preflight finds all such places."
+                    "the file; preflight lists all such objects."
                 )
             thing["category_id"] = index[thing["category_id"]]
     return dicts

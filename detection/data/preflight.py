@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from detection.data.images import equal_files
@@ -36,6 +36,10 @@ class Report:
     sets: list[dict[str, Any]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     absent_from_test: tuple[str, ...] = ()
+    # The sets themselves by role, for whoever uses them next: nothing is read a second time.
+    annotated: dict[str, list[tuple[Source, AnnotatedSet]]] = field(
+        default_factory=lambda: {"train": [], "test": []}, repr=False
+    )
 
     @property
     def fatal(self) -> list[Problem]:
@@ -56,7 +60,14 @@ class Report:
         return self
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"good": not self.fatal}
+        """Return everything but the sets themselves, for JSON."""
+        return {
+            "class_names": self.class_names,
+            "sets": self.sets,
+            "problems": [vars(problem) for problem in self.problems],
+            "absent_from_test": self.absent_from_test,
+            "good": not self.fatal,
+        }
 
     def __str__(self) -> str:
         lines = [f"classes ({len(self.class_names)}): {', '.join(self.class_names)}"]
@@ -96,7 +107,7 @@ def preflight(
             except KsclError as error:
                 _add(report, "data set", str(name), str(error), "Correct the name")
     report.class_names, no_list = _class_names(sources, class_names)
-    sets: dict[str, list[tuple[Source, AnnotatedSet]]] = {"train": [], "test": []}
+    sets = report.annotated
     for role, source in sources:
         found = _read(source, report)
         if found is None:

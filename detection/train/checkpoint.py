@@ -1,50 +1,33 @@
-"""Detectron2's checkpoints, written so that a kill at any moment leaves a good one."""
+"""What a detection run saves and resumes from: tensors and plain data, checked before use."""
 
 from __future__ import annotations
 
-import io
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from detectron2.checkpoint import DetectionCheckpointer
+from detectron2.engine import SimpleTrainer
 from torch import nn
 
 from detection.errors import DetectionError
 from kscl.backbone_file import read_plain
-from kscl.runtime.files import write_atomically
+from kscl.engine.checkpoint import (
+    CHECKPOINT_FOLDER,
+    NAME,
+    bytes_of,
+    check_room,
+    is_intact,
+    save_checkpoint,
+    write_tensors,
+)
+from kscl.records.record import RECORD_FILE, read_record
+from kscl.runtime.files import sha256_of, write_atomically
 
-
-class AtomicCheckpointer(DetectionCheckpointer):
-    """Saves under a temporary name first, and only then says that it is the last one."""
-
-    def save(self, name: str, **kwargs: Any) -> None:
-        if not self.save_dir or not self.save_to_disk:
-            return
-        parts = {key: part.state_dict() for key, part in self.checkpointables.items()}
-        content = io.BytesIO()
-        torch.save({"model": self.model.state_dict(), **parts, **kwargs}, content)
-        write_atomically(Path(self.save_dir) / f"{name}.pth", content.getvalue())
-        self.tag_last_checkpoint(f"{name}.pth")
-
-    def tag_last_checkpoint(self, last_filename_basename: str) -> None:
-        write_atomically(Path(self.save_dir) / "last_checkpoint", last_filename_basename.encode())
-
-
-def load_detector(model: nn.Module, path: str) -> None:
-    """Load a whole trained detector; a tensor that is missing or left over is an error."""
-    if not Path(path).is_file():
-        raise DetectionError(f"MODEL.WEIGHTS '{path}': no such file. Name a trained detector.")
-    content = read_plain(Path(path))
-    tensors = content.get("model", content)
-    try:
-        model.load_state_dict(tensors, strict=True)
-    except RuntimeError as error:
-        raise DetectionError(
-            f"{path} is not a trained detector of this config, so it is not scored: {error}"
-        ) from error
+KEPT = 2
+DETECTOR_FILE = "model_final.pth"
+DETECTOR_HASH = "detector_sha256"  # in the details of a record
 
 
 class Stopwatch:
@@ -54,17 +37,93 @@ class Stopwatch:
         self.before, self.start = 0.0, time.monotonic()
 
     def seconds(self) -> float:
+        """Return the seconds so far."""
         return self.before + time.monotonic() - self.start
 
-    def state_dict(self) -> dict[str, float]:
-        return {"seconds": self.seconds()}
+    def restart_at(self, seconds: float) -> None:
+        """Continue from the seconds of an earlier process."""
+        self.before, self.start = seconds, time.monotonic()
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        self.before, self.start = state["seconds"], time.monotonic()
+
+def save_state(
+    folder: Path,
+    iterations: int,
+    trainer: SimpleTrainer,
+    model: nn.Module,
+    about: Mapping[str, Any],
+) -> Path:
+    """Write the state after so many iterations; refuse weights that nothing can resume from."""
+    broken = [name for name, value in model.named_parameters() if not value.isfinite().all()]
+    if broken:
+        raise FloatingPointError(f"{broken[0]} is NaN or infinite after iteration {iterations}.")
+    content = {**about, "model": model.state_dict(), "trainer": trainer.state_dict()}
+    return save_checkpoint(folder / CHECKPOINT_FOLDER, iterations, content, KEPT)
+
+
+def restore_state(
+    path: Path, content: Mapping[str, Any], trainer: SimpleTrainer, model: nn.Module
+) -> int:
+    """Put a checkpoint into model and trainer, complete or not at all; return its iterations."""
+    try:
+        model.load_state_dict(content["model"], strict=True)
+        trainer.load_state_dict(content["trainer"])
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise DetectionError(
+            f"{path} does not hold the state of this detector, so it is not resumed from: {error}. "
+            "Delete it to resume from the checkpoint before it, or choose another OUTPUT_DIR."
+        ) from error
+    return trainer.iter + 1
+
+
+def check_room_for(folder: Path, model: nn.Module) -> None:
+    """Raise an error before training if the disk cannot take its checkpoints."""
+    momentum = bytes_of(list(model.parameters()))
+    check_room(folder, bytes_of(model.state_dict()) + momentum)
+
+
+def export_detector(folder: Path, model: nn.Module) -> str:
+    """Write the trained detector by itself; return its SHA-256."""
+    return write_tensors(folder / DETECTOR_FILE, {"model": model.state_dict()})
+
+
+def load_detector(model: nn.Module, path: str) -> None:
+    """Load a complete trained detector; a missing, extra or changed tensor is an error."""
+    file = Path(path)
+    if not file.is_file():
+        raise DetectionError(
+            f"MODEL.WEIGHTS {path}: there is no such file. Name a trained detector."
+        )
+    _refuse_damaged(file)
+    content = read_plain(file)
+    tensors = content.get("model", content)
+    try:
+        model.load_state_dict(tensors, strict=True)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise DetectionError(
+            f"{path} is not a trained detector of this config, so it is not scored: {error}"
+        ) from error
+
+
+def _refuse_damaged(file: Path) -> None:
+    """Compare a file with its checksum: in its name, or in the record beside it."""
+    if NAME.fullmatch(file.name):
+        intact = is_intact(file)
+    elif file.name == DETECTOR_FILE and (file.parent / RECORD_FILE).is_file():
+        intact = read_record(file.parent / RECORD_FILE)["details"].get(DETECTOR_HASH) in (
+            None,  # a record of another tool or release
+            sha256_of(file),
+        )
+    else:
+        return
+    if not intact:
+        raise DetectionError(
+            f"{file} is damaged or was changed: it does not match its checksum. Restore it, or "
+            "score another detector."
+        )
 
 
 def forget_metrics_after(folder: Path, iteration: int) -> None:
-    """Drop the lines that an interrupted run wrote past its checkpoint: they will come again."""
+    """Drop the lines that an interrupted run wrote after its checkpoint: they will come again."""
     path = folder / "metrics.json"
     if not path.exists():
         return
@@ -74,5 +133,5 @@ def forget_metrics_after(folder: Path, iteration: int) -> None:
             if json.loads(line)["iteration"] <= iteration:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
-            continue  # half a line
+            continue  # an incomplete line
     write_atomically(path, "".join(f"{line}\n" for line in kept).encode())

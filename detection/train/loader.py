@@ -1,15 +1,16 @@
 """Training batches as a pure function of (seed, iteration, rank).
 
 Detectron2 saves neither the sampler's position nor the state of its random generators, so a resumed
-run sees other images, cropped and flipped otherwise. Here iteration i has the same batch whenever
+run sees other images, cropped and flipped differently. Here iteration i has the same batch whenever
 and however it is reached: the order of images is Detectron2's own, replayed without reading any,
-and what is random within a batch is seeded by its number.
+and the random numbers of a batch are seeded by its number.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
+import signal
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -17,24 +18,26 @@ from typing import Any
 import numpy as np
 import torch
 from detectron2.config import CfgNode
-from detectron2.data import DatasetFromList, DatasetMapper, get_detection_dataset_dicts
+from detectron2.data import DatasetFromList, DatasetMapper, MapDataset
 from detectron2.data.build import trivial_batch_collator
 from detectron2.data.common import AspectRatioGroupedDataset
-from detectron2.data.samplers import TrainingSampler
+from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from detection.errors import DetectionError
+from kscl.runtime.signals import STOP_SIGNALS
 
 Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
 
 
 def seed_of(*parts: int | str) -> int:
-    """A 32-bit seed from whatever tells one random stream from another."""
+    """Return a 32-bit seed from the parts that tell one random stream from another."""
     return zlib.crc32("/".join(map(str, parts)).encode())
 
 
 def seed_everything(*parts: int | str) -> None:
+    """Seed the generators of Python, numpy and torch."""
     seed = seed_of(*parts)
     random.seed(seed)
     np.random.seed(seed)
@@ -42,7 +45,7 @@ def seed_everything(*parts: int | str) -> None:
 
 
 class _Order(Sampler[Numbered]):
-    """From iteration `start` on: which images make up this rank's batch."""
+    """The images of this rank's batches, from iteration `start` on."""
 
     def __init__(self, sizes: list[tuple[int, int]], batch: int, seed: int, start: int) -> None:
         self.sizes, self.batch, self.seed, self.start = sizes, batch, seed, start
@@ -53,7 +56,7 @@ class _Order(Sampler[Numbered]):
             {"index": index, "width": self.sizes[index][0], "height": self.sizes[index][1]}
             for index in indices
         )
-        # Wide and tall images in batches of their own, as ASPECT_RATIO_GROUPING has it.
+        # Wide and tall images are in separate batches, as ASPECT_RATIO_GROUPING asks.
         grouped = ([image["index"] for image in batch] for batch in self._grouped(stream))
         return itertools.islice(enumerate(grouped), self.start, None)
 
@@ -65,29 +68,28 @@ class _Batches(Dataset[list[dict[str, Any]]]):
     """The mapped images of a numbered batch."""
 
     def __init__(self, dicts: list[dict[str, Any]], mapper: DatasetMapper, seed: int) -> None:
-        self.dicts = DatasetFromList(dicts, copy=False)  # serialised: workers share one copy
+        self.dicts = DatasetFromList(dicts, copy=False)  # serialized: workers share one copy
         self.mapper, self.seed = mapper, seed
 
     def __getitem__(self, numbered: Any) -> list[dict[str, Any]]:
         iteration, indices = numbered
         batch = []
-        for place, index in enumerate(indices):
-            # Detectron2's augmentations draw from numpy's global generator, torch's is left alone.
-            np.random.seed(seed_of(self.seed, "image", iteration, comm.get_rank(), place))
+        for number, index in enumerate(indices):
+            # Detectron2's augmentations draw from numpy's global generator only.
+            np.random.seed(seed_of(self.seed, "image", iteration, comm.get_rank(), number))
             batch.append(self.mapper(self.dicts[index]))
         return batch
 
 
-def build_train_loader(cfg: CfgNode, seed: int, start: int = 0) -> DataLoader[Any]:
-    """This rank's batches from iteration `start` on, without end."""
-    dicts = get_detection_dataset_dicts(
-        cfg.DATASETS.TRAIN, filter_empty=cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS
-    )
+def build_train_loader(
+    cfg: CfgNode, dicts: list[dict[str, Any]], seed: int, workers: int, start: int = 0
+) -> DataLoader[Any]:
+    """Return this rank's batches from iteration `start` on, without end."""
     world, total = comm.get_world_size(), cfg.SOLVER.IMS_PER_BATCH
     if total % world:
         raise DetectionError(
-            f"SOLVER.IMS_PER_BATCH is {total}, which {world} processes cannot share evenly. Take a "
-            f"multiple of {world}."
+            f"SOLVER.IMS_PER_BATCH is {total}, which {world} processes cannot share evenly. Set it "
+            f"to a multiple of {world}."
         )
     if not cfg.DATALOADER.ASPECT_RATIO_GROUPING:
         sizes = [(1, 1)] * len(dicts)
@@ -97,8 +99,28 @@ def build_train_loader(cfg: CfgNode, seed: int, start: int = 0) -> DataLoader[An
         _Batches(dicts, DatasetMapper(cfg, is_train=True), seed),
         batch_size=None,
         sampler=_Order(sizes, total // world, seed_of(seed, "order"), start),
-        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        num_workers=workers,
         collate_fn=trivial_batch_collator,
+        worker_init_fn=ignore_stop_signals,
         # Its own: a loader that starts draws a number, which a resumed run would draw elsewhere.
         generator=torch.Generator().manual_seed(seed_of(seed, "loader")),
+    )
+
+
+def ignore_stop_signals(worker: int) -> None:
+    """Leave signals to the main process, which saves first: a group is signaled as a whole."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def build_test_loader(cfg: CfgNode, dicts: list[dict[str, Any]]) -> DataLoader[Any]:
+    """Return this rank's test images one by one, as Detectron2's own loader does."""
+    images = MapDataset(DatasetFromList(dicts, copy=False), DatasetMapper(cfg, is_train=False))
+    return DataLoader(
+        images,
+        batch_size=1,
+        sampler=InferenceSampler(len(images)),
+        num_workers=cfg.DATALOADER.NUM_WORKERS,
+        collate_fn=trivial_batch_collator,
+        worker_init_fn=ignore_stop_signals,
     )

@@ -2,215 +2,196 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import contextlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode
-from detectron2.data import build_detection_test_loader
-from detectron2.evaluation import inference_on_dataset
-from detectron2.modeling import build_model
 from detectron2.utils import comm
 from detectron2.utils.logger import setup_logger
-from torch import nn
 
 from detection.convert.certificate import Certificate
-from detection.data.catalog import ground_truth_of, register_datasets, source_of
+from detection.data.sets import ROLES, RunSets
 from detection.errors import DetectionError
-from detection.scoring import SCORERS, ScorerResult, metrics_of
-from detection.scoring.evaluator import SavedPassEvaluator
-from detection.train.checkpoint import Stopwatch, load_detector
-from detection.train.protocol import WITHOUT_EFFECT, protocol_of
-from detection.train.trainer import train
-from kscl.config.tree import config_hash, save_config
-from kscl.records.fingerprint import fingerprint
-from kscl.records.record import RECORD_FILE, make_record, read_record, write_record
-from kscl.runtime.files import write_atomically
+from detection.train.checkpoint import DETECTOR_HASH, Stopwatch, export_detector
+from detection.train.evaluation import evaluate, evaluate_detector
+from detection.train.failures import explained
+from detection.train.protocol import WITHOUT_EFFECT
+from detection.train.record import write_trial_record
+from detection.train.trainer import Saved, Stopped, train
+from kscl.backbone_file import read_plain
+from kscl.config.tree import config_values, save_config
+from kscl.engine.checkpoint import step_of
+from kscl.engine.run_dir import find_start, only_run_in, refuse_changes
+from kscl.records.record import RECORD_FILE, read_record
+from kscl.runtime.launch import on_first_rank
+from kscl.runtime.signals import StopRequest, stop_requests
 
-OWNER_FILE = "run.json"
-ROLES = ("train", "test")
-SCORES_FILE = "scores.json"
+WORLD_SIZE = "world_size"
+ALLOW = "--allow-world-size-change resumes on another number of processes; the record says so."
 
 
 @dataclass(frozen=True)
-class Trial:
-    """All that one process needs to know; travels to every rank."""
+class Job:
+    """What every rank is told."""
 
     cfg: CfgNode  # with this trial's SEED and OUTPUT_DIR, frozen
     certificate: Certificate | None  # None: from scratch, as asked
-    resume: bool
-    scaled_from: int  # processes that the protocol was written for, 0 if it was taken as it is
-    data: dict[str, dict[str, Any]]  # the sets' fingerprints by role, taken before the start
+    sets: RunSets
+    resume: bool = False
+    auto_resume: bool = False
+    allow_world_size_change: bool = False
+    scaled_from: int = 0  # processes that the protocol was written for, 0 if used as it is
+
+    @property
+    def folder(self) -> Path:
+        """Where this trial writes."""
+        return Path(self.cfg.OUTPUT_DIR)
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be the same on resume beside the config, wherever it is stored."""
+        return {
+            "weights": self.certificate.weights_sha256 if self.certificate else None,
+            "data": {role: self.sets.fingerprints[role]["hash"] for role in ROLES},
+        }
 
 
-def finished(trial: Trial) -> dict[str, Any] | None:
-    """The record of a trial that has run to its end with these very settings."""
-    path = Path(trial.cfg.OUTPUT_DIR) / RECORD_FILE
+def is_finished(job: Job) -> bool:
+    """Return whether this trial has a record; a record of another run is an error."""
+    path = job.folder / RECORD_FILE
     if not path.is_file():
-        return None
-    _refuse_other_owner(trial)
-    return read_record(path)
-
-
-def claim_folder(trial: Trial) -> None:
-    """Make the folder this trial's, or refuse one that belongs to another run."""
-    folder = Path(trial.cfg.OUTPUT_DIR)
-    if (folder / OWNER_FILE).is_file():
-        _refuse_other_owner(trial)
-        if not trial.resume:
-            raise DetectionError(
-                f"{folder} holds this run already, finished or not. Go on with --resume, or choose "
-                "another OUTPUT_DIR."
-            )
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise DetectionError(
-            f"{folder} is not empty and holds no run of this tool. Choose another OUTPUT_DIR."
-        )
-    write_atomically(folder / OWNER_FILE, json.dumps(_owner(trial)).encode())
-    save_config(trial.cfg, folder)
-
-
-def _owner(trial: Trial) -> dict[str, str | None]:
-    return {
-        "settings": config_hash(trial.cfg, WITHOUT_EFFECT),
-        "weights": trial.certificate.weights_sha256 if trial.certificate else None,
-        "data": " ".join(trial.data[role]["hash"] for role in ROLES),
+        return False
+    record = read_record(path)
+    before = {
+        **record["config"]["values"],
+        "weights": record["inputs"].get("weights"),
+        "data": {role: record["data"].get(role, {}).get("hash") for role in ROLES},
     }
-
-
-def _refuse_other_owner(trial: Trial) -> None:
-    ours = _owner(trial)
-    theirs = json.loads((Path(trial.cfg.OUTPUT_DIR) / OWNER_FILE).read_text())
-    different = [name for name in ours if ours[name] != theirs.get(name)]
-    if different:
+    now = {**config_values(job.cfg), **job.identity()}
+    refuse_changes(before, now, job.folder, WITHOUT_EFFECT)
+    if not (job.resume or job.auto_resume):
         raise DetectionError(
-            f"{trial.cfg.OUTPUT_DIR} belongs to a run with other {' and '.join(different)}: what "
-            "lies there would give that run's AP. Choose another OUTPUT_DIR."
+            f"{job.folder} holds this run already, and it is finished. Choose another OUTPUT_DIR."
         )
+    return True
 
 
-def refuse_run_folder(cfg: CfgNode) -> None:
-    """A run's saved pass is the one of its record: no other may take its place."""
-    if (Path(cfg.OUTPUT_DIR) / OWNER_FILE).is_file():
-        raise DetectionError(
-            f"{cfg.OUTPUT_DIR} holds a run, whose detections would be written over. Choose another "
-            "OUTPUT_DIR for this evaluation."
-        )
-
-
-def score_detector(cfg: CfgNode) -> int:
-    """Evaluate MODEL.WEIGHTS, a trained detector; on every rank."""
-    _prepare(cfg)
-    setup_logger(distributed_rank=comm.get_rank(), name="detection")  # by which the scores are told
-    model = build_model(cfg)
-    load_detector(model, cfg.MODEL.WEIGHTS)
-    evaluate(cfg, model)
+def run_trial(job: Job) -> int:
+    """Train, evaluate and write the record, on every rank; return the exit code."""
+    with explained(job.cfg), contextlib.ExitStack() as until_the_end:
+        saved = _claim(job, until_the_end)
+        if (job.folder / RECORD_FILE).is_file():  # another process wrote it while this one waited
+            return 0
+        _set_up_logging(job.cfg.OUTPUT_DIR)
+        _meet_local_ranks()
+        with stop_requests() as stop:
+            try:
+                _run(job, saved, stop)
+            except Stopped:
+                return stop.exit_code
     return 0
 
 
-def _prepare(cfg: CfgNode) -> tuple[str, ...]:
-    """What every rank needs before it builds a model; the class list."""
-    if comm.get_world_size() > 1:
-        comm.create_local_process_group(comm.get_world_size())
-    return register_datasets(cfg.DATASETS.TRAIN, cfg.DATASETS.TEST, cfg.KSCL.CLASS_NAMES or None)
+def _claim(job: Job, until_the_end: contextlib.ExitStack) -> Saved | None:
+    """Make the folder this trial's until the end; return the checkpoint to resume from."""
+    found: list[Saved | None] = []
+
+    def claim() -> Path | None:
+        until_the_end.enter_context(only_run_in(job.folder))
+        also = job.identity()
+        if not job.allow_world_size_change:
+            also[WORLD_SIZE] = comm.get_world_size()
+        newest = find_start(
+            job.cfg, job.resume, job.auto_resume, WITHOUT_EFFECT, also, {WORLD_SIZE: ALLOW}
+        )
+        found.append(newest)
+        # Nothing is left to refuse. The config is written first: it tells whose folder this is.
+        save_config(job.cfg, job.folder)
+        return newest[0] if newest is not None else None
+
+    path = on_first_rank(claim)
+    if path is None:
+        return None
+    return found[0] if found else (path, read_plain(path))
 
 
-def run_trial(trial: Trial) -> int:
-    """Train, evaluate and write the record; on every rank."""
-    cfg = trial.cfg
-    _set_up_logging(cfg.OUTPUT_DIR)
-    classes = _prepare(cfg)
-    stopwatch = Stopwatch()
-    model = train(cfg, trial.certificate, stopwatch, trial.resume)
+def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
+    cfg, stopwatch = job.cfg, Stopwatch()
+    world_sizes = [list(entry) for entry in saved[1]["world_sizes"]] if saved else []
+    if not world_sizes or world_sizes[-1][1] != comm.get_world_size():
+        world_sizes.append([step_of(saved[0]) if saved else 0, comm.get_world_size()])
+    if saved is not None:
+        stopwatch.restart_at(saved[1]["seconds"])
+
+    def about() -> dict[str, Any]:
+        return {
+            "config": config_values(cfg),
+            **job.identity(),
+            WORLD_SIZE: comm.get_world_size(),
+            "world_sizes": world_sizes,
+            "seconds": stopwatch.seconds(),
+        }
+
+    model = train(cfg, job.sets, saved, about, stop)
     trained = stopwatch.seconds()
-    scores = evaluate(cfg, model)
+    detector = export_detector(job.folder, model) if comm.is_main_process() else ""
+    scores = evaluate(cfg, model, job.sets, stop)
     if comm.is_main_process():
-        details = {"classes": list(classes), "seconds_of_training": round(trained, 1)}
-        write_trial_record(trial, scores, stopwatch.seconds(), details)
+        details = {
+            "classes": list(job.sets.class_names),
+            "seconds_of_training": round(trained, 1),
+            "scaled_from_processes": job.scaled_from,
+            "processes": comm.get_world_size(),
+            "world_sizes": world_sizes,  # [first iteration, processes] of every part of the run
+            DETECTOR_HASH: detector,
+        }
+        data = job.sets.fingerprints
+        write_trial_record(cfg, job.certificate, data, scores, stopwatch.seconds(), details)
     comm.synchronize()
-    return 0
 
 
 def _set_up_logging(folder: str) -> None:
-    """Detectron2's logging into this trial's folder, and no longer into the one before."""
+    """Send Detectron2's log to this trial's folder, and no longer to the one before."""
     setup_logger.cache_clear()
     for name in ("fvcore", "detectron2", "detection"):
         logging.getLogger(name).handlers.clear()
         setup_logger(folder, distributed_rank=comm.get_rank(), name=name)
 
 
-def evaluate(cfg: CfgNode, model: nn.Module) -> dict[str, ScorerResult]:
-    """One pass over the test set, saved, scored by every scorer; empty on ranks other than 0."""
-    (name,) = cfg.DATASETS.TEST
-    order = sorted(SCORERS, key=lambda scorer: scorer != cfg.KSCL.SCORER)
-    evaluator = SavedPassEvaluator(name, cfg.OUTPUT_DIR, order)
-    inference_on_dataset(model, build_detection_test_loader(cfg, name), evaluator)
-    if comm.is_main_process():
-        text = json.dumps(evaluator.scores, indent=1)
-        write_atomically(Path(cfg.OUTPUT_DIR) / SCORES_FILE, text.encode())
-    return evaluator.scores
+def _meet_local_ranks() -> None:
+    """Make Detectron2's groups of ranks, those of an earlier trial in this process being gone."""
+    if comm.get_world_size() > 1:
+        comm._get_global_gloo_group.cache_clear()
+        comm._LOCAL_PROCESS_GROUP = None
+        comm.create_local_process_group(comm.get_world_size())
 
 
-def write_trial_record(
-    trial: Trial, scores: dict[str, ScorerResult], seconds: float, details: dict[str, Any]
-) -> None:
-    cfg, certificate = trial.cfg, trial.certificate
-    inputs: dict[str, str] = {}
-    backbone: dict[str, Any] = {"method": "from scratch"}
-    if certificate is not None:
-        inputs = {"weights": certificate.weights_sha256, "backbone": certificate.source_sha256}
-        backbone = certificate.backbone
-        details["certificate"] = certificate.as_dict()
-    headline = scores[cfg.KSCL.SCORER]
-    details |= {
-        "backbone": backbone,
-        "scorer": cfg.KSCL.SCORER,
-        "per_class": headline["per_class"],
-        "absent_classes": headline["absent_classes"],
-        "curves": headline["curves"],
-        "scaled_from_processes": trial.scaled_from,
-        "processes": comm.get_world_size(),
-    }
-    record = make_record(
-        kind="detection",
-        name=Path(cfg.OUTPUT_DIR).name,
-        protocol=protocol_of(cfg),
-        metrics=metrics_of(scores, cfg.KSCL.SCORER),
-        seconds=seconds,
-        seed=cfg.SEED,
-        cfg=cfg,
-        data=trial.data,
-        inputs=inputs,
-        details=details,
-        without_effect=WITHOUT_EFFECT,
-    )
-    write_record(record, cfg.OUTPUT_DIR)
+def score_detector(job: Job) -> int:
+    """Evaluate MODEL.WEIGHTS, a trained detector, on every rank; return the exit code."""
+    cfg = job.cfg
+    with explained(cfg), contextlib.ExitStack() as until_the_end:
+
+        def claim() -> None:
+            until_the_end.enter_context(only_run_in(job.folder))
+            refuse_run_folder(job.folder)
+
+        on_first_rank(claim)
+        _meet_local_ranks()
+        setup_logger(distributed_rank=comm.get_rank(), name="detection")  # which prints the scores
+        with stop_requests() as stop:
+            try:
+                evaluate_detector(cfg, job.sets, stop)
+            except Stopped:
+                return stop.exit_code
+    return 0
 
 
-def data_of(cfg: CfgNode) -> dict[str, dict[str, Any]]:
-    """By role, a fingerprint of the config's registered sets, whatever they are called."""
-    return {role: _data_fingerprint(cfg.DATASETS[role.upper()]) for role in ROLES}
-
-
-def _data_fingerprint(names: Sequence[str]) -> dict[str, Any]:
-    """Of images and annotations; by the parts a leaderboard can see that they have changed."""
-    digest, files, size = hashlib.sha256(), 0, 0
-    parts: dict[Path, str] = {}
-    for name in names:
-        source = source_of(name)
-        images = fingerprint(source.root)
-        digest.update(f"{images.hash} {ground_truth_of(name).fingerprint}\n".encode())
-        files, size = files + images.files, size + images.bytes
-        parts[source.root] = images.hash
-        if source.json_file is not None:
-            parts[source.json_file] = fingerprint(source.json_file).hash
-    return {
-        "hash": digest.hexdigest()[:16],
-        "files": files,
-        "bytes": size,
-        "parts": [{"path": str(path.absolute()), "hash": hash_} for path, hash_ in parts.items()],
-    }
+def refuse_run_folder(folder: Path) -> None:
+    """Raise an error if a folder holds a run: its saved pass is the one of its record."""
+    if (folder / RECORD_FILE).is_file() or (folder / "config.yaml").is_file():
+        raise DetectionError(
+            f"{folder} holds a run, whose detections would be overwritten. Choose another "
+            "OUTPUT_DIR for this evaluation."
+        )

@@ -1,20 +1,21 @@
 """Checkpoints that survive a kill at any moment, a damaged file and a full disk.
 
-A checkpoint is written beside its place, synced, and only then named; the name carries the step
-and a checksum of the content, so one rename makes it whole, and a file that was cut or changed
-later is known for it. Older ones are removed after that. Reading never runs code from a file.
+A checkpoint is written under a temporary name, synced, and only then renamed; its name carries the
+step and a checksum of the content, so it appears complete or not at all, and a file that was
+truncated or changed later is recognized. Older ones are removed after that. Reading never runs code
+from a file. Pretraining, probes and detection all save and load their state here; the content is
+tensors and plain data.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,16 +24,16 @@ from torch import Tensor
 
 from kscl.backbone_file import read_plain
 from kscl.errors import KsclError
+from kscl.runtime.failures import DISK_FULL
 from kscl.runtime.files import sha256_of, sync_folder
 from kscl.runtime.logs import LOGGER
 
 CHECKPOINT_FOLDER = "checkpoints"
-NAME = re.compile(r"checkpoint-(\d{9})-([0-9a-f]{16})\.pt")
+CHECKSUM_LENGTH = 16
+NAME = re.compile(rf"checkpoint-(\d{{9}})-([0-9a-f]{{{CHECKSUM_LENGTH}}})\.pt")
 UNFINISHED = ".checkpoint-*.unfinished"
-CONTAINER_BYTES = 2**20  # names, sizes and padding around the tensors, generously
+CONTAINER_BYTES = 2**20  # an upper bound for names, sizes and padding around the tensors
 log = logging.getLogger(LOGGER)
-
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class CheckpointError(KsclError):
@@ -41,69 +42,89 @@ class CheckpointError(KsclError):
 
 def save_checkpoint(folder: Path, step: int, content: Mapping[str, Any], keep: int) -> Path:
     """Write the checkpoint of this step, then remove all but the newest `keep`."""
-    needed = bytes_of(content) + CONTAINER_BYTES
     unfinished = folder / f".checkpoint-{step:09d}.unfinished"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(folder).free < needed:
-            raise OSError(errno.ENOSPC, "too little room")
-        checksum = _write(unfinished, content)
-        path = unfinished.rename(folder / f"checkpoint-{step:09d}-{checksum}.pt")
+    with _into(folder, unfinished, bytes_of(content)):
+        digest = _write(unfinished, content)
+        path = unfinished.rename(folder / f"checkpoint-{step:09d}-{digest[:CHECKSUM_LENGTH]}.pt")
         sync_folder(folder)
-    except OSError as error:
-        if error.errno in DISK_FULL:
-            raise _disk_full(folder, needed) from error
-        raise CheckpointError(f"{folder}: no checkpoint could be written: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
     for old in find_checkpoints(folder)[keep:]:
         old.unlink(missing_ok=True)
     return path
 
 
+def write_tensors(path: Path, content: Mapping[str, Any]) -> str:
+    """Write one file of tensors and plain data under a fixed name; return its SHA-256."""
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    with _into(path.parent, unfinished, bytes_of(content)):
+        digest = _write(unfinished, content)
+        unfinished.rename(path)
+        sync_folder(path.parent)
+    return digest
+
+
+def check_room(folder: Path, tensor_bytes: int) -> None:
+    """Raise an error now if the disk cannot take a checkpoint of this size later."""
+    needed = tensor_bytes + CONTAINER_BYTES
+    if shutil.disk_usage(folder).free < needed:
+        raise _disk_full(folder, needed)
+
+
 def find_checkpoints(folder: Path) -> list[Path]:
-    """All that carry a checkpoint's name, the newest first."""
-    return sorted((path for path in folder.glob("*.pt") if NAME.fullmatch(path.name)), reverse=True)
+    """Return all files of this folder that have a checkpoint's name, the newest first.
+
+    A link is none: what a run resumes from lies in its own folder.
+    """
+    named = (path for path in folder.glob("*.pt") if NAME.fullmatch(path.name))
+    return sorted((path for path in named if not path.is_symlink()), reverse=True)
 
 
 def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """The newest checkpoint that is whole, and what it holds; None where there never was one."""
+    """Return the newest intact checkpoint and its content, or None if there never was one."""
     candidates = find_checkpoints(folder)
     for path in candidates:
-        match = NAME.fullmatch(path.name)
-        assert match is not None
         try:
-            whole = sha256_of(path).startswith(match[2])
+            intact = is_intact(path)
         except OSError as error:
-            log.warning("%s cannot be read (%s); trying the one before it", path, error)
+            log.warning("%s cannot be read (%s). Trying the checkpoint before it.", path, error)
             continue
-        if whole:
+        if intact:
             return path, read_plain(path)
-        log.warning("%s is damaged: it does not fit its checksum; trying the one before it", path)
+        log.warning(
+            "%s is damaged: it does not match its checksum. Trying the checkpoint before it.", path
+        )
     if candidates:
         raise CheckpointError(
             f"{folder}: every checkpoint is damaged ({len(candidates)} of them), so there is "
-            "nothing to resume from: start again with another OUTPUT_DIR"
+            "nothing to resume from. Start again with another OUTPUT_DIR."
         )
     return None
 
 
+def is_intact(path: Path) -> bool:
+    """Return whether a checkpoint's content matches the checksum in its name."""
+    return sha256_of(path).startswith(_parts(path)[1])
+
+
 def step_of(path: Path) -> int:
+    """Return the step that a checkpoint's name carries."""
+    return int(_parts(path)[0])
+
+
+def _parts(path: Path) -> tuple[str, str]:
     match = NAME.fullmatch(path.name)
     if match is None:
-        raise CheckpointError(f"{path} does not carry a checkpoint's name")
-    return int(match[1])
+        raise CheckpointError(f"{path} does not have a checkpoint's name.")
+    return match[1], match[2]
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What a killed process left; only for the one process that owns the folder."""
+    """Remove what a killed process left; only for the one process that owns the folder."""
     for path in folder.glob(UNFINISHED):
         path.unlink(missing_ok=True)
 
 
 def bytes_of(content: object) -> int:
-    """Of all tensors in nested dicts and lists."""
+    """Return the size of all tensors in nested dicts and lists."""
     if isinstance(content, Tensor):
         return content.nbytes
     if isinstance(content, Mapping):
@@ -113,23 +134,42 @@ def bytes_of(content: object) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _into(folder: Path, unfinished: Path, tensor_bytes: int) -> Iterator[None]:
+    """Make the folder, check its room, explain a failure and leave nothing unfinished."""
+    needed = tensor_bytes + CONTAINER_BYTES
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_room(folder, tensor_bytes)
+        yield
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise _disk_full(folder, needed) from error
+        raise CheckpointError(
+            f"{folder}: no checkpoint can be written: {error}. Check the folder and its disk."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+
+
 def _write(path: Path, content: Mapping[str, Any]) -> str:
-    """Save and sync; returns the checksum of what was written."""
+    """Save and sync; return the SHA-256 of what was written."""
     with path.open("wb") as file:
         target = _Hashing(file)
         try:
             torch.save(dict(content), target)  # type: ignore[arg-type]
         except RuntimeError:
-            if target.error is not None:  # torch says no more than that it could not write
+            if target.error is not None:  # torch does not pass the reason on
                 raise target.error from None
             raise
         file.flush()
         os.fsync(file.fileno())
-    return target.digest.hexdigest()[:16]
+    return target.digest.hexdigest()
 
 
 class _Hashing:
-    """A file to write to once, front to back, that remembers a checksum and the error it met."""
+    """A file written once, front to back, that keeps a checksum and the error it met."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
@@ -155,7 +195,7 @@ def _disk_full(folder: Path, needed: int) -> CheckpointError:
     return CheckpointError(
         f"{folder}: the disk is too full for a checkpoint of {_size(needed)} "
         f"({needed:,} bytes; {_size(shutil.disk_usage(folder).free)} are free); {intact}. "
-        "Make room and go on with --resume, or keep fewer (CHECKPOINT.KEEP)"
+        "Free some space and resume with --resume, or choose another OUTPUT_DIR."
     )
 
 

@@ -1,11 +1,14 @@
-"""Whose output folder it is: one run's, one process's at a time, and what it can go on from."""
+"""Who owns an output folder: one run, one process at a time; and what that run can resume from.
+
+Pretraining, probes and detection all claim their folders here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from kscl.config.defaults import WITHOUT_EFFECT_ON_RESULTS
 from kscl.config.tree import CONFIG_FILE, config_values, leaves
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, load_newest, remove_unfinished
 from kscl.errors import KsclError
+from kscl.records.record import RECORD_FILE
 
 LOCK_FILE = ".lock"
 LOCK_PATIENCE = 10.0  # seconds; ranks of a killed launcher end within a moment
@@ -23,13 +27,13 @@ LOCK_PATIENCE = 10.0  # seconds; ranks of a killed launcher end within a moment
 
 @contextlib.contextmanager
 def only_run_in(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the system lets go of it however the process ends."""
+    """Hold the folder for this process; the system releases it however the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK_FILE).open("w")
     except OSError as error:
         raise KsclError(
-            f"OUTPUT_DIR {folder} cannot be written to: {error.strerror}; choose another"
+            f"OUTPUT_DIR {folder} cannot be written to: {error.strerror}. Choose another."
         ) from error
     with lock:
         deadline = time.monotonic() + LOCK_PATIENCE
@@ -41,8 +45,8 @@ def only_run_in(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise KsclError(
-                        f"another run is writing to {folder} right now: stop it, or choose another "
-                        "OUTPUT_DIR"
+                        f"Another run is writing to {folder} right now. Stop it, or choose another "
+                        "OUTPUT_DIR."
                     ) from None
                 time.sleep(0.1)
             except OSError:  # a file system without locks
@@ -50,60 +54,92 @@ def only_run_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def find_start(cfg: CfgNode, resume: bool, auto_resume: bool) -> tuple[Path, dict[str, Any]] | None:
-    """The checkpoint to go on from and what it holds, None to begin; an error if neither fits."""
+def find_start(
+    cfg: CfgNode,
+    resume: bool,
+    auto_resume: bool,
+    without_effect: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS,
+    also: Mapping[str, object] | None = None,
+    hints: Mapping[str, str] | None = None,
+) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint to resume from and its content, or None to start.
+
+    Raise an error if neither is right. `without_effect` names the settings that may change on
+    resume, `also` maps further entries of a checkpoint to the values they must have, and `hints`
+    maps a setting to what to do if it was changed on purpose.
+    """
     folder = Path(cfg.OUTPUT_DIR)
-    # Hidden are the lock, and what a killed process had not yet given its name.
+    # Hidden are the lock and the unfinished files of a killed process.
     content = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     is_run = CONFIG_FILE in content
     if content and not is_run:
         raise KsclError(
-            f"OUTPUT_DIR {folder} is not empty and holds no run of this tool ({content[0]} and "
-            f"others, {len(content)} in all): choose another"
+            f"OUTPUT_DIR {folder} is not empty and does not hold a run of this tool (it has "
+            f"{len(content)} entries, {content[0]} for one). Choose another."
         )
     if is_run and not (resume or auto_resume):
         raise KsclError(
-            f"OUTPUT_DIR {folder} holds a run already: go on with it by --resume, or choose another"
+            f"OUTPUT_DIR {folder} holds a run already. Resume it with --resume, or choose another."
         )
     checkpoints = folder / CHECKPOINT_FOLDER
     remove_unfinished(checkpoints)
     newest = load_newest(checkpoints)
     if newest is not None:
         path, saved = newest
-        refuse_changes(saved["config"], cfg, path)
+        before = {**saved.get("config", {}), **{name: saved.get(name) for name in also or {}}}
+        refuse_changes(before, {**config_values(cfg), **(also or {})}, path, without_effect, hints)
         return newest
-    if resume:
+    if resume and RECORD_FILE not in content:
         raise KsclError(
-            f"there is nothing to resume in {folder}: it holds no checkpoint. --auto-resume starts "
-            "a run where there is none"
+            f"There is nothing to resume in {folder}: it holds no checkpoint. --auto-resume starts "
+            "a run where there is none."
         )
     if is_run:
-        refuse_changes(yaml.safe_load((folder / CONFIG_FILE).read_text()), cfg, folder)
+        before = _read_config(folder / CONFIG_FILE)
+        refuse_changes(before, config_values(cfg), folder, without_effect, hints)
     return None
 
 
-def refuse_changes(before: Mapping[str, Any], cfg: CfgNode, where: Path) -> None:
-    """A run goes on with the settings it began with, but for those that change no result."""
-    changes = changed_keys(before, config_values(cfg))
-    if changes:
-        lines = "".join(f"\n  {key}: {old!r} before, {new!r} now" for key, old, new in changes)
-        raise KsclError(
-            f"{where} was made with other settings, so it cannot be resumed with these:{lines}\n"
-            "  put them back, or start a new run in another OUTPUT_DIR"
-        )
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise KsclError(f"{path} cannot be read: {error}. Choose another OUTPUT_DIR.") from error
+    if not isinstance(values, dict):
+        raise KsclError(f"{path} is not the config of a run. Choose another OUTPUT_DIR.")
+    return values
+
+
+def refuse_changes(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    where: Path,
+    without_effect: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS,
+    hints: Mapping[str, str] | None = None,
+) -> None:
+    """Raise an error that names every setting that differs and changes results."""
+    changes = changed_keys(before, now, without_effect)
+    if not changes:
+        return
+    lines = "".join(f"\n  {key}: {old!r} before, {new!r} now" for key, old, new in changes)
+    changed = [key for key, _, _ in changes]
+    advice = "".join(f" {text}" for key, text in (hints or {}).items() if key in changed)
+    raise KsclError(
+        f"{where} was made with other settings, so it cannot be resumed with these:{lines}\n"
+        f"Restore them, or start a new run in another OUTPUT_DIR.{advice}"
+    )
 
 
 def changed_keys(
-    before: Mapping[str, Any], now: Mapping[str, Any]
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    without_effect: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS,
 ) -> list[tuple[str, object, object]]:
-    """(key, old value, new value) of every setting that differs and matters."""
+    """Return (key, old value, new value) of every setting that differs and matters."""
     old, new = dict(leaves(before)), dict(leaves(now))
     return [
         (key, old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and not _without_effect(key)
+        if old.get(key) != new.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in without_effect)
     ]
-
-
-def _without_effect(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in WITHOUT_EFFECT_ON_RESULTS)

@@ -26,17 +26,17 @@ DEAD_WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\)(?: is killed b
 
 
 @contextlib.contextmanager
-def explained() -> Iterator[None]:
+def explained(workers_key: str = "DATA.NUM_WORKERS") -> Iterator[None]:
     """Raise a KsclError, without a traceback for the user, where the machine fails.
 
     A full disk, a folder without permission, too little memory, a loader worker that has died.
-    Anything else passes unchanged.
+    Anything else passes unchanged. `workers_key` is the setting for the number of loader workers.
     """
     hook, threading.excepthook = threading.excepthook, _quiet_on_full_disk
     try:
         yield
     except (KsclError, OSError, RuntimeError, MemoryError) as error:
-        text = explain(error)
+        text = explain(error, workers_key)
         if text is None:
             raise
         raise KsclError(text) from error
@@ -44,7 +44,7 @@ def explained() -> Iterator[None]:
         threading.excepthook = hook
 
 
-def explain(error: Exception) -> str | None:
+def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | None:
     """Return a sentence for the user, or None if the error is not the machine's."""
     text = str(error)
     if isinstance(error, KsclError):
@@ -53,18 +53,18 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, OSError):
         return _of_file(error)
     if any(words in text for words in NO_SHARED_MEMORY):
-        return _shared_memory()
+        return _shared_memory(workers_key)
     if dead := DEAD_WORKER.search(text):
         cause = f"was ended by signal {dead[2]}" if dead[2] else "has died"
         return (
             f"Loader worker {dead[1]} {cause}. If nobody ended it, memory has run out: use fewer "
-            "workers (DATA.NUM_WORKERS). --resume continues from the last checkpoint."
+            f"workers ({workers_key}). --resume continues from the last checkpoint."
         )
     out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if out_of_memory or any(words in text for words in NO_MEMORY):
         return (
             f"Memory has run out ({text.splitlines()[0] if text else 'MemoryError'}). Use a "
-            "smaller batch, smaller images or fewer workers (DATA.NUM_WORKERS)."
+            f"smaller batch, smaller images or fewer workers ({workers_key})."
         )
     return None
 
@@ -84,7 +84,7 @@ def _of_file(error: OSError) -> str | None:
     return None
 
 
-def _shared_memory() -> str:
+def _shared_memory(workers_key: str) -> str:
     size = ""
     if SHARED_MEMORY.is_dir():
         usage = shutil.disk_usage(SHARED_MEMORY)
@@ -92,7 +92,7 @@ def _shared_memory() -> str:
     return (
         f"Shared memory {SHARED_MEMORY}{size} is too small for the batches of the loader workers. "
         "Give the container more (docker run --shm-size 8g), or use fewer workers "
-        "(DATA.NUM_WORKERS, 0 needs none)."
+        f"({workers_key}, 0 needs none)."
     )
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
+import shutil
 import time
 from pathlib import Path
 
@@ -20,53 +17,11 @@ from detection.train.protocol import protocol_of
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.data.annotated.annotations import AnnotatedSet
 from kscl.data.annotated.voc import read_voc
+from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, step_of
 from kscl.records.record import read_record
-from tests.helpers.commands import ROOT, tool
-from tests.helpers.voc_sets import Thing, write_voc
-
-# One narrow network and few small RoIs: what is tested is the way, not the numbers.
-SMALL = (
-    *("MODEL.ROI_HEADS.NUM_CLASSES", "2", "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE", "8"),
-    *("MODEL.RPN.POST_NMS_TOPK_TRAIN", "20", "MODEL.RPN.POST_NMS_TOPK_TEST", "20"),
-    *("INPUT.MIN_SIZE_TRAIN", "(64, 80)", "INPUT.MIN_SIZE_TEST", "64"),
-    *("SOLVER.IMS_PER_BATCH", "2", "SOLVER.MAX_ITER", "6", "SOLVER.STEPS", "(4,)"),
-    *("SOLVER.CHECKPOINT_PERIOD", "1", "TEST.PRECISE_BN.NUM_ITER", "2"),
-)
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory) -> Path:
-    """A folder with a small VOC set and converted random weights."""
-    folder = tmp_path_factory.mktemp("shop")
-    rng = np.random.default_rng(0)
-    things: dict[str, list[Thing]] = {}
-    for number in range(14):
-        x, y = (int(value) for value in rng.integers(1, 40, 2))
-        things[f"{number:03d}"] = [
-            ("cat", (x, y, x + 30, y + 25), 0),
-            ("dog", (x + 15, y + 10, x + 50, y + 50), 0),
-        ]
-    names = list(things)
-    splits = {"train": names[:10], "test": names[10:], "val": names[10:12]}
-    write_voc(folder / "voc", splits, things, size=(96, 100))
-    for seed in (0, 1):
-        done = tool(
-            *("convert", "random", "--arch", "resnet50", "--seed", str(seed)),
-            *("--arch-kwargs", "{channels: [8, 16, 32, 64]}"),
-            *("--protocol", "detection/shapes_tiny_c4.yaml"),
-            *("--output-dir", folder / f"weights{seed}"),
-        )
-        assert done.returncode == 0, done.stderr
-    return folder
-
-
-def arguments(shop: Path, output: Path, *more: str, weights: int = 0) -> list[str]:
-    voc = shop / "voc"
-    sets = ["DATASETS.TRAIN", f"('voc:{voc}:train',)", "DATASETS.TEST", f"('voc:{voc}:test',)"]
-    config = str(shop / f"weights{weights}" / "config.yaml")
-    flags = [word for word in more if word.startswith("--")]
-    rest = [word for word in more if not word.startswith("--")]
-    return ["--config-file", config, *flags, *SMALL, *sets, "OUTPUT_DIR", str(output), *rest]
+from tests.detection.commands.conftest import READS
+from tests.helpers.commands import tool
+from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
 
 
 def in_process(capsys, *words: str) -> tuple[int, str]:
@@ -75,18 +30,13 @@ def in_process(capsys, *words: str) -> tuple[int, str]:
     return code, capsys.readouterr().err
 
 
-def train_net(shop: Path, output: Path, *more: str, **options):
-    return tool("train_net", *arguments(shop, output, *more, **options))
+def train_net(shop: Path, output: Path, *more: str, **options) -> TrainNet:
+    return start_train_net(shop, output, *more, **options).wait()
 
 
-@pytest.fixture(scope="module")
-def finished(shop, tmp_path_factory) -> Path:
-    """A run to its end, undisturbed."""
-    output = tmp_path_factory.mktemp("finished") / "run"
-    done = train_net(shop, output)
-    assert done.returncode == 0, done.stderr
-    assert "(1 trial, voc07-11pt)" in done.stdout
-    return output
+def several_processes(shop: Path, output: Path, *more: str):
+    """Run the tool as a user does: processes of its own, which it starts itself."""
+    return tool("train_net", *arguments(shop, output, *more))
 
 
 @pytest.mark.smoke
@@ -99,6 +49,22 @@ def test_a_run_ends_in_a_record_that_can_be_traced(finished, shop):
     assert record["inputs"]["weights"] == certificate["weights_sha256"]
     assert record["details"]["backbone"]["method"] == "random"
     assert set(record["details"]["per_class"]) == {"cat", "dog"}
+
+
+def test_every_annotated_set_is_read_once(finished):
+    assert sorted((finished.parent / READS).read_text().split()) == ["test", "train"]
+
+
+def test_a_changed_detector_is_not_scored(finished, shop, tmp_path, capsys):
+    shutil.copytree(finished, tmp_path / "changed")
+    path = tmp_path / "changed" / "model_final.pth"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    more = ["--eval-only", "MODEL.WEIGHTS", str(path)]
+    code, told = in_process(capsys, *arguments(shop, tmp_path / "again", *more))
+    assert code == 2
+    assert f"{path} is damaged" in told
 
 
 def test_a_leaderboard_sees_that_the_data_have_changed(finished, shop):
@@ -115,16 +81,14 @@ def test_a_leaderboard_sees_that_the_data_have_changed(finished, shop):
 
 def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(finished, shop, tmp_path):
     output = tmp_path / "run"
-    command = [sys.executable, "-W", "ignore", "tools/train_net.py"]
-    command += [*arguments(shop, output, "--auto-resume")]
-    for kill_after in ("model_0000001.pth", "model_0000003.pth"):
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        while not (output / kill_after).exists() and process.poll() is None:
+    folder = output / CHECKPOINT_FOLDER
+    for kill_after in (2, 4):
+        run = start_train_net(shop, output, "--auto-resume")
+        while not any(step_of(path) >= kill_after for path in find_checkpoints(folder)):
+            assert run.process.is_alive(), run.stderr
             time.sleep(0.02)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        run.process.kill()
+        run.wait()
         assert not (output / "record.json").exists()
     done = train_net(shop, output, "--auto-resume")
     assert done.returncode == 0, done.stderr
@@ -155,7 +119,8 @@ def test_trials_have_seeds_and_folders_of_their_own_and_finished_ones_are_kept(s
 
 
 def test_two_processes_on_the_cpu_train_and_score(shop, tmp_path):
-    done = train_net(shop, tmp_path / "run", "--num-gpus=2", "MODEL.RESNETS.NORM", "naiveSyncBN")
+    more = ["--num-gpus=2", "MODEL.RESNETS.NORM", "naiveSyncBN"]
+    done = several_processes(shop, tmp_path / "run", *more)
     assert done.returncode == 0, done.stderr
     assert read_record(tmp_path / "run" / "record.json")["details"]["processes"] == 2
 
@@ -195,9 +160,8 @@ def test_the_moco_protocol_is_scaled_to_the_gpus_there_are(
 
 def test_a_finished_detector_is_scored_again_to_the_same_numbers(finished, shop, tmp_path):
     weights = str(finished / "model_final.pth")
-    done = train_net(
-        shop, tmp_path / "again", "--eval-only", "--num-gpus=2", "MODEL.WEIGHTS", weights
-    )
+    more = ["--eval-only", "--num-gpus=2", "MODEL.WEIGHTS", weights]
+    done = several_processes(shop, tmp_path / "again", *more)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("coco-101pt") == 1
     passes = [np.load(folder / "detections.npz") for folder in (finished, tmp_path / "again")]
@@ -235,11 +199,11 @@ def test_a_folder_of_another_run_is_refused(finished, shop, capsys):
     detector = ("MODEL.WEIGHTS", str(finished / "model_final.pth"))
     for more, weights, reason in (
         ((), 0, "holds this run already"),
-        (("--auto-resume",), 1, "other weights"),
-        (("--auto-resume", "SOLVER.BASE_LR", "0.5"), 0, "other settings"),
-        (("--auto-resume", *other_test), 0, "other data"),
-        (("--eval-only", *detector), 0, "would be written over"),
-        (("--eval-only", "--num-trials=2", *detector), 0, "leave --num-trials out"),
+        (("--auto-resume",), 1, "weights: "),
+        (("--auto-resume", "SOLVER.BASE_LR", "0.5"), 0, "SOLVER.BASE_LR: 0.03 before, 0.5 now"),
+        (("--auto-resume", *other_test), 0, "data.test: "),
+        (("--eval-only", *detector), 0, "would be overwritten"),
+        (("--eval-only", "--num-trials=2", *detector), 0, "Leave --num-trials out"),
     ):
         words = arguments(shop, finished, *more, weights=weights)
         code, told = in_process(capsys, *words)
@@ -297,10 +261,11 @@ def as_coco(annotated: AnnotatedSet) -> dict:
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def test_a_loss_that_is_no_number_stops_with_advice(shop, tmp_path):
+def test_a_loss_that_is_not_a_number_stops_with_advice(shop, tmp_path):
     done = train_net(shop, tmp_path / "run", "SOLVER.BASE_LR", "1e9", "SOLVER.WARMUP_ITERS", "0")
     assert done.returncode == 2
-    assert "lower SOLVER.BASE_LR" in done.stderr
+    assert "SOLVER.BASE_LR" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_printed_config_can_be_fed_back(shop, tmp_path, capsys):

@@ -1,0 +1,94 @@
+"""The annotated sets of one run: read once, checked, and handed down to all who need them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from detectron2.config import CfgNode
+from detectron2.data.build import filter_images_with_only_crowd_annotations
+
+from detection.data.catalog import Dicts, coco_dicts_with_masks, detectron2_dicts, source_of
+from detection.data.preflight import Report, preflight
+from detection.scoring.boxes import GroundTruth, make_ground_truth
+from kscl.data.annotated.annotations import AnnotatedSet
+from kscl.data.annotated.specs import Source
+from kscl.records.fingerprint import fingerprint
+
+ROLES = ("train", "test")
+Part = tuple[Source, AnnotatedSet]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunSets:
+    """Training and test sets with one class list; travels to every rank."""
+
+    class_names: tuple[str, ...]
+    train: list[Part]
+    test: Part
+    fingerprints: dict[str, dict[str, Any]]  # by role, taken before the start
+
+    def train_dicts(self, cfg: CfgNode) -> Dicts:
+        """Return the training images in Detectron2's format, filtered as the config asks."""
+        dicts = [
+            image
+            for source, annotated in self.train
+            for image in (
+                coco_dicts_with_masks(source, annotated.class_names)
+                if cfg.MODEL.MASK_ON and source.json_file is not None
+                else detectron2_dicts(annotated, is_coco=source.json_file is not None)
+            )
+        ]
+        if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
+            dicts = filter_images_with_only_crowd_annotations(dicts)
+        return dicts
+
+    def test_dicts(self) -> Dicts:
+        """Return every test image in Detectron2's format."""
+        return detectron2_dicts(self.test[1])
+
+    @cached_property
+    def ground_truth(self) -> GroundTruth:
+        """What there is to find in the test set."""
+        return make_ground_truth(self.test[1])
+
+
+def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
+    """Read and check the config's sets; one error names every problem in them."""
+    report = preflight(
+        [source_of(name) for name in cfg.DATASETS.TRAIN],
+        [source_of(name) for name in cfg.DATASETS.TEST],
+        cfg.KSCL.CLASS_NAMES or None,
+        num_classes=cfg.MODEL.ROI_HEADS.NUM_CLASSES,
+    ).checked()
+    parts = report.annotated
+    (test,) = parts["test"]
+    fingerprints = {role: _fingerprint(parts[role]) for role in ROLES}
+    return RunSets(report.class_names, parts["train"], test, fingerprints), report
+
+
+def _fingerprint(parts: Sequence[Part]) -> dict[str, Any]:
+    """Describe images and annotations, so that a leaderboard can see that they have changed."""
+    digest, files, size = hashlib.sha256(), 0, 0
+    hashes: dict[Path, str] = {}
+    for source, annotated in parts:
+        images = fingerprint(source.root)
+        truth = make_ground_truth(annotated)
+        digest.update(f"{images.hash} {truth.fingerprint}\n".encode())
+        files, size = files + images.files, size + images.bytes
+        hashes[source.root] = images.hash
+        if source.json_file is not None:
+            hashes[source.json_file] = fingerprint(source.json_file).hash
+    return {
+        "hash": digest.hexdigest()[:16],
+        "files": files,
+        "bytes": size,
+        "parts": [{"path": str(path.absolute()), "hash": hash_} for path, hash_ in hashes.items()],
+    }

@@ -1,0 +1,94 @@
+"""Several trials of one config: each with a seed and a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+from detectron2.config import CfgNode
+
+from detection.convert.certificate import verify_start
+from detection.data.sets import read_run_sets
+from detection.errors import DetectionError
+from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial, score_detector
+from kscl.config.tree import CONFIG_FILE
+from kscl.records.record import RECORD_FILE, read_record
+from kscl.runtime.launch import launch
+
+HEADLINE = ("AP50", "AP", "AP75")
+
+
+def run_trials(
+    cfg: CfgNode,
+    num_gpus: int,
+    num_trials: int = 0,
+    *,
+    resume: bool = False,
+    auto_resume: bool = False,
+    allow_world_size_change: bool = False,
+    scaled_from: int = 0,
+) -> int:
+    """Check data and weights, then run every trial that is not finished; return the exit code."""
+    configs = trial_configs(cfg, num_trials)
+    if resume and not any((Path(c.OUTPUT_DIR) / CONFIG_FILE).is_file() for c in configs):
+        raise DetectionError(
+            f"There is nothing to resume in {cfg.OUTPUT_DIR}. Leave --resume out to start, or use "
+            "--auto-resume for either."
+        )
+    sets, report = read_run_sets(cfg)
+    print(report, flush=True)
+    # Of several trials some may not have begun: those start.
+    one = num_trials == 0
+    job = Job(
+        cfg,
+        verify_start(cfg),
+        sets,
+        resume=resume and one,
+        auto_resume=auto_resume or (resume and not one),
+        allow_world_size_change=allow_world_size_change,
+        scaled_from=scaled_from,
+    )
+    jobs = [replace(job, cfg=trial_cfg) for trial_cfg in configs]
+    for job in jobs:
+        if is_finished(job):
+            print(f"{job.folder}: finished before, kept.", flush=True)
+        elif code := launch(run_trial, job, num_gpus):
+            return code
+    if int(os.environ.get("RANK", 0)) == 0:
+        print(summary([job.folder for job in jobs]), flush=True)
+    return 0
+
+
+def run_evaluation(cfg: CfgNode, num_gpus: int) -> int:
+    """Score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR."""
+    refuse_run_folder(Path(cfg.OUTPUT_DIR))
+    sets, report = read_run_sets(cfg)
+    print(report, flush=True)
+    return launch(score_detector, Job(cfg, None, sets), num_gpus)
+
+
+def trial_configs(cfg: CfgNode, num_trials: int) -> list[CfgNode]:
+    """Return one frozen config per trial; without a number, the config as it is."""
+    configs = []
+    for number in range(max(1, num_trials)):
+        trial_cfg = cfg.clone()
+        if num_trials:
+            trial_cfg.SEED = cfg.SEED + number
+            trial_cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / f"seed{trial_cfg.SEED}")
+        trial_cfg.freeze()
+        configs.append(trial_cfg)
+    return configs
+
+
+def summary(folders: list[Path]) -> str:
+    """Return one line: mean ± standard deviation over the trials."""
+    records = [read_record(folder / RECORD_FILE) for folder in folders]
+    parts = []
+    for name in HEADLINE:
+        values = [record["metrics"][name] for record in records]
+        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+        parts.append(f"{name} {statistics.fmean(values):.2f}{spread}")
+    count = "1 trial" if len(records) == 1 else f"{len(records)} trials"
+    return f"{', '.join(parts)} ({count}, {records[0]['details']['scorer']})"
