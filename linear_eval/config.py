@@ -26,6 +26,7 @@ RANGES: dict[str, Range] = {
     "BACKBONE.CALIBRATION_IMAGES": AT_LEAST_1,
     "DATA.IMAGES_PER_CLASS": AT_LEAST_0,
     "DATA.NUM_WORKERS": AT_LEAST_0,
+    "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "SOLVER.EPOCHS": AT_LEAST_1,
     "SOLVER.BATCH_SIZE": AT_LEAST_1,
@@ -64,6 +65,7 @@ def linear_eval_defaults() -> CfgNode:
     cfg.DATA.VAL = ""
     cfg.DATA.IMAGES_PER_CLASS = 0  # of train; 0 is all, n draws n of each class (low-shot)
     cfg.DATA.NUM_WORKERS = 4  # a rank
+    cfg.DATA.MAX_PIXELS = 178_956_970  # a larger image is not decoded, which is an error here
     cfg.DATA.CACHE_DIR = ""  # index of files, and features; "" is the user's cache folder
 
     cfg.INPUT = CfgNode()
@@ -117,6 +119,7 @@ WITHOUT_EFFECT_ON_RESULTS = (
     "DATA.VAL",
     "DATA.NUM_WORKERS",
     "DATA.CACHE_DIR",
+    "DATA.MAX_PIXELS",  # a larger image is an error
     "CHECKPOINT",
 )
 

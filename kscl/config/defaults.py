@@ -18,6 +18,7 @@ def pretrain_defaults() -> CfgNode:
     cfg.DATA.NUM_WORKERS = 4  # a rank
     cfg.DATA.BAD_IMAGES = "skip"  # or "error"
     cfg.DATA.MAX_BAD_FRACTION = 0.01  # more unreadable images than this stop the run
+    cfg.DATA.MAX_PIXELS = 178_956_970  # a larger image is not decoded but counts as unreadable
     cfg.DATA.CACHE_DIR = ""  # the index of files; "" is the user's cache folder
     cfg.DATA.NORMALIZE_ON_DEVICE = (
         True  # views leave the workers as bytes and are normalised on the device

@@ -49,7 +49,7 @@ def overrides(data: Path, output: Path, *more: object) -> list[str]:
         "SOLVER.EPOCHS": 4,
         "SOLVER.MILESTONES": "[2, 3]",
         "SOLVER.BATCH_SIZE": 32,
-        "SOLVER.LR": 0.1,
+        "SOLVER.BASE_LR": 0.1,
     }
     words |= dict(zip(more[::2], more[1::2], strict=True))
     return [str(word) for pair in words.items() for word in pair]
