@@ -29,6 +29,7 @@ RANGES: dict[str, Range] = {
     "BACKBONE.CALIBRATION_IMAGES": AT_LEAST_1,
     "DATA.IMAGES_PER_CLASS": AT_LEAST_0,
     "DATA.NUM_WORKERS": AT_LEAST_0,
+    "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "SOLVER.EPOCHS": AT_LEAST_1,
     "SOLVER.BATCH_SIZE": AT_LEAST_1,
@@ -74,6 +75,7 @@ def linear_eval_defaults() -> CfgNode:
     # Training images per class; 0 is all of them, n draws n of each class (low-shot).
     cfg.DATA.IMAGES_PER_CLASS = 0
     cfg.DATA.NUM_WORKERS = 4  # Loader processes per rank; 0 loads in the main process.
+    cfg.DATA.MAX_PIXELS = 178_956_970  # A larger image is not decoded, which is an error here.
     # The folder for the index of image files and for features; "" is the user's cache folder.
     cfg.DATA.CACHE_DIR = ""
 
@@ -136,6 +138,7 @@ WITHOUT_EFFECT_ON_RESULTS = (
     "DATA.VAL",
     "DATA.NUM_WORKERS",
     "DATA.CACHE_DIR",
+    "DATA.MAX_PIXELS",  # a larger image is an error
     "CHECKPOINT",
 )
 

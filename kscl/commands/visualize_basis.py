@@ -16,7 +16,8 @@ from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
-from kscl.data.decode import UnreadableImage, decode_image
+from kscl.data.decode import decode_image
+from kscl.data.formats import UnreadableImage
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.errors import KsclError
 from kscl.method.basis_images import basis_images

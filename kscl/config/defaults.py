@@ -24,6 +24,8 @@ def pretrain_defaults() -> CfgNode:
     # What to do with an unreadable image: skip replaces it by another one, error stops the run.
     cfg.DATA.BAD_IMAGES = "skip"
     cfg.DATA.MAX_BAD_FRACTION = 0.01  # A larger fraction of unreadable images stops the run.
+    # A larger image is not decoded, but counted as unreadable.
+    cfg.DATA.MAX_PIXELS = 178_956_970
     # The folder for the index of image files; "" is the user's cache folder.
     cfg.DATA.CACHE_DIR = ""
     # Send views from the workers as bytes and normalize them on the training device.

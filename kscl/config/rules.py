@@ -34,6 +34,7 @@ RANGES: dict[str, Range] = {
     "SEED": AT_LEAST_0,
     "DATA.NUM_WORKERS": AT_LEAST_0,
     "DATA.MAX_BAD_FRACTION": (lambda v: 0 <= v <= 1, "a fraction between 0 and 1"),
+    "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "PROJECTOR.HIDDEN_DIM": AT_LEAST_0,
     "PROJECTOR.DIM": AT_LEAST_1,

@@ -153,7 +153,7 @@ def test_a_batch_that_ranks_cannot_share_or_images_cannot_fill_is_an_error(confi
     with pytest.raises(KsclError, match="3 processes cannot share"):
         all_batches(config, world_size=3)
     config.SOLVER.BATCH_SIZE = COUNT + 1
-    with pytest.raises(KsclError, match="make the batch smaller"):
+    with pytest.raises(KsclError, match=f"SOLVER.BATCH_SIZE is {COUNT + 1}"):
         all_batches(config)
 
 
@@ -243,7 +243,7 @@ def test_no_readable_image_is_an_error_before_training(config, tmp_path):
     for number in range(5):
         (tmp_path / f"broken/{number}.png").write_bytes(b"broken")
     config.DATA.TRAIN = str(tmp_path / "broken")
-    with pytest.raises(KsclError, match=r"no image of .*broken can be read: 5 of 5 were tried"):
+    with pytest.raises(KsclError, match=r"broken can be read: 5 of 5 were tried"):
         build_train_loader(config, last_step=1)
 
 

@@ -49,7 +49,7 @@ def test_the_test_view_is_torchvisions_bit_for_bit(picture):
 def test_the_train_view_is_torchvisions_bit_for_bit_given_its_crop(picture, monkeypatch):
     shape = geometry(load_linear_eval_config())
     box = (13, 50, 201, 160)
-    monkeypatch.setattr("linear_eval.views.sample_crop", lambda *arguments: box)
+    monkeypatch.setattr("linear_eval.data.views.sample_crop", lambda *arguments: box)
     monkeypatch.setattr(transforms.RandomResizedCrop, "get_params", lambda *arguments: box)
     for flips, numbers in ((1.0, np.zeros(NUM_DRAWS)), (0.0, np.full(NUM_DRAWS, 0.99))):
         theirs = transforms.Compose(
@@ -131,7 +131,7 @@ def test_val_classes_that_differ_are_listed(digits, tmp_path):
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("", "set DATA.TRAIN"), ("nowhere", "no folder"), ("flat", "class folder")],
+    [("", "DATA.TRAIN"), ("nowhere", "nowhere"), ("flat", "class folder")],
 )
 def test_a_folder_without_classes_is_refused(digits, tmp_path, where, reason):
     flat = tmp_path / "flat"
