@@ -243,9 +243,8 @@ def _wrong_values(content: Json) -> list[str]:
 
 def _is_time(text: str) -> bool:
     try:
-        datetime.datetime.fromisoformat(text).timestamp()
         return datetime.datetime.fromisoformat(text).tzinfo is not None
-    except (ValueError, OverflowError, OSError):
+    except ValueError:
         return False
 
 
