@@ -32,6 +32,9 @@ from linear_eval.splits import epoch_order, hold_out, new_head, views_of_epoch
 from tests.helpers.digits import NEVER
 
 CPU = torch.device("cpu")
+# Near the optimum the objective is flat: two solvers that reach it to 1e-7 give outputs that differ
+# by up to 0.13 (at l2 = 1e-4), while the closest two classes of an image are 0.01 apart.
+CLEAR = 0.5
 POINTS = [Point(lr, decay) for lr in (0.01, 0.1, 1.0) for decay in (0.0, 0.01)]
 
 
@@ -84,11 +87,14 @@ def test_points_trained_together_are_those_trained_by_torchs_sgd_alone(digits, s
         torch.testing.assert_close(biases[number], head.bias.detach(), **tolerance)
 
 
+@pytest.mark.portable
 def test_a_point_does_not_notice_its_neighbours(digits):
     rows = standardised(rows_of(digits))
-    together = train(rows, POINTS, solver()).classifiers(len(POINTS))
+    # Few steps: at the highest learning rate each one enlarges what rounding has left.
+    settings = solver("SOLVER.EPOCHS", "2", "SOLVER.MILESTONES", "[1]")
+    together = train(rows, POINTS, settings).classifiers(len(POINTS))
     for number, point in enumerate(POINTS):
-        alone = train(rows, [point], solver()).classifiers(1)
+        alone = train(rows, [point], settings).classifiers(1)
         torch.testing.assert_close(alone[0][0], together[0][number], rtol=1e-3, atol=1e-4)
         torch.testing.assert_close(alone[1][0], together[1][number], rtol=1e-3, atol=1e-4)
 
@@ -128,9 +134,12 @@ def test_logistic_regression_is_scikit_learns(digits):
         theirs.fit(features.numpy(), rows.labels.numpy())
         found = (torch.from_numpy(v).float() for v in (theirs.coef_, theirs.intercept_))
         assert reached <= float(objective(chunks_of(rows, CPU), *found, l2)[0]) + 1e-5
-        ours = (outputs_of(test, weight, bias).argmax(1) == test.labels).double().mean()
-        accuracy = theirs.score(tested.numpy(), test.labels.numpy())
-        assert abs(float(ours) - accuracy) <= 0.001
+        ours = outputs_of(test, weight, bias)  # (597, 10)
+        expected = torch.from_numpy(theirs.decision_function(tested.numpy()))  # (597, 10)
+        best = expected.topk(2, dim=1).values  # (597, 2)
+        clear = best[:, 0] - best[:, 1] > CLEAR  # (597,)
+        assert clear.double().mean() > 0.85
+        assert torch.equal(ours.argmax(1)[clear], expected.argmax(1)[clear])
 
 
 def test_the_gradient_of_logistic_regression_is_autograds(digits):
