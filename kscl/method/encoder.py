@@ -111,7 +111,7 @@ def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Mod
         except TypeError as error:
             if "zero_init_last" not in str(error) or "zero_init_last" in given or not extra:
                 raise KsclError(f"timm cannot build '{name}' with {given}: {error}.") from error
-        except (RuntimeError, ValueError, AssertionError, ZeroDivisionError) as error:
+        except Exception as error:  # timm checks little: a wrong value fails anywhere inside
             raise KsclError(
                 f"timm cannot build '{name}' with {given} ({type(error).__name__}: {error}): "
                 "correct BACKBONE.KWARGS."
