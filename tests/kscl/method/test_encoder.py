@@ -155,16 +155,17 @@ def test_values_of_arguments_are_plain_and_of_a_size_that_can_be_meant(value: ob
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"channels": [8, 8]}, {"layers": []}, {"act_layer": "none such"}]
+    "kwargs",
+    [{"channels": [8, 8]}, {"layers": 3}, {"act_layer": "none such"}, {"cardinality": 0}],
 )
 def test_arguments_that_timm_cannot_use_are_an_error_of_ours(kwargs: dict[str, object]) -> None:
-    with pytest.raises(KsclError, match="resnet18"):
+    with pytest.raises(KsclError, match=r"BACKBONE\.KWARGS"):
         build_encoder("resnet18", kwargs, input_size=32)
 
 
 @pytest.mark.parametrize("name", ["hf-hub:timm/resnet18.a1_in1k", "local-dir:/tmp", "../resnet18"])
 def test_names_that_point_to_the_network_or_to_files_are_refused(name: str) -> None:
-    with pytest.raises(KsclError, match="BACKBONE.NAME"):
+    with pytest.raises(KsclError, match=r"BACKBONE\.NAME"):
         build_backbone(name)
 
 

@@ -32,7 +32,7 @@ def test_own_is_the_diagonal_of_every(name: str) -> None:
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
     for make in (find_similarity, lambda name: Minibatch(similarity=name)):
-        with pytest.raises(KsclError, match="'dot'.*projection, cosine, mean_cosine"):
+        with pytest.raises(KsclError, match=r"'dot'.*projection, cosine, mean_cosine"):
             make("dot")
     with pytest.raises(KsclError, match="'dot'"):
         Queue(4, 2, 8, similarity="dot")
