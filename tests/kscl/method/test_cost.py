@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 
@@ -101,3 +103,14 @@ def test_the_tool_prints_the_plan(capsys):
 def test_an_unknown_gpu_is_refused_with_the_known_ones(capsys):
     assert main(["--gpu", "Z9000"]) == 2
     assert "V100, T4" in capsys.readouterr().err
+
+
+def test_counting_leaves_the_logger_of_fvcore_as_it_was():
+    logger = logging.getLogger("fvcore")
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    try:
+        count_costs(load_config(None, ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "64"]))
+        assert logger.level == logging.DEBUG
+    finally:
+        logger.setLevel(before)

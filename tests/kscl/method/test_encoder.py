@@ -126,6 +126,49 @@ def test_what_cannot_be_built_is_named(
         build_encoder(name, kwargs, **{"input_size": 32, **settings})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir"),
+        *("features_only", "feature_cfg", "out_indices", "scriptable", "exportable", "num_classes"),
+        *("pretrained_strict", "pretrained_filter_fn", "kwargs_filter", "model_cfg", "device"),
+    ],
+)
+def test_only_arguments_of_the_architecture_reach_timm(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_model(*_: object, **__: object) -> None:
+        raise AssertionError("timm was called")
+
+    monkeypatch.setattr(timm, "create_model", no_model)
+    with pytest.raises(KsclError, match=rf"BACKBONE\.KWARGS: '{name}'.*BACKBONE\.WEIGHTS"):
+        build_backbone("resnet18", {**NARROW, name: True})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": 1}, object(), float("nan"), float("inf"), 10**400, [8] * 100, [[[8]]], nn.ReLU, b"8"],
+)
+def test_values_of_arguments_are_plain_and_of_a_size_that_can_be_meant(value: object) -> None:
+    with pytest.raises(KsclError, match=r"BACKBONE\.KWARGS: 'channels'"):
+        build_backbone("resnet18", {"channels": value})
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [{"channels": [8, 8]}, {"layers": 3}, {"act_layer": "none such"}, {"cardinality": 0}],
+)
+def test_arguments_that_timm_cannot_use_are_an_error_of_ours(kwargs: dict[str, object]) -> None:
+    with pytest.raises(KsclError, match=r"BACKBONE\.KWARGS"):
+        build_encoder("resnet18", kwargs, input_size=32)
+
+
+@pytest.mark.parametrize("name", ["hf-hub:timm/resnet18.a1_in1k", "local-dir:/tmp", "../resnet18"])
+def test_names_that_point_to_the_network_or_to_files_are_refused(name: str) -> None:
+    with pytest.raises(KsclError, match=r"BACKBONE\.NAME"):
+        build_backbone(name)
+
+
 class TestMomentumEncoder:
     def test_starts_equal_and_takes_no_gradient(self) -> None:
         encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
@@ -162,6 +205,43 @@ class TestMomentumEncoder:
         other = make_momentum_encoder(build_encoder("resnet18", NARROW, dim=6, input_size=32))
         copy_statistics(encoder, other)
         assert torch.equal(other.backbone.bn1.running_var, norm.running_var)  # type: ignore[arg-type]
+
+
+class TestCalibration:
+    def test_statistics_are_the_means_of_those_of_the_batches(self) -> None:
+        network = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout(0.5)).eval()
+        batches = [torch.randn(4, 3, 5, 5) * (1 + number) + number for number in range(3)]
+        calibrate_batch_norm(network, batches)
+        norm = network[0]
+        assert isinstance(norm, nn.BatchNorm2d)
+        mean = torch.stack([batch.mean((0, 2, 3)) for batch in batches]).mean(0)
+        variance = torch.stack([batch.var((0, 2, 3)) for batch in batches]).mean(0)
+        torch.testing.assert_close(norm.running_mean, mean)
+        torch.testing.assert_close(norm.running_var, variance)
+
+    def test_modes_and_momentum_come_back_also_after_an_error(self) -> None:
+        network = nn.Sequential(nn.BatchNorm2d(3), nn.Dropout(0.5), nn.BatchNorm2d(3)).eval()
+        network[2].train()
+        modes = []
+        network[1].register_forward_hook(lambda module, *_: modes.append(module.training))
+        with pytest.raises(ValueError, match="4D"):
+            calibrate_batch_norm(network, [torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4)])
+        assert modes == [False]
+        assert [module.training for module in network] == [False, False, True]
+        assert network[0].momentum == network[2].momentum == 0.1
+
+    def test_fvcores_function_gives_other_variances(self) -> None:
+        """Why there is a function of ours: fvcore pools the batches."""
+        from fvcore.nn.precise_bn import update_bn_stats
+
+        batches = [
+            torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(n)) for n in (0, 1)
+        ]
+        ours, theirs = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+        calibrate_batch_norm(ours, batches)
+        update_bn_stats(theirs, batches, len(batches))
+        torch.testing.assert_close(ours.running_mean, theirs.running_mean, atol=1e-6, rtol=0)
+        assert (ours.running_var - theirs.running_var).abs().max() > 1e-4  # type: ignore[operator]
 
 
 def test_exported_backbone_loads_into_timm() -> None:

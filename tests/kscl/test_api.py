@@ -1,0 +1,72 @@
+"""The public API: what `import kscl` gives, and what it does not import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import kscl
+from kscl.rng import Stream
+
+
+def modules_after(program: str) -> set[str]:
+    """Which top-level modules a fresh interpreter has imported after a program."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", f"{program}; import sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_every_public_name_is_there_and_is_listed():
+    for name in kscl.__all__:
+        assert getattr(kscl, name) is not None
+        assert name in dir(kscl)
+    assert kscl.Learner.__module__ == "kscl.method.learner"
+    assert kscl.fit_subspaces.__module__ == "kscl.method.subspace"
+    assert set(kscl.__all__) >= {
+        *("Learner", "Encoder", "Queue", "MemoryBank", "Minibatch", "fit_subspaces"),
+        *("projection_length", "retrieve_instance", "load_backbone", "save_backbone"),
+        *("load_config", "KsclError"),
+    }
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="Lerner"):
+        _ = kscl.Lerner
+    with pytest.raises(ImportError, match="Lerner"):
+        from kscl import Lerner  # type: ignore[attr-defined]  # noqa: F401
+
+
+def test_import_kscl_imports_no_library():
+    assert not modules_after("import kscl") & {"torch", "timm", "numpy", "fvcore", "cv2"}
+
+
+def test_a_loader_worker_imports_no_timm():
+    found = modules_after("import kscl.data.loader")
+    assert "torch" in found
+    assert "timm" not in found
+
+
+def test_a_name_is_imported_on_first_use():
+    found = modules_after("import kscl; kscl.load_config")
+    assert "fvcore" in found
+    assert "timm" not in found
+
+
+def test_the_ids_of_random_streams_never_change():
+    assert {stream.name: stream.value for stream in Stream} == {
+        "ORDER": 0,
+        "VIEWS": 1,
+        "REPLACEMENT": 2,
+        "PROBE": 3,
+        "HELD_OUT": 16,
+        "FEW_SHOT": 17,
+        "CALIBRATION": 18,
+        "VIEW_OF_EPOCH": 19,
+        "FIXED_CROPS": 20,
+    }
