@@ -87,9 +87,9 @@ class _Merge:
                 self.mapping(f"{key}.", node, file)
                 continue
             try:
-                self.set(key, file.value(node), file.at(name))
+                self.set(key, file.value(node, key), file.at(name))
             except ConfigError as error:
-                self.problems.append(f"{key}: {error}")
+                self.problems.append(str(error))
 
     def is_section(self, key: str, node: yaml.MappingNode) -> bool:
         """Tell a section from a value; in an unknown section every key is named as unknown."""
@@ -130,9 +130,10 @@ class _Merge:
     def set(self, key: str, value: Any, where: str) -> None:
         """Set one key to a value of its type, or report why not."""
         parent, _, name = key.rpartition(".")
+        section = self.get(parent) if parent else self.cfg
         default = self.get(key)
         if self.is_free(key):
-            value_at(self.cfg, parent)[name] = value
+            section[name] = value
         elif isinstance(default, CfgNode):
             if default.is_new_allowed() and isinstance(value, dict):
                 for child, child_value in value.items():
@@ -145,7 +146,6 @@ class _Merge:
         elif old := old_value(key, value):
             self.problems.append(f"{where}: {key} {old[0]} has been renamed: write {old[1]}.")
         else:
-            section = value_at(self.cfg, parent) if parent else self.cfg
             try:
                 section[name] = self.typed(key, default, value)
             except TypeError as error:

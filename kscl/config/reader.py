@@ -30,15 +30,16 @@ class YamlFile:
         """Return where a node is, as `file:line`."""
         return f"{self.path}:{node.start_mark.line + 1}"
 
-    def value(self, node: yaml.Node) -> Any:
+    def value(self, node: yaml.Node, key: str = "") -> Any:
         """Return the plain value of a node; raise ConfigError for a tag that would run code."""
         try:
             return self.loader.construct_object(node, deep=True)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
             mark = getattr(error, "problem_mark", None) or node.start_mark
             raise ConfigError(
-                f"{self.path}:{mark.line + 1}: {getattr(error, 'problem', error)}. Nothing is run "
-                "from a config file: write the value itself."
+                f"{self.path}:{mark.line + 1}: {key}{': ' if key else ''}"
+                f"{getattr(error, 'problem', error)}. Nothing is run from a config file: write "
+                "the value itself."
             ) from error
 
 

@@ -176,10 +176,10 @@ def test_nothing_imports_the_model_zoo():
 def test_a_config_file_is_data(tmp_path):
     path = tmp_path / "evil.yaml"
     path.write_text(f"OUTPUT_DIR: !!python/object/apply:os.mkdir ['{tmp_path}/ran']\n")
-    with pytest.raises(ConfigError, match=f"{path}:1: .*os.mkdir"):
+    with pytest.raises(ConfigError, match=f"{path}:1: OUTPUT_DIR: .*os.mkdir"):
         load_detection_config(path)
     (tmp_path / "child.yaml").write_text("_BASE_: evil.yaml\n")
-    with pytest.raises(ConfigError, match=f"{path}:1: .*os.mkdir"):
+    with pytest.raises(ConfigError, match=f"{path}:1: OUTPUT_DIR: .*os.mkdir"):
         load_detection_config(tmp_path / "child.yaml")
     assert not (tmp_path / "ran").exists()
 

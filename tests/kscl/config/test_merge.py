@@ -140,7 +140,7 @@ def test_yaml_that_would_run_code_is_refused_and_nothing_runs(tmp_path):
     tag = "!!python/object/apply:os.system"
     file = write(tmp_path / "x.yaml", f"OUTPUT_DIR: {tag} ['touch {canary}']\n")
     text = errors_of(file)
-    assert f"{file}:1" in text
+    assert f"{file}:1: OUTPUT_DIR" in text
     assert tag.removeprefix("!!") in text
     assert not canary.exists()
 
@@ -153,6 +153,11 @@ def test_a_key_that_stands_twice_is_an_error(tmp_path):
 def test_a_key_that_stands_twice_inside_a_value_is_an_error(tmp_path):
     file = write(tmp_path / "x.yaml", "AUGMENT:\n  - {op: grayscale, p: 0.1, p: 0.2}\n")
     assert f"{file}:2: p appears twice" in errors_of(file)
+
+
+def test_a_date_that_cannot_be_is_an_error(tmp_path):
+    file = write(tmp_path / "x.yaml", "OUTPUT_DIR: 2024-99-99\n")
+    assert f"{file}:1: OUTPUT_DIR" in errors_of(file)
 
 
 def test_an_unknown_section_names_each_of_its_keys(tmp_path):
