@@ -240,9 +240,8 @@ def _overlap(
             for same, path in equal_files(paths[0], others):
                 what = f"of {test_set.name} has the same content as {same} of {train_set.name}"
                 problem = Problem("overlap", str(path), what, fix)
-                yield replace(
-                    problem, fatal=not official
-                )  # a benchmark's own duplicates are part of it
+                # A benchmark's own duplicates are part of it.
+                yield replace(problem, fatal=not official)
 
 
 def _summary(role: str, found: AnnotatedSet, decoded: int) -> dict[str, Any]:
