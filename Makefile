@@ -7,10 +7,10 @@ PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme evidence test test-slow test-gpu lint format bench doctor clean
+.PHONY: help setup demo readme docs evidence test test-portable test-slow test-gpu test-versions lint format bench doctor lock clean
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo "  PYTHON=/path/to/python3 and VENV=/path/to/environment choose what is used."
 
 setup:  ## make .venv with the pinned versions and Detectron2 (the others do it by themselves)
@@ -22,6 +22,9 @@ demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
 readme: setup  ## run the demo and put its table and a picture of its page into the README
 	$(SUITE)/demo.yaml --insert README.md demo
 	$(PY) -m tests.helpers.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
+
+docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
+	$(PY) -W ignore -m tests.helpers.config_reference
 
 evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 minutes, goes on if stopped)
 	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md table3_shapes
@@ -42,11 +45,17 @@ datasets/BCCD:
 test: setup  ## run the tests (under 15 minutes on two cores)
 	$(PYTEST) -m "not slow and not gpu"
 
+test-portable: setup  ## run what trains or compares floats as other CPUs compute (under 5 minutes)
+	$(PY) -m tests.portable
+
 test-slow: setup  ## run the long tests too
 	$(PYTEST) -m "not gpu"
 
 test-gpu: setup  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
+
+test-versions:  ## smoke tests on the oldest and the newest versions of setup.py's ranges (10 GB)
+	$(PYTHON) tests/supported_versions.py
 
 lint: setup  ## style, format and types
 	$(PY) -m ruff check .
@@ -62,6 +71,11 @@ bench: setup  ## measure every figure that has a bound; writes bench.json
 
 doctor: setup  ## what is installed here, and what is missing
 	$(PY) tools/doctor.py
+
+lock:  ## write requirements-lock.txt anew from requirements.txt (needs uv: pip install uv)
+	uv pip compile requirements.txt -o requirements-lock.txt --quiet --no-config \
+	    --universal --python-version 3.11 --generate-hashes --no-annotate \
+	    --custom-compile-command "make lock"
 
 clean:  ## remove the environment and everything made here (not your data, not output/)
 	rm -rf "$(CURDIR)/.venv" build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,7 +1,61 @@
-"""K-shot contrastive learning: pretraining, and the records every evaluation of it writes."""
+"""K-shot contrastive learning: pretraining, and the records every evaluation of it writes.
 
-from kscl.errors import KsclError
+The public API is imported on first use: a loader worker or a `--help` needs no torch or timm.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kscl.backbone_file import load_backbone, save_backbone
+    from kscl.config.merge import load_config
+    from kscl.errors import KsclError
+    from kscl.method.dictionary import MemoryBank, Minibatch, Queue
+    from kscl.method.encoder import Encoder
+    from kscl.method.learner import Learner
+    from kscl.method.subspace import fit_subspaces, projection_length, retrieve_instance
 
 __version__ = "0.1.0"
 
-__all__ = ["KsclError", "__version__"]
+__all__ = [
+    "Encoder",
+    "KsclError",
+    "Learner",
+    "MemoryBank",
+    "Minibatch",
+    "Queue",
+    "__version__",
+    "fit_subspaces",
+    "load_backbone",
+    "load_config",
+    "projection_length",
+    "retrieve_instance",
+    "save_backbone",
+]
+
+_HOMES = {
+    "Encoder": "kscl.method.encoder",
+    "KsclError": "kscl.errors",
+    "Learner": "kscl.method.learner",
+    "MemoryBank": "kscl.method.dictionary",
+    "Minibatch": "kscl.method.dictionary",
+    "Queue": "kscl.method.dictionary",
+    "fit_subspaces": "kscl.method.subspace",
+    "load_backbone": "kscl.backbone_file",
+    "load_config": "kscl.config.merge",
+    "projection_length": "kscl.method.subspace",
+    "retrieve_instance": "kscl.method.subspace",
+    "save_backbone": "kscl.backbone_file",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kscl' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""What all tools share on the command line: arguments, help, and errors a person can read."""
+"""The command line of all tools: arguments, help, and errors that people can read."""
 
 from __future__ import annotations
 
@@ -8,43 +8,68 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kscl.errors import KsclError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 PICTURE_FORMATS = ("png", "svg", "pdf")
+# Old option: the new one, in tools that have it.
+RENAMED_OPTIONS = {
+    "--seeds": "--num-seeds",
+    "--trials": "--num-trials",
+    "--against": "--baseline",
+    "--output": "--output-dir",
+}
 
 Main = Callable[[Sequence[str] | None], int | None]
 
 
 def parser(description: str, examples: str) -> argparse.ArgumentParser:
-    """A parser whose --help ends in commands that can be copied."""
-    return argparse.ArgumentParser(
+    """Return a parser whose --help ends in commands that can be copied."""
+    return _Parser(
         prog=os.path.basename(sys.argv[0]),
         description=description,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # or else --output would be taken for --output-dir
     )
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that knows what its options were called in earlier versions."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> Any:
+        """Parse as argparse does, but name the new option where an old one is given."""
+        words = sys.argv[1:] if args is None else list(args)
+        known = self._option_string_actions
+        for option in (word.split("=")[0] for word in words):
+            new = RENAMED_OPTIONS.get(option)
+            if new in known and option not in known:
+                self.error(f"{option} has been renamed: write {new}.")
+        return super().parse_known_args(words, namespace)
+
+
 def picture_path(text: str) -> Path:
-    """The type of an argument that names a picture to draw."""
+    """Return the path of a picture to draw; the type of such an argument."""
     path = Path(text)
     if path.suffix.lower().lstrip(".") not in PICTURE_FORMATS:
-        raise argparse.ArgumentTypeError(f"{text} does not end in {', '.join(PICTURE_FORMATS)}")
+        raise argparse.ArgumentTypeError(f"{text} must end in {', '.join(PICTURE_FORMATS)}.")
     return path
 
 
 def add_config_arguments(
     arguments: argparse.ArgumentParser, example: str = "METHOD.NUM_SHOTS 3 SOLVER.EPOCHS 10"
 ) -> None:
-    """The arguments of every tool that has a config, named as Detectron2's train_net names them."""
+    """Add the arguments of a tool that has a config, named as in Detectron2's train_net."""
     arguments.add_argument("--config-file", metavar="FILE", help="a YAML file; see configs/")
     arguments.add_argument(
         "--print-config",
         action="store_true",
-        help="print the resolved config as YAML that can be fed back, and stop",
+        help="print the resolved config, with comments, as YAML that can be fed back, and stop",
     )
     arguments.add_argument(
         "overrides",
@@ -55,7 +80,7 @@ def add_config_arguments(
 
 
 def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
-    """For tools that train: how many processes, and whether a run is new or goes on."""
+    """Add the arguments of a tool that trains: number of processes, and new or resumed run."""
     arguments.add_argument(
         "--num-gpus",
         type=int,
@@ -65,15 +90,15 @@ def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
     )
     how = arguments.add_mutually_exclusive_group()
     how.add_argument(
-        "--resume", action="store_true", help="go on from the newest checkpoint in OUTPUT_DIR"
+        "--resume", action="store_true", help="resume from the newest checkpoint in OUTPUT_DIR"
     )
     how.add_argument(
-        "--auto-resume", action="store_true", help="go on if there is a checkpoint, else start"
+        "--auto-resume", action="store_true", help="resume if there is a checkpoint, else start"
     )
 
 
 def command(main: Main) -> Main:
-    """Turn what a user can fix into `error: …` and exit code 2; a traceback is for bugs."""
+    """Print what a user can fix as `error: …` and return 2; only bugs end in a traceback."""
 
     @functools.wraps(main)
     def wrapped(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""The one exception type for what a user can fix; anything else that is raised is a bug."""
+"""The exceptions for what a user can fix; anything else that is raised is a bug."""
 
 from __future__ import annotations
 

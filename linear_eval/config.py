@@ -1,4 +1,7 @@
-"""Every key of a linear evaluation, with its default: MoCo's ImageNet probe, to the letter."""
+"""Every key of a linear evaluation, with its default: exactly MoCo's ImageNet probe.
+
+The comment of a key is its documentation: `--print-config` and docs/config.md show it.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ RANGES: dict[str, Range] = {
     "BACKBONE.CALIBRATION_IMAGES": AT_LEAST_1,
     "DATA.IMAGES_PER_CLASS": AT_LEAST_0,
     "DATA.NUM_WORKERS": AT_LEAST_0,
+    "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "SOLVER.EPOCHS": AT_LEAST_1,
     "SOLVER.BATCH_SIZE": AT_LEAST_1,
@@ -35,7 +39,7 @@ RANGES: dict[str, Range] = {
     "SOLVER.GAMMA": POSITIVE,
     "SOLVER.INIT_STD": AT_LEAST_0,
     "CACHED.RANDOM_CROPS": AT_LEAST_0,
-    "CACHED.HOLD_OUT": (lambda v: 0 < v < 1, "a share between 0 and 1"),
+    "CACHED.HOLD_OUT": (lambda v: 0 < v < 1, "a fraction between 0 and 1"),
     "CACHED.LBFGS_ITERATIONS": AT_LEAST_1,
     "KNN.K": AT_LEAST_1,
     "KNN.TEMPERATURE": POSITIVE,
@@ -44,67 +48,84 @@ RANGES: dict[str, Range] = {
 
 
 def linear_eval_defaults() -> CfgNode:
+    """Return a new tree with every key of a linear evaluation."""
     cfg = CfgNode()
-    cfg.OUTPUT_DIR = "output/linear_eval"
-    cfg.LABEL = ""  # of the record; "" is the method that the backbone's file names
-    cfg.SEED = 0
-    cfg.PROBE = "online"  # "cached" or "knn"
+    cfg.OUTPUT_DIR = "output/linear_eval"  # The folder for log, classifier and record.
+    # The name of the row on the leaderboard; "" is the method that the file of weights names.
+    cfg.LABEL = ""
+    cfg.SEED = 0  # Seeds the classifier, the order of images, random crops and random weights.
+    # A linear classifier trained on augmented images (online) or on stored features (cached), or
+    # nearest neighbors without training (knn).
+    cfg.PROBE = "online"
 
     cfg.BACKBONE = CfgNode()
-    cfg.BACKBONE.WEIGHTS = ""  # a file, ours or another project's, or "random"
-    cfg.BACKBONE.NAME = ""  # the timm model, where the file does not say
-    cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)  # goes to timm.create_model
-    # Random weights have no statistics of their own (mean 0, variance 1 is where counting starts),
-    # and without any a deep network is no baseline: "auto" calibrates those and keeps all others.
-    cfg.BACKBONE.BATCH_NORM = "auto"  # "keep", or "calibrate" on train images
-    cfg.BACKBONE.CALIBRATION_IMAGES = 1024
+    # A file of weights, of this project or another one, or random.
+    cfg.BACKBONE.WEIGHTS = ""
+    cfg.BACKBONE.NAME = ""  # The timm model, if the file does not name it.
+    # Arguments for timm.create_model; any key is allowed.
+    cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)
+    # BatchNorm statistics: keep those of the weights, or calibrate them on training images. Random
+    # weights have none and are no baseline without them: auto calibrates these and keeps others.
+    cfg.BACKBONE.BATCH_NORM = "auto"
+    cfg.BACKBONE.CALIBRATION_IMAGES = 1024  # Training images for the calibration.
 
     cfg.DATA = CfgNode()
-    cfg.DATA.TRAIN = ""  # a folder with one folder a class
-    cfg.DATA.VAL = ""
-    cfg.DATA.IMAGES_PER_CLASS = 0  # of train; 0 is all, n draws n of each class (low-shot)
-    cfg.DATA.NUM_WORKERS = 4  # a rank
-    cfg.DATA.CACHE_DIR = ""  # index of files, and features; "" is the user's cache folder
+    cfg.DATA.TRAIN = ""  # A folder with one folder per class, to train on.
+    cfg.DATA.VAL = ""  # A folder with the same classes, to evaluate on.
+    # Training images per class; 0 is all of them, n draws n of each class (low-shot).
+    cfg.DATA.IMAGES_PER_CLASS = 0
+    cfg.DATA.NUM_WORKERS = 4  # Loader processes per rank; 0 loads in the main process.
+    cfg.DATA.MAX_PIXELS = 178_956_970  # A larger image is not decoded, which is an error here.
+    # The folder for the index of image files and for features; "" is the user's cache folder.
+    cfg.DATA.CACHE_DIR = ""
 
     cfg.INPUT = CfgNode()
-    cfg.INPUT.SIZE = 224
-    cfg.INPUT.RESIZE = 256  # the short side, before the centre crop
-    cfg.INPUT.MEAN = []  # three numbers; [] is what the backbone's file says, or ImageNet's
+    cfg.INPUT.SIZE = 224  # Width and height of the input, in pixels.
+    cfg.INPUT.RESIZE = 256  # Length of the short side before the center crop, in pixels.
+    # Mean of red, green and blue; [] is what the file of weights says, or else that of ImageNet.
+    cfg.INPUT.MEAN = []
+    # Standard deviation of red, green and blue; [] as for MEAN.
     cfg.INPUT.STD = []
-    cfg.INPUT.AUGMENT = "random_resized_crop"  # of the online probe; "center" is none
-    cfg.INPUT.SCALE = [0.08, 1.0]  # share of the area that a random crop takes
-    cfg.INPUT.RATIO = [3 / 4, 4 / 3]  # width over height
-    cfg.INPUT.FLIP = 0.5
+    # Training view of the online probe: a random crop with a flip, or the center crop.
+    cfg.INPUT.AUGMENT = "random_resized_crop"
+    cfg.INPUT.SCALE = [0.08, 1.0]  # Smallest and largest fraction of the area of a random crop.
+    cfg.INPUT.RATIO = [3 / 4, 4 / 3]  # Smallest and largest width over height of a random crop.
+    cfg.INPUT.FLIP = 0.5  # Probability of a horizontal flip.
 
     cfg.SOLVER = CfgNode()
-    cfg.SOLVER.EPOCHS = 100
-    cfg.SOLVER.BATCH_SIZE = 256  # over all ranks
-    cfg.SOLVER.BASE_LR = 30.0  # never scaled; the cached probe has a grid instead
-    cfg.SOLVER.MOMENTUM = 0.9
-    cfg.SOLVER.WEIGHT_DECAY = 0.0
-    cfg.SOLVER.SCHEDULE = "step"  # or "cosine"; the rate moves once an epoch
-    cfg.SOLVER.MILESTONES = [60, 80]
-    cfg.SOLVER.GAMMA = 0.1
-    cfg.SOLVER.INIT_STD = 0.01  # of the weights; biases start at 0
-    cfg.SOLVER.AMP = "off"  # "bf16" or "fp16", of the backbone only
+    cfg.SOLVER.EPOCHS = 100  # Passes over the training images or features.
+    cfg.SOLVER.BATCH_SIZE = 256  # Images per step, over all ranks.
+    # Learning rate of the online probe, never scaled; the cached probe searches CACHED.LRS.
+    cfg.SOLVER.BASE_LR = 30.0
+    cfg.SOLVER.MOMENTUM = 0.9  # Momentum of SGD.
+    cfg.SOLVER.WEIGHT_DECAY = 0.0  # Weight decay of the online probe.
+    # How the learning rate falls, once per epoch: in steps, or along a cosine.
+    cfg.SOLVER.SCHEDULE = "step"
+    cfg.SOLVER.MILESTONES = [60, 80]  # Epochs after which the step schedule lowers it.
+    cfg.SOLVER.GAMMA = 0.1  # Factor of the step schedule at each milestone.
+    cfg.SOLVER.INIT_STD = 0.01  # Standard deviation of the initial weights; biases start at 0.
+    cfg.SOLVER.AMP = "off"  # Mixed precision of the backbone; the classifier has full precision.
 
-    cfg.CACHED = CfgNode()
-    cfg.CACHED.VIEWS = [CENTER, FLIP]  # fixed augmentations whose features are kept
-    cfg.CACHED.RANDOM_CROPS = 0  # so many fixed random crops beside them
-    cfg.CACHED.STANDARDIZE = True  # every feature to mean 0 and variance 1 over the training rows
-    cfg.CACHED.METHOD = "sgd"  # or "lbfgs": full-batch logistic regression
-    cfg.CACHED.LRS = [0.001, 0.01, 0.1, 1.0]
-    cfg.CACHED.WEIGHT_DECAYS = [0.0, 0.0001, 0.001, 0.01]
-    cfg.CACHED.L2 = [1e-5, 1e-4, 1e-3, 1e-2, 1e-1]  # of lbfgs: mean loss + L2/2 |W|²
-    cfg.CACHED.LBFGS_ITERATIONS = 1000  # at most
-    cfg.CACHED.HOLD_OUT = 0.1  # of train, on which the point of the grid is chosen
+    cfg.CACHED = CfgNode()  # The cached probe.
+    cfg.CACHED.VIEWS = [CENTER, FLIP]  # Fixed views whose features are stored.
+    cfg.CACHED.RANDOM_CROPS = 0  # Number of fixed random crops per image in addition.
+    # Scale every feature to mean 0 and variance 1 over the training features.
+    cfg.CACHED.STANDARDIZE = True
+    cfg.CACHED.METHOD = "sgd"  # SGD, or full-batch logistic regression (lbfgs).
+    cfg.CACHED.LRS = [0.001, 0.01, 0.1, 1.0]  # Learning rates of the grid of sgd.
+    cfg.CACHED.WEIGHT_DECAYS = [0.0, 0.0001, 0.001, 0.01]  # Weight decays of the grid of sgd.
+    # The grid of lbfgs, which minimizes the mean loss plus L2 / 2 times the squared weights.
+    cfg.CACHED.L2 = [1e-5, 1e-4, 1e-3, 1e-2, 1e-1]
+    cfg.CACHED.LBFGS_ITERATIONS = 1000  # Largest number of iterations of lbfgs.
+    # Fraction of the training images that chooses the point of the grid.
+    cfg.CACHED.HOLD_OUT = 0.1
 
-    cfg.KNN = CfgNode()
-    cfg.KNN.K = 20
-    cfg.KNN.TEMPERATURE = 0.07
+    cfg.KNN = CfgNode()  # The nearest-neighbor probe.
+    cfg.KNN.K = 20  # Number of neighbors.
+    cfg.KNN.TEMPERATURE = 0.07  # Neighbors vote with weight exp(cosine / temperature).
 
     cfg.CHECKPOINT = CfgNode()
-    cfg.CHECKPOINT.SECONDS = 60.0  # between two
+    cfg.CHECKPOINT.SECONDS = 60.0  # Seconds between two checkpoints.
     return cfg
 
 
@@ -112,11 +133,12 @@ def linear_eval_defaults() -> CfgNode:
 WITHOUT_EFFECT_ON_RESULTS = (
     "OUTPUT_DIR",
     "LABEL",
-    "BACKBONE.WEIGHTS",  # the file's hash stands for it
-    "DATA.TRAIN",  # the fingerprints stand for them
+    "BACKBONE.WEIGHTS",  # the hash of the file replaces it
+    "DATA.TRAIN",  # the fingerprints of the data replace them
     "DATA.VAL",
     "DATA.NUM_WORKERS",
     "DATA.CACHE_DIR",
+    "DATA.MAX_PIXELS",  # a larger image is an error
     "CHECKPOINT",
 )
 
@@ -124,11 +146,12 @@ WITHOUT_EFFECT_ON_RESULTS = (
 def load_linear_eval_config(
     config_file: str | Path | None = None, overrides: Sequence[str] = ()
 ) -> CfgNode:
+    """Return the merge of defaults, file and overrides, checked as a whole and frozen."""
     return load_config(config_file, overrides, linear_eval_defaults, check_linear_eval)
 
 
 def check_linear_eval(cfg: CfgNode) -> Iterator[Broken]:
-    """Every broken rule, not only the first."""
+    """Yield every broken rule, not only the first."""
     yield from check_values(cfg, CHOICES, RANGES)
     yield from _check_input(cfg)
     yield from _check_schedule(cfg)
@@ -139,14 +162,14 @@ def _check_input(cfg: CfgNode) -> Iterator[Broken]:
     if cfg.INPUT.RESIZE < cfg.INPUT.SIZE:
         yield (
             ("INPUT.RESIZE", "INPUT.SIZE"),
-            "the centre crop must fit into the resized picture",
+            "the center crop must fit into the resized image: make RESIZE at least SIZE",
         )
     for key in ("MEAN", "STD"):
         values = cfg.INPUT[key]
         if values and (len(values) != 3 or not all(isinstance(v, int | float) for v in values)):
-            yield (f"INPUT.{key}",), "must have three numbers (red, green, blue), or none"
+            yield (f"INPUT.{key}",), "must have three numbers (red, green, blue) or none"
     if bool(cfg.INPUT.MEAN) != bool(cfg.INPUT.STD):
-        yield ("INPUT.MEAN", "INPUT.STD"), "give both, or neither"
+        yield ("INPUT.MEAN", "INPUT.STD"), "set both or neither"
     if not all(std > 0 for std in cfg.INPUT.STD if isinstance(std, int | float)):
         yield ("INPUT.STD",), "must be greater than 0: images are divided by it"
     for key, most in (("SCALE", 1.0), ("RATIO", 100.0)):
@@ -154,7 +177,7 @@ def _check_input(cfg: CfgNode) -> Iterator[Broken]:
         if len(ends) != 2 or not 0 < ends[0] <= ends[1] <= most:
             yield (f"INPUT.{key}",), f"must be [low, high] with 0 < low <= high <= {most:g}"
     if not 0 <= cfg.INPUT.FLIP <= 1:
-        yield ("INPUT.FLIP",), "must be a chance between 0 and 1"
+        yield ("INPUT.FLIP",), "must be a probability between 0 and 1"
 
 
 def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
@@ -174,7 +197,7 @@ def _check_grid(cfg: CfgNode) -> Iterator[Broken]:
     if not set(views) <= {CENTER, FLIP} or len(set(views)) != len(views):
         yield ("CACHED.VIEWS",), f"must be some of {CENTER}, {FLIP}, each once"
     if not views and not cfg.CACHED.RANDOM_CROPS:
-        yield ("CACHED.VIEWS", "CACHED.RANDOM_CROPS"), "leave no view to train on"
+        yield ("CACHED.VIEWS", "CACHED.RANDOM_CROPS"), "no view to train on is left: name one"
     for key, allowed, text in (
         ("LRS", POSITIVE[0], "greater than 0"),
         ("WEIGHT_DECAYS", AT_LEAST_0[0], "at least 0"),

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 
-import pytest
+# Before other imports, as libraries read these once; and without xdist too, so that a process and
+# the ranks that it starts divide their sums alike, however many cores there are.
+threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
+for name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, threads)
 
-from kscl.runtime.logs import reset_logging
+import pytest  # noqa: E402
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(name, "1")
+from kscl.runtime.logs import reset_logging  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,12 @@ from detection.install import require_detectron2
 
 require_detectron2()
 
-from detection.config import load_detection_config
+from detection.config import add_kscl_config, load_detection_config
 from detection.errors import DetectionError
 from detection.train.adapt import adapt
 from detection.train.trials import run_evaluation, run_trials
 from kscl import cli
+from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
 
 EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = load_detection_config(arguments.config_file, arguments.overrides)
     cfg, scaled_from, notice = adapt(cfg, arguments.num_gpus)
     if arguments.print_config:
-        print(config_yaml(cfg), end="")
+        print(config_yaml(cfg, comments_of(add_kscl_config)), end="")
         return 0
     if arguments.eval_only:
         return run_evaluation(cfg, arguments.num_gpus)

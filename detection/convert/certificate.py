@@ -19,13 +19,14 @@ import torch
 from detectron2.config import CfgNode
 from torch import Tensor
 
-from detection.config import NORM_KEY, norm_family, value_at
+from detection.config import NORM_KEY, norm_family
 from detection.convert.architecture import examine
 from detection.convert.name_map import COUNTER, rename, to_detectron2
 from detection.convert.proof import STAGES, TOLERANCE
 from detection.convert.weights import CONVERT_IT, read_weights
 from detection.errors import DetectionError
 from kscl.backbone_file import Description, load_backbone
+from kscl.config.tree import value_at
 from kscl.method.encoder import build_backbone
 from kscl.runtime.files import sha256_of, write_atomically
 

@@ -24,7 +24,7 @@ from detectron2.config import CfgNode
 from torch import Tensor
 
 import kscl
-from detection.config import config_values, load_detection_config, set_network
+from detection.config import changed_values, load_detection_config, set_network
 from detection.convert.architecture import examine
 from detection.convert.certificate import (
     CERTIFICATE_FILE,
@@ -173,7 +173,7 @@ def _versions() -> dict[str, str]:
 
 
 def _config_text(cfg: CfgNode, certificate: Certificate) -> str:
-    plain = config_values(cfg, always=certificate.detectron2_keys)
+    plain = changed_values(cfg, always=certificate.detectron2_keys)
     values = yaml.safe_dump(plain, sort_keys=True, default_flow_style=None, width=100)
     return (
         f"# {certificate.weights_file} beside this file ({certificate.arch}) in the protocol "

@@ -26,7 +26,8 @@ from kscl.data.annotated.specs import (
     read_source,
     shared_class_names,
 )
-from kscl.data.annotated.voc import check_layout, found_class_names
+from kscl.data.annotated.voc import found_class_names
+from kscl.data.annotated.voc_files import check_layout
 
 Dicts = list[dict[str, Any]]
 

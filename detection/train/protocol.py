@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from detectron2.config import CfgNode
 
-from kscl.config.tree import config_values, leaves
+from kscl.config.tree import leaves_without, plain
 from kscl.records.record import Protocol
 
 # Where and how, not what: two runs that differ only here give the same numbers.
@@ -40,9 +38,5 @@ THE_CONTENDERS_OWN = (
 def protocol_of(cfg: CfgNode) -> Protocol:
     """Return all settings but the contender's own: its weights, its network and the seed."""
     without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL")
-    definition: dict[str, Any] = {
-        key: value
-        for key, value in leaves(config_values(cfg))
-        if not any(key == name or key.startswith(f"{name}.") for name in without)
-    }
+    definition = leaves_without(plain(cfg), without)
     return Protocol(cfg.KSCL.PROTOCOL or "unnamed", definition)

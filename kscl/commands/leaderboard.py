@@ -34,7 +34,7 @@ def write_board(
     title: str = TITLE,
     formats: Sequence[str] = FORMATS,
 ) -> dict[str, Path]:
-    """Write the board in each format; the same records give the same bytes."""
+    """Write the board in each format; equal records give equal bytes."""
     folder = Path(output_dir)
     make = {
         "md": lambda: markdown(board, title),
@@ -45,28 +45,29 @@ def write_board(
     written = {}
     for name in formats:
         written[name] = folder / f"{NAME}.{name}"
-        # A record can hold half of a surrogate pair, which no file can.
+        # A record can contain half of a surrogate pair, which no file can.
         write_atomically(written[name], make[name]().encode("utf-8", "replace"))
     return written
 
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument(
-        "folders", nargs="+", metavar="FOLDER", help="records are read below these folders"
+        "folders", nargs="+", metavar="FOLDER", help="folders below which records are read"
     )
     parser.add_argument(
         "--output-dir",
         type=Path,
         default=Path("output/leaderboard"),
-        help="where the files go (default: %(default)s)",
+        help="folder for the files (default: %(default)s)",
     )
     parser.add_argument(
-        "--formats", default=",".join(FORMATS), help="which of %(default)s (default: all)"
+        "--formats", default=",".join(FORMATS), help="some of %(default)s (default: all)"
     )
     parser.add_argument("--title", default=TITLE, help="default: %(default)s")
-    parser.add_argument("--no-reported", action="store_true", help="leave published rows out")
+    parser.add_argument("--no-reported", action="store_true", help="leave out published rows")
     parser.add_argument(
         "--no-stale-check",
         action="store_true",
@@ -77,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="ROW",
         action="append",
         default=[],
-        help="also show how every row differs from this one, a method or, where it has several "
-        "rows, as in kscl@2,K=5,40%%; may be given several times",
+        help="also show how every row differs from this one: a method or, if it has several rows, "
+        "as in kscl@2,K=5,40%%; may be repeated",
     )
     parser.add_argument(
         "--insert",
@@ -90,17 +91,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     formats = [name.strip() for name in arguments.formats.split(",") if name.strip()]
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        wrong = f"'{unknown[0]}' is not one of" if unknown else "choose some of"
-        raise KsclError(f"--formats: {wrong} {', '.join(FORMATS)}")
+        wrong = f"'{unknown[0]}' is not one of" if unknown else "Choose some of"
+        raise KsclError(f"--formats: {wrong} {', '.join(FORMATS)}.")
     board = build_board(
         arguments.folders,
         check_stale=not arguments.no_stale_check,
         with_reported=not arguments.no_reported,
     )
     for problem in board.problems:
-        print(f"not counted: {problem}", file=sys.stderr)
+        print(f"Not counted: {problem}", file=sys.stderr)
     written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
-    compared = {base: differences(board, base) for base in arguments.baseline}
+    compared = {name: differences(board, name) for name in arguments.baseline}
     if arguments.insert:
         path, name = arguments.insert
         insert(Path(path), name, document(board, compared))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from kscl import cli
 from kscl.datasets.shapes.classes import CLASS_NAMES
 from kscl.datasets.shapes.contact_sheet import draw_contact_sheet
 from kscl.datasets.shapes.settings import ShapesSettings
@@ -26,7 +27,6 @@ number of workers. A folder that already holds the set is left as it is; any oth
 """
 
 _EXAMPLES = """\
-examples:
   the default set, in about half a minute:
     %(prog)s --output-dir datasets/shapes
   five classes that differ in both form and texture, small enough for a smoke test:
@@ -68,11 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES + _class_table(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = cli.parser(_DESCRIPTION, _EXAMPLES + _class_table())
     parser.add_argument(
         "--output-dir",
         type=Path,

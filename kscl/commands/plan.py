@@ -1,11 +1,9 @@
-"""A run on paper: its parameters, operations, memory, and how long an epoch takes on which GPUs.
+"""Estimate parameters, operations, memory and time of a pretraining run before it starts.
 
-    a step = forward and backward of the query (3 forward passes) + K forward passes of the keys
-             + the way of each key view to another GPU and back (shuffled BatchNorm)
-             + the products with the dictionary
-
-The share of a GPU's peak that a network reaches is not computed but calibrated, on one measured
-epoch: the paper's at K = 1 (16 minutes on 8 V100), or one of yours.
+A step is the forward and backward pass of the query (3 forward passes), K forward passes of the
+keys, their transfer between GPUs (shuffled BatchNorm), and the products with the dictionary. The
+fraction of a GPU's peak that a network reaches is calibrated on one measured epoch: the paper's at
+K = 1 (16 minutes on 8 V100), or one of yours.
 """
 
 from __future__ import annotations
@@ -15,6 +13,8 @@ from collections.abc import Sequence
 from fvcore.common.config import CfgNode
 
 from kscl import cli
+from kscl.config.comments import comments_of
+from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
 from kscl.errors import KsclError
@@ -42,26 +42,33 @@ EXAMPLES = """  python tools/plan.py --config-file configs/pretrain/kscl_k5_rho4
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
-    arguments.add_argument("--gpu", default=PAPER_GPU, help=f"one of {', '.join(GPUS)}")
-    arguments.add_argument("--num-gpus", type=int, default=PAPER_COUNT, metavar="N")
-    arguments.add_argument("--images", type=int, default=IMAGENET_IMAGES, metavar="N")
+    arguments.add_argument(
+        "--gpu", default=PAPER_GPU, help=f"one of {', '.join(GPUS)} (default: %(default)s)"
+    )
+    arguments.add_argument(
+        "--num-gpus", type=int, default=PAPER_COUNT, metavar="N", help="number of GPUs"
+    )
+    arguments.add_argument(
+        "--images", type=int, default=IMAGENET_IMAGES, metavar="N", help="images per epoch"
+    )
     arguments.add_argument(
         "--measured-minutes",
         type=float,
         metavar="M",
-        help="an epoch of this very config on these GPUs, to calibrate on instead of the paper's",
+        help="time of an epoch of this config on these GPUs, to calibrate on",
     )
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
-        print(config_yaml(cfg), end="")
+        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
         return 0
     if given.gpu not in GPUS:
-        raise KsclError(f"no figures of a {given.gpu} here; there are {', '.join(GPUS)}")
+        raise KsclError(f"--gpu {given.gpu} is not known: choose one of {', '.join(GPUS)}.")
     if given.num_gpus < 1 or given.images < cfg.SOLVER.BATCH_SIZE:
-        raise KsclError("a plan needs at least one GPU and one batch of images")
+        raise KsclError("A plan needs at least one GPU (--num-gpus) and one batch (--images).")
     costs, gpu, count = count_costs(cfg), GPUS[given.gpu], given.num_gpus
     if given.measured_minutes is None:
         efficiency, basis = paper_efficiency(), "the paper's K = 1 on 8 V100"
@@ -73,25 +80,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     seconds = step_seconds(cfg, costs, gpu, count, efficiency)
     for line in report(cfg, costs, given.gpu, count, seconds, given.images):
         print(line)
-    print(f"calibrated on {basis}: {efficiency:.0%} of the peak; data loading is not counted")
+    print(f"Calibrated on {basis}: {efficiency:.0%} of the peak. Data loading is not counted.")
     return 0
 
 
 def report(
     cfg: CfgNode, costs: Costs, gpu_name: str, count: int, seconds: float, num_images: int
 ) -> list[str]:
+    """Return the lines of a plan."""
     memory = memory_bytes(cfg, costs, count)
     total, available = sum(memory.values()) / 2**30, GPUS[gpu_name].memory_gib
     minutes = epoch_minutes(seconds, num_images, cfg.SOLVER.BATCH_SIZE)
-    fits = "fits" if total < 0.9 * available else "does NOT fit: more SOLVER.GRAD_ACCUM_STEPS"
+    fits = "fits" if total < 0.9 * available else "does NOT fit: raise SOLVER.GRAD_ACCUM_STEPS"
     return [
         f"{cfg.BACKBONE.NAME} with head: {costs.parameters / 1e6:.1f} million parameters, "
-        f"{costs.forward_flops / 1e9:.2f} GFLOP an image forward",
+        f"{costs.forward_flops / 1e9:.2f} GFLOP per image forward",
         f"a step of {cfg.SOLVER.BATCH_SIZE} images, K = {cfg.METHOD.NUM_SHOTS}: "
-        f"{step_flops(cfg, costs) / 1e12:.1f} TFLOP ({forward_passes(cfg)} forward passes an "
+        f"{step_flops(cfg, costs) / 1e12:.1f} TFLOP ({forward_passes(cfg)} forward passes per "
         f"image), {seconds * 1e3:.0f} ms on {count} x {gpu_name}",
         *(f"  {size / 2**30:7.2f} GiB  {what}" for what, size in memory.items()),
-        f"  {total:7.2f} GiB  a GPU in all, of {available:g} GiB: {fits}",
+        f"  {total:7.2f} GiB  per GPU in all, of {available:g} GiB: {fits}",
         f"an epoch of {num_images:,} images: {minutes:.1f} minutes; {cfg.SOLVER.EPOCHS} epochs: "
         f"{minutes * cfg.SOLVER.EPOCHS / 60:.1f} hours",
     ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kscl import cli
+from kscl.config.comments import comments_of
+from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
 from kscl.engine.run import Job, run
@@ -27,6 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parse_args(argv)
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
-        print(config_yaml(cfg), end="")
+        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
         return 0
     return launch(run, Job(cfg, given.resume, given.auto_resume), given.num_gpus)

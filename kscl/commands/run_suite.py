@@ -1,7 +1,7 @@
 """Run a suite: pretraining, probes, conversion, detection and the leaderboard, from one file.
 
-What is finished is not run again, what changed is, and what fails does not stop the others. Kill it
-anywhere and start it again: it goes on.
+What is finished is not run again, what changed is, and what fails does not stop the others. A suite
+that was stopped at any point is resumed by the same command.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ STATE_FOLDER = ".stages"
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
     parser.add_argument(
-        "--dry-run", action="store_true", help="show what is done, what is to do and how long"
+        "--dry-run",
+        action="store_true",
+        help="show what is done, what is left and how long it may take",
     )
     parser.add_argument(
         "--print-commands",
@@ -39,13 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="print the commands of all stages, in order, for a scheduler of your own",
     )
     parser.add_argument(
-        "--jobs", type=int, metavar="N", help="stages to run side by side (the suite's jobs, or 1)"
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="stages to run at the same time (default: the suite's)",
     )
     parser.add_argument(
         "--insert",
         nargs=2,
         metavar=("FILE", "NAME"),
-        help="also put the board into FILE, between <!-- board NAME --> and its end mark",
+        help="also write the board into FILE, between <!-- board NAME --> and its end mark",
     )
     arguments = parser.parse_args(argv)
     suite = read_suite(arguments.suite)
@@ -67,13 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     code = run_stages(states, state_dir, show, jobs)
     for state in states:
         if state.status == FAILED and state.log is not None:
-            print(f"\n{state.stage.name} failed; the end of {state.log}:\n{_tail(state.log)}")
+            print(f"\n{state.stage.name} failed. The end of {state.log}:\n{_tail(state.log)}")
     _print_board(Path(suite.output_dir) / suite.board)
     return code
 
 
 def table(states: list[State], jobs: int = 1) -> str:
-    """One line a stage, and how long the rest may take."""
+    """Return one line per stage, and how long the rest may take."""
     width = max(len(state.stage.name) for state in states)
     lines = [
         f"{state.stage.name:<{width}}  {state.status:<8} {_time(state)}".rstrip()
@@ -82,14 +88,12 @@ def table(states: list[State], jobs: int = 1) -> str:
     left = [state for state in states if state.status != DONE]
     known = [state.expected for state in left if state.expected is not None]
     unknown = len(left) - len(known)
-    told = f"{len(states) - len(left)} of {len(states)} stages done"
+    summary = f"{len(states) - len(left)} of {len(states)} stages done"
     if known:
-        told += f", about {clock(sum(known) / jobs)} to go"
+        summary += f", about {clock(sum(known) / jobs)} left"
     if left and unknown:
-        told += (
-            f" (and {unknown} of which nothing is known yet)" if known else ", time not known yet"
-        )
-    return "\n".join([*lines, told])
+        summary += f" (without {unknown} of unknown time)" if known else ", time not known yet"
+    return "\n".join([*lines, summary])
 
 
 def _time(state: State) -> str:
@@ -102,7 +106,7 @@ def _time(state: State) -> str:
 
 
 class _LiveTable:
-    """On a terminal: the table, drawn anew over the one before."""
+    """Draw the table on a terminal, over the one before."""
 
     def __init__(self, jobs: int) -> None:
         self.jobs, self.height = jobs, 0
@@ -122,15 +126,15 @@ def _last_line(state: State) -> str:
 
 
 class _Lines:
-    """When piped: a line whenever a stage begins or ends."""
+    """Print a line whenever a stage begins or ends; for output that is not a terminal."""
 
     def __init__(self, states: list[State]) -> None:
-        self.told = {state.stage.name: state.status for state in states}
+        self.shown = {state.stage.name: state.status for state in states}
 
     def __call__(self, states: list[State]) -> None:
         for state in states:
-            if state.status != self.told[state.stage.name]:
-                self.told[state.stage.name] = state.status
+            if state.status != self.shown[state.stage.name]:
+                self.shown[state.stage.name] = state.status
                 print(f"{state.stage.name}: {state.status} {_time(state)}".rstrip(), flush=True)
 
 
@@ -145,4 +149,4 @@ def _tail(path: Path, lines: int = 15) -> str:
 def _print_board(folder: Path) -> None:
     text = folder / "leaderboard.md"
     if text.is_file():
-        print(f"\n{text.read_text()}\nthe page: {(folder / 'leaderboard.html').resolve()}")
+        print(f"\n{text.read_text()}\nThe page is {(folder / 'leaderboard.html').resolve()}")

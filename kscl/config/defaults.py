@@ -1,4 +1,7 @@
-"""Every key of a pretraining config, with its default: the paper's setting (K = 5, rho = 40 %)."""
+"""Every key of a pretraining config, with its default: the paper's setting (K = 5, rho = 40 %).
+
+The comment of a key is its documentation: `--print-config` and docs/config.md show it.
+"""
 
 from __future__ import annotations
 
@@ -8,88 +11,113 @@ from kscl.views.recipes import MOCO_V2
 
 
 def pretrain_defaults() -> CfgNode:
+    """Return a new tree with every key of a pretraining."""
     cfg = CfgNode()
-    cfg.OUTPUT_DIR = "output/pretrain"
-    cfg.SEED = 0
-    cfg.LABEL = "kscl"  # what the leaderboard calls it; changes no result
+    cfg.OUTPUT_DIR = "output/pretrain"  # The folder for checkpoints, logs, backbone and record.
+    cfg.SEED = 0  # Seeds weights, order of images and views; equal seeds give equal runs.
+    cfg.LABEL = "kscl"  # The name of the row on the leaderboard; it changes no result.
 
     cfg.DATA = CfgNode()
-    cfg.DATA.TRAIN = ""  # a folder, a .txt list, tar shards, voc:FOLDER:SPLIT
-    cfg.DATA.NUM_WORKERS = 4  # a rank
-    cfg.DATA.BAD_IMAGES = "skip"  # or "error"
-    cfg.DATA.MAX_BAD_FRACTION = 0.01  # more unreadable images than this stop the run
-    cfg.DATA.CACHE_DIR = ""  # the index of files; "" is the user's cache folder
-    cfg.DATA.NORMALIZE_ON_DEVICE = (
-        True  # views leave the workers as bytes and are normalised on the device
-    )
+    # The images: a folder, a .txt list of files, tar shards, or voc:FOLDER:SPLIT.
+    cfg.DATA.TRAIN = ""
+    cfg.DATA.NUM_WORKERS = 4  # Loader processes per rank; 0 loads in the training process.
+    # What to do with an unreadable image: skip replaces it by another one, error stops the run.
+    cfg.DATA.BAD_IMAGES = "skip"
+    cfg.DATA.MAX_BAD_FRACTION = 0.01  # A larger fraction of unreadable images stops the run.
+    # A larger image is not decoded, but counted as unreadable.
+    cfg.DATA.MAX_PIXELS = 178_956_970
+    # The folder for the index of image files; "" is the user's cache folder.
+    cfg.DATA.CACHE_DIR = ""
+    # Send views from the workers as bytes and normalize them on the training device.
+    cfg.DATA.NORMALIZE_ON_DEVICE = True
 
     cfg.INPUT = CfgNode()
-    cfg.INPUT.SIZE = 224
-    cfg.INPUT.MEAN = [0.485, 0.456, 0.406]
-    cfg.INPUT.STD = [0.229, 0.224, 0.225]
+    cfg.INPUT.SIZE = 224  # Width and height of a view, in pixels.
+    cfg.INPUT.MEAN = [0.485, 0.456, 0.406]  # Subtracted from red, green and blue in [0, 1].
+    cfg.INPUT.STD = [0.229, 0.224, 0.225]  # Red, green and blue are divided by it.
 
-    cfg.AUGMENT = [dict(op) for op in MOCO_V2]  # in this order
+    # The augmentations in their order: a list of ops, or the name of a recipe (moco_v1, moco_v2 or
+    # simclr).
+    cfg.AUGMENT = [dict(op) for op in MOCO_V2]
 
     cfg.BACKBONE = CfgNode()
-    cfg.BACKBONE.NAME = "resnet50"  # any timm model
-    cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)  # goes to timm.create_model
+    cfg.BACKBONE.NAME = "resnet50"  # Any timm model that returns pooled features.
+    # Arguments for timm.create_model that choose the architecture.
+    cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)
+    # Weights to start from: a file or an http(s) address; "" draws random ones from SEED.
+    cfg.BACKBONE.WEIGHTS = ""
 
-    cfg.PROJECTOR = CfgNode()
-    cfg.PROJECTOR.TYPE = "mlp"  # "mlp_bn" (BatchNorm between its layers) or "linear"
-    cfg.PROJECTOR.HIDDEN_DIM = 0  # 0 is the backbone's feature dimension
-    cfg.PROJECTOR.DIM = 128  # D, of the embeddings
+    cfg.PROJECTOR = CfgNode()  # The layers between backbone and embeddings; dropped after training.
+    cfg.PROJECTOR.TYPE = "mlp"  # Two layers (mlp), with BatchNorm (mlp_bn), or one (linear).
+    # Width of the hidden layer; 0 is the backbone's feature dimension.
+    cfg.PROJECTOR.HIDDEN_DIM = 0
+    cfg.PROJECTOR.DIM = 128  # Dimension of the embeddings (the paper's D).
 
     cfg.METHOD = CfgNode()
-    cfg.METHOD.NUM_SHOTS = 5  # K key views an image
-    cfg.METHOD.RHO = 0.4  # share of the eigenvalue mass that a subspace keeps
-    cfg.METHOD.SIMILARITY = "projection"  # "cosine" (K = 1) or "mean_cosine" (a control)
-    cfg.METHOD.TEMPERATURE = 0.2
-    cfg.METHOD.GRAD_THROUGH_KEYS = False  # minibatch dictionary only
-    cfg.METHOD.SYMMETRIC = False  # each view in turn is the query (SimCLR)
+    cfg.METHOD.NUM_SHOTS = 5  # Key views per image (the paper's K).
+    cfg.METHOD.RHO = 0.4  # Fraction of the eigenvalue mass that an instance subspace keeps.
+    # Compare a query with the subspace of the keys (projection), the one key of K = 1 (cosine), or
+    # the mean of the keys (mean_cosine, a control).
+    cfg.METHOD.SIMILARITY = "projection"
+    cfg.METHOD.TEMPERATURE = 0.2  # Divides the logits.
+    # Let gradients flow through the keys; only with the minibatch dictionary.
+    cfg.METHOD.GRAD_THROUGH_KEYS = False
+    # Use each view in turn as the query, as SimCLR does; only with the minibatch dictionary.
+    cfg.METHOD.SYMMETRIC = False
 
     cfg.KEY_ENCODER = CfgNode()
-    cfg.KEY_ENCODER.TYPE = "momentum"  # or "shared"
+    # A momentum encoder, or the query encoder itself (shared).
+    cfg.KEY_ENCODER.TYPE = "momentum"
+    # Fraction of the old weights that the momentum encoder keeps per step.
     cfg.KEY_ENCODER.MOMENTUM = 0.999
-    cfg.KEY_ENCODER.BATCH_NORM = "train"  # or "eval": averaged statistics of the query encoder
+    # BatchNorm of the keys: train uses the statistics of the batch, eval the running statistics of
+    # the query encoder.
+    cfg.KEY_ENCODER.BATCH_NORM = "train"
 
     cfg.DICTIONARY = CfgNode()
-    cfg.DICTIONARY.TYPE = "queue"  # "minibatch" or "memory_bank"
-    cfg.DICTIONARY.QUEUE_LENGTH = 65536
-    cfg.DICTIONARY.BANK_MOMENTUM = 0.0  # 0 replaces the slot
+    # Where the negatives come from: a queue, the other images of the minibatch, or a memory_bank
+    # with one slot per image.
+    cfg.DICTIONARY.TYPE = "queue"
+    cfg.DICTIONARY.QUEUE_LENGTH = 65536  # Instances in the queue.
+    # Fraction of the old embeddings that a slot of the memory bank keeps; 0 replaces them.
+    cfg.DICTIONARY.BANK_MOMENTUM = 0.0
 
     cfg.SOLVER = CfgNode()
-    cfg.SOLVER.EPOCHS = 200
-    cfg.SOLVER.BATCH_SIZE = 256  # images a step, over all ranks and parts
-    cfg.SOLVER.OPTIMIZER = "sgd"
-    cfg.SOLVER.BASE_LR = 0.03  # at REFERENCE_BATCH_SIZE
-    cfg.SOLVER.SCALE_LR = True  # in proportion to BATCH_SIZE / REFERENCE_BATCH_SIZE
-    cfg.SOLVER.REFERENCE_BATCH_SIZE = 256
-    cfg.SOLVER.MOMENTUM = 0.9
-    cfg.SOLVER.WEIGHT_DECAY = 1e-4
-    cfg.SOLVER.SCHEDULE = "cosine"  # or "step"
-    cfg.SOLVER.LR_UPDATE = "epoch"  # or "iter": how often the learning rate changes
-    cfg.SOLVER.MILESTONES = [120, 160]  # epochs, for the step schedule
-    cfg.SOLVER.GAMMA = 0.1
+    cfg.SOLVER.EPOCHS = 200  # Passes over the images.
+    cfg.SOLVER.BATCH_SIZE = 256  # Images per step, over all ranks and accumulation steps.
+    cfg.SOLVER.OPTIMIZER = "sgd"  # The optimizer.
+    cfg.SOLVER.BASE_LR = 0.03  # Learning rate at REFERENCE_BATCH_SIZE.
+    # Scale the learning rate in proportion to BATCH_SIZE / REFERENCE_BATCH_SIZE.
+    cfg.SOLVER.SCALE_LR = True
+    cfg.SOLVER.REFERENCE_BATCH_SIZE = 256  # The batch size that BASE_LR is meant for.
+    cfg.SOLVER.MOMENTUM = 0.9  # Momentum of SGD and LARS.
+    cfg.SOLVER.WEIGHT_DECAY = 1e-4  # Weight decay.
+    cfg.SOLVER.SCHEDULE = "cosine"  # How the learning rate falls: along a cosine, or in steps.
+    cfg.SOLVER.LR_UPDATE = "epoch"  # Change the learning rate every epoch or every iteration.
+    cfg.SOLVER.MILESTONES = [120, 160]  # Epochs after which the step schedule lowers it.
+    cfg.SOLVER.GAMMA = 0.1  # Factor of the step schedule at each milestone.
+    # Epochs in which the learning rate rises from 0; fractions are allowed.
     cfg.SOLVER.WARMUP_EPOCHS = 0.0
-    cfg.SOLVER.GRAD_ACCUM_STEPS = 1  # parts in which a rank's share of the batch is computed
-    cfg.SOLVER.CLIP_GRAD_NORM = 0.0  # 0 clips nothing
-    cfg.SOLVER.AMP = "off"  # "bf16" or "fp16"
-    cfg.SOLVER.CHANNELS_LAST = False
+    # Parts in which a rank computes its images of a batch, to save memory.
+    cfg.SOLVER.GRAD_ACCUM_STEPS = 1
+    cfg.SOLVER.CLIP_GRAD_NORM = 0.0  # Largest norm of the gradient; 0 clips nothing.
+    cfg.SOLVER.AMP = "off"  # Mixed precision.
+    cfg.SOLVER.CHANNELS_LAST = False  # Memory layout that is often faster for convolutions.
 
     cfg.CHECKPOINT = CfgNode()
-    cfg.CHECKPOINT.PERIOD_EPOCHS = 1
-    cfg.CHECKPOINT.PERIOD_STEPS = 0  # also within epochs; 0 is never
-    cfg.CHECKPOINT.KEEP = 2  # the newest so many
+    cfg.CHECKPOINT.PERIOD_EPOCHS = 1  # Epochs between two checkpoints.
+    cfg.CHECKPOINT.PERIOD_STEPS = 0  # Steps between two checkpoints within an epoch; 0 is never.
+    cfg.CHECKPOINT.KEEP = 2  # Number of newest checkpoints to keep.
 
-    cfg.EVAL = CfgNode()  # a nearest-neighbour check while training
-    cfg.EVAL.KNN_PERIOD = 0  # epochs between two checks; 0 is never
-    cfg.EVAL.KNN_TRAIN = ""  # class folders, for the neighbours
-    cfg.EVAL.KNN_VAL = ""  # class folders, for the questions
-    cfg.EVAL.KNN_K = 20
-    cfg.EVAL.KNN_TEMPERATURE = 0.07
+    cfg.EVAL = CfgNode()  # A nearest-neighbor check during training; it changes no weights.
+    cfg.EVAL.KNN_PERIOD = 0  # Epochs between two checks; 0 is never.
+    cfg.EVAL.KNN_TRAIN = ""  # Class folders with the labeled neighbors.
+    cfg.EVAL.KNN_VAL = ""  # Class folders with the images to classify.
+    cfg.EVAL.KNN_K = 20  # Number of neighbors.
+    cfg.EVAL.KNN_TEMPERATURE = 0.07  # Neighbors vote with weight exp(cosine / temperature).
 
     cfg.LOG = CfgNode()
-    cfg.LOG.PERIOD = 50  # steps between two lines
+    cfg.LOG.PERIOD = 50  # Steps between two log lines.
     return cfg
 
 
@@ -97,7 +125,7 @@ def pretrain_defaults() -> CfgNode:
 WITHOUT_EFFECT_ON_RESULTS = (
     "OUTPUT_DIR",
     "LABEL",
-    "DATA.TRAIN",  # the data's fingerprint stands for it
+    "DATA.TRAIN",  # the fingerprint of the data replaces it
     "DATA.NUM_WORKERS",
     "DATA.CACHE_DIR",
     "CHECKPOINT",

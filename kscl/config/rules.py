@@ -1,4 +1,4 @@
-"""Which values a pretraining config may hold, alone and together; each rule says why."""
+"""The rules for values of a pretraining config, alone and together; each one says why."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from fvcore.common.config import CfgNode
 
-from kscl.config.tree import value_of
+from kscl.config.tree import value_at
 from kscl.views.recipes import check_recipe
 
-# A broken rule: the keys it concerns, and what is wrong with their values and how to mend it.
+# A broken rule: the keys it concerns, what is wrong with their values, and how to fix it.
 Broken = tuple[tuple[str, ...], str]
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -33,12 +33,16 @@ POSITIVE: Range = (lambda v: v > 0, "greater than 0")
 RANGES: dict[str, Range] = {
     "SEED": AT_LEAST_0,
     "DATA.NUM_WORKERS": AT_LEAST_0,
-    "DATA.MAX_BAD_FRACTION": (lambda v: 0 <= v <= 1, "a share between 0 and 1"),
+    "DATA.MAX_BAD_FRACTION": (lambda v: 0 <= v <= 1, "a fraction between 0 and 1"),
+    "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "PROJECTOR.HIDDEN_DIM": AT_LEAST_0,
     "PROJECTOR.DIM": AT_LEAST_1,
     "METHOD.NUM_SHOTS": (lambda v: v >= 1, "at least 1: it is K, the number of key views"),
-    "METHOD.RHO": (lambda v: 0 < v <= 1, "in (0, 1]: the share of the eigenvalue mass to keep"),
+    "METHOD.RHO": (
+        lambda v: 0 < v <= 1,
+        "in (0, 1]: it is the fraction of the eigenvalue mass to keep",
+    ),
     "METHOD.TEMPERATURE": POSITIVE,
     "KEY_ENCODER.MOMENTUM": (lambda v: 0 <= v <= 1, "between 0 and 1"),
     "DICTIONARY.QUEUE_LENGTH": AT_LEAST_1,
@@ -66,18 +70,18 @@ RANGES: dict[str, Range] = {
 def check_values(
     cfg: CfgNode, choices: Mapping[str, tuple[str, ...]], ranges: Mapping[str, Range]
 ) -> Iterator[Broken]:
-    """The rules that concern one key each."""
+    """Yield the broken rules that concern one key each."""
     for key, names in choices.items():
-        if value_of(cfg, key) not in names:
+        if value_at(cfg, key) not in names:
             yield (key,), f"must be one of {', '.join(names)}"
     for key, (allowed, text) in ranges.items():
-        value = value_of(cfg, key)
+        value = value_at(cfg, key)
         if not isinstance(value, int | float) or not allowed(value):  # NaN is in no range
             yield (key,), f"must be {text}"
 
 
 def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
-    """Every broken rule, not only the first."""
+    """Yield every broken rule, not only the first."""
     yield from check_values(cfg, CHOICES, RANGES)
     yield from _check_input(cfg)
     yield from _check_method(cfg)
@@ -86,7 +90,7 @@ def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
     if cfg.EVAL.KNN_PERIOD and not (cfg.EVAL.KNN_TRAIN and cfg.EVAL.KNN_VAL):
         yield (
             ("EVAL.KNN_PERIOD", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),
-            "the check needs two sets of class folders: name both, or set the period to 0",
+            "the check needs two sets of class folders: name both, or set KNN_PERIOD 0",
         )
 
 
@@ -111,12 +115,12 @@ def _check_method(cfg: CfgNode) -> Iterator[Broken]:
     if in_batch and cfg.SOLVER.BATCH_SIZE < 2:
         yield (
             ("DICTIONARY.TYPE", "SOLVER.BATCH_SIZE"),
-            "a batch of one image has no other instance to tell apart",
+            "a batch of one image has no other instance to tell it from: make the batch larger",
         )
     if method.SIMILARITY == "cosine" and method.NUM_SHOTS != 1:
         yield (
             ("METHOD.SIMILARITY", "METHOD.NUM_SHOTS"),
-            "cosine compares two vectors: set NUM_SHOTS 1, or take projection or mean_cosine",
+            "cosine compares two vectors: set NUM_SHOTS 1, or SIMILARITY projection or mean_cosine",
         )
     if method.GRAD_THROUGH_KEYS and not in_batch:
         yield (
@@ -142,7 +146,8 @@ def _check_method(cfg: CfgNode) -> Iterator[Broken]:
     if method.SYMMETRIC and not (in_batch and key_encoder.TYPE == "shared"):
         yield (
             ("METHOD.SYMMETRIC", "DICTIONARY.TYPE", "KEY_ENCODER.TYPE"),
-            "each view is query and key only within a minibatch and with a shared encoder",
+            "each view is query and key only within a minibatch and with a shared encoder: set "
+            "DICTIONARY.TYPE minibatch and KEY_ENCODER.TYPE shared",
         )
 
 
@@ -151,7 +156,7 @@ def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
     if solver.WARMUP_EPOCHS >= solver.EPOCHS:
         yield (
             ("SOLVER.WARMUP_EPOCHS", "SOLVER.EPOCHS"),
-            "the warm-up must end before the training does",
+            "the warm-up must end before the training does: shorten it",
         )
     if solver.SCHEDULE == "step":
         epochs = solver.MILESTONES
@@ -167,7 +172,7 @@ def _check_parts(cfg: CfgNode) -> Iterator[Broken]:
     if solver.GRAD_ACCUM_STEPS >= 1 and solver.BATCH_SIZE % solver.GRAD_ACCUM_STEPS:
         yield (
             ("SOLVER.GRAD_ACCUM_STEPS", "SOLVER.BATCH_SIZE"),
-            "the batch is cut into equal parts: choose a divisor of it",
+            "the batch is cut into equal parts: choose a divisor of BATCH_SIZE",
         )
     if solver.GRAD_ACCUM_STEPS > 1 and cfg.DICTIONARY.TYPE == "minibatch":
         yield (

@@ -1,4 +1,4 @@
-"""Find a config: a path as it is, or one of those that ship with the package."""
+"""Find config files: by path, or among those that ship with the package."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kscl.errors import ConfigError
 
 
 def find_config(name: str | Path) -> Path:
-    """A path as it is, or else one of the configs that ship with the package."""
+    """Return the path as it is, or else that of the shipped config of this name."""
     path = Path(name).expanduser()
     if path.is_file():
         return path
@@ -22,12 +22,12 @@ def find_config(name: str | Path) -> Path:
     nearest = difflib.get_close_matches("/".join(parts), names, n=3, cutoff=0.4)
     raise ConfigError(
         f"{name}: no such config file, here or among those shipped."
-        + (f" Nearest: {', '.join(nearest)}" if nearest else "")
+        + (f" The nearest shipped ones are {', '.join(nearest)}." if nearest else "")
     )
 
 
 def shipped_configs() -> Path:
-    """The folder of configs: beside the packages in a checkout, inside `kscl` when installed."""
+    """Return the folder of configs: beside the packages in a checkout, in `kscl` if installed."""
     package = Path(kscl.__file__).parent
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"

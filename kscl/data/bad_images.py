@@ -1,14 +1,15 @@
-"""Images that cannot be read: each named once, all counted, too many stop the run."""
+"""Images that cannot be read: name each once, count all, stop the run if there are too many."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
 
-from kscl.data.decode import UnreadableImage, decode_image
+from kscl.data.decode import read_picture
+from kscl.data.formats import MAX_PIXELS, UnreadableImage
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
-from kscl.rng import PROBE, REPLACEMENT, permutation, random_words
+from kscl.rng import Stream, permutation, random_words
 
 logger = logging.getLogger(__name__)
 
@@ -20,67 +21,87 @@ MOST_PROBES = 1000
 
 
 def replacement(seed: int, epoch: int, index: int, attempt: int, num_images: int) -> int:
-    """The image shown instead of an unreadable one: the same at every try, in every run."""
-    return int(random_words(seed, epoch, REPLACEMENT, index, attempt + 1)[attempt] % num_images)
+    """Return the image shown instead of an unreadable one: the same in every run."""
+    return int(
+        random_words(seed, epoch, Stream.REPLACEMENT, index, attempt + 1)[attempt] % num_images
+    )
 
 
 class BadImages:
-    """The run's account of unreadable images, kept where the batches arrive."""
+    """The run's account of images that cannot be listed or read, kept where the batches arrive."""
 
-    def __init__(self, source: ImageSource, policy: str, max_share: float) -> None:
+    def __init__(self, source: ImageSource, policy: str, max_fraction: float) -> None:
         if policy not in POLICIES:
-            raise KsclError(f"DATA.BAD_IMAGES must be one of {', '.join(POLICIES)}, not {policy!r}")
+            raise KsclError(
+                f"DATA.BAD_IMAGES must be one of {', '.join(POLICIES)}, not {policy!r}."
+            )
         self.source = source
         self.policy = policy
-        self.max_share = max_share
-        self.reasons: dict[int, str] = {}  # by number of the image
+        self.max_fraction = max_fraction
+        self.reasons: dict[int, str] = {}  # by index of the image
+        self.num_lost = sum(lost.count for lost in source.lost)
+        if source.lost and policy == "error":
+            self._refuse(source.lost[0].name, source.lost[0].reason)
+        self._check_fraction()
 
     @property
     def count(self) -> int:
-        return len(self.reasons)
+        """Number of images that were lost or could not be read."""
+        return self.num_lost + len(self.reasons)
 
     def names(self) -> list[str]:
+        """Return the paths of the images that could not be read."""
         return [self.source.name(index) for index in sorted(self.reasons)]
 
     def note(self, found: Iterable[tuple[int, str]]) -> None:
-        """Take in what a batch met; stops the run when the policy or the share says so."""
+        """Take in what a batch met; raise KsclError if the policy or the fraction says so."""
         for index, reason in found:
             if index in self.reasons:
                 continue
             self.reasons[index] = reason
             name = self.source.name(index)
             if self.policy == "error":
-                raise KsclError(
-                    f"{name} cannot be read: {reason}; mend or remove it, "
-                    "or set DATA.BAD_IMAGES to skip"
-                )
-            logger.warning("%s cannot be read and is skipped: %s", name, reason)
-        if self.count > self.max_share * len(self.source):
+                self._refuse(name, reason)
+            logger.warning("%s cannot be read and is skipped: %s.", name, reason)
+        self._check_fraction()
+
+    def _refuse(self, name: str, reason: str) -> None:
+        raise KsclError(
+            f"{name} cannot be read: {reason}. Fix or remove it, or set DATA.BAD_IMAGES to skip."
+        )
+
+    def _check_fraction(self) -> None:
+        total = len(self.source) + self.num_lost
+        if self.count > self.max_fraction * total:
             raise KsclError(
-                f"{self.count} of the {len(self.source)} images of {self.source.where} cannot be "
-                f"read, more than DATA.MAX_BAD_FRACTION = {self.max_share:g} allows; "
-                f"the first: {self._first()}"
+                f"{self.count} of the {total} images of {self.source.where} cannot be read, more "
+                f"than DATA.MAX_BAD_FRACTION = {self.max_fraction:g} allows. "
+                f"The first is {self._first()}. Fix or remove them, or allow more."
             )
 
     def _first(self) -> str:
+        if self.source.lost:
+            return f"{self.source.lost[0].name} ({self.source.lost[0].reason})"
         index = next(iter(self.reasons))
         return f"{self.source.name(index)} ({self.reasons[index]})"
 
 
-def check_some_image_reads(source: ImageSource, seed: int = 0) -> None:
-    """Before training: at least one image of the source must be readable."""
+def check_some_image_reads(
+    source: ImageSource, seed: int = 0, max_pixels: int = MAX_PIXELS
+) -> None:
+    """Raise KsclError if none of a sample of the images can be read."""
     failures: list[str] = []
     for index in _probes(seed, len(source)):
         try:
-            decode_image(source.read(index))
+            read_picture(source, index, max_pixels)
             return
-        except (UnreadableImage, OSError) as error:
+        except UnreadableImage as error:
             failures.append(f"{source.name(index)} ({error})")
     raise KsclError(
-        f"no image of {source.where} can be read: {len(failures)} of {len(source)} were tried, "
-        f"the first: {failures[0]}"
+        f"No image of {source.where} can be read: {len(failures)} of {len(source)} were tried. "
+        f"The first is {failures[0]}. Check the files, or name another folder."
     )
 
 
 def _probes(seed: int, count: int) -> Sequence[int]:
-    return permutation(seed, 0, PROBE, count)[:MOST_PROBES].tolist()
+    return permutation(seed, 0, Stream.PROBE, count)[:MOST_PROBES].tolist()

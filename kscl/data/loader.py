@@ -1,4 +1,4 @@
-"""Batches of K + 1 views: which images in which order, read, augmented and brought to the encoder.
+"""Batches of views: which images in which order, read, augmented and brought to the encoder.
 
 Order and views are pure functions of (seed, epoch, index, view). A batch is asked for by its step,
 so a run starts at any step without touching what came before, and neither the number of workers
@@ -8,7 +8,7 @@ nor of ranks changes what is seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import cv2
@@ -17,46 +17,49 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from kscl.data.bad_images import MOST_REPLACEMENTS, BadImages, check_some_image_reads, replacement
-from kscl.data.decode import UnreadableImage, decode_image
+from kscl.data.decode import read_picture
+from kscl.data.formats import MAX_PIXELS, UnreadableImage
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
-from kscl.rng import ORDER, VIEWS, permutation, uniforms
+from kscl.rng import Stream, permutation, uniforms
 from kscl.views.augment import make_views, numbers_needed
-from kscl.views.normalize import normalise_planes
+from kscl.views.normalize import normalize_planes
 from kscl.views.recipes import check_recipe, with_defaults
 
-Place = tuple[int, int]  # epoch and number of the image
+EpochIndex = tuple[int, int]  # epoch, and index of the image
 
 
 class Batch(NamedTuple):
     """What the encoder gets, and what was met on the way."""
 
-    views: torch.Tensor  # (B, K + 1, 3, H, W), view 0 is the query; uint8, or float32 normalised
-    instances: torch.Tensor  # (B,) int64, the number of the image shown
-    bad: list[tuple[int, str]]  # unreadable images met and why; each was replaced
+    views: torch.Tensor  # (B, V, 3, H, W), in pretraining view 0 is the query; uint8 or float32
+    instances: torch.Tensor  # (B,) int64, the index of the image shown
+    bad: list[tuple[int, str]]  # index of each unreadable image met, and the reason
 
 
 def epoch_order(seed: int, epoch: int, num_images: int) -> np.ndarray:
-    """The order in which an epoch shows the images."""
-    return permutation(seed, epoch, ORDER, num_images)
+    """Return the order in which an epoch shows the images."""
+    return permutation(seed, epoch, Stream.ORDER, num_images)
 
 
 def steps_per_epoch(num_images: int, batch_size: int) -> int:
-    """Whole batches only: what is left over changes from epoch to epoch with the order."""
+    """Count whole batches: what is left over changes from epoch to epoch with the order."""
     steps = num_images // batch_size
     if not steps:
         raise KsclError(
-            f"SOLVER.BATCH_SIZE is {batch_size} but there are only {num_images} images: "
-            "an epoch would have no step; make the batch smaller"
+            f"SOLVER.BATCH_SIZE is {batch_size} but there are only {num_images} images, so an "
+            "epoch would have no step. Make the batch smaller."
         )
     return steps
 
 
 class StepSampler:
-    """This rank's share of every batch from `first_step` up to `last_step`, epoch after epoch.
+    """This rank's part of every batch from `first_step` up to `last_step`, epoch after epoch.
 
-    The ranks hold consecutive pieces of the global batch, so that joined in the order of ranks
-    they give the batch of a single rank.
+    The ranks hold consecutive parts of the global batch, so that joined in the order of ranks
+    they give the batch of a single rank. Pretraining drops the last batch of an epoch if it is
+    smaller, as its loss depends on the size; a probe shows every image (`drop_last` False), and
+    its ranks' parts may differ by one image.
     """
 
     def __init__(
@@ -68,34 +71,40 @@ class StepSampler:
         last_step: int,
         rank: int = 0,
         world_size: int = 1,
+        *,
+        drop_last: bool = True,
     ) -> None:
-        if batch_size % world_size:
+        if drop_last and batch_size % world_size:
             raise KsclError(
                 f"SOLVER.BATCH_SIZE is {batch_size}, which {world_size} processes cannot share "
-                "evenly; choose a multiple"
+                "evenly. Choose a multiple."
             )
         self.num_images = num_images
         self.batch_size = batch_size
         self.seed = seed
         self.steps = range(first_step, last_step)
-        self.share = slice(rank * batch_size // world_size, (rank + 1) * batch_size // world_size)
-        self.steps_per_epoch = steps_per_epoch(num_images, batch_size)
+        self.rank, self.world_size = rank, world_size
+        whole, rest = divmod(num_images, batch_size)
+        self.steps_per_epoch = (
+            steps_per_epoch(num_images, batch_size) if drop_last else whole + bool(rest)
+        )
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def __iter__(self) -> Iterator[list[Place]]:
+    def __iter__(self) -> Iterator[list[EpochIndex]]:
         known_epoch, order = -1, np.empty(0, np.int64)
         for step in self.steps:
-            epoch, place = divmod(step, self.steps_per_epoch)
+            epoch, number = divmod(step, self.steps_per_epoch)
             if epoch != known_epoch:
                 known_epoch, order = epoch, epoch_order(self.seed, epoch, self.num_images)
-            batch = order[place * self.batch_size : (place + 1) * self.batch_size]
-            yield [(epoch, index) for index in batch[self.share].tolist()]
+            batch = order[number * self.batch_size : (number + 1) * self.batch_size].tolist()
+            first, end = (r * len(batch) // self.world_size for r in (self.rank, self.rank + 1))
+            yield [(epoch, index) for index in batch[first:end]]
 
 
 class ViewDataset(Dataset[Batch]):
-    """Images by (epoch, number), each decoded once and turned into `num_views` views."""
+    """Images by (epoch, index), each decoded once and turned into `num_views` views."""
 
     def __init__(
         self,
@@ -105,61 +114,65 @@ class ViewDataset(Dataset[Batch]):
         size: int,
         seed: int,
         mean_std: tuple[Sequence[float], Sequence[float]] | None = None,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         self.source = source
         self.ops = with_defaults(ops)
         self.num_views = num_views
         self.size = size
         self.seed = seed
-        self.mean_std = mean_std  # given: float32 normalised here; None: uint8
+        self.mean_std = mean_std  # given: float32 normalized here; None: uint8
+        self.max_pixels = max_pixels
         self.num_numbers = numbers_needed(self.ops, num_views)
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, place: Place) -> Batch:
-        return self.__getitems__([place])
+    def __getitem__(self, wanted: EpochIndex) -> Batch:
+        return self.__getitems__([wanted])
 
-    def __getitems__(self, places: list[Place]) -> Batch:
-        shape = (len(places), self.num_views, 3, self.size, self.size)
+    def __getitems__(self, wanted: list[EpochIndex]) -> Batch:
+        """Return one batch; an image that cannot be read is replaced by another."""
+        shape = (len(wanted), self.num_views, 3, self.size, self.size)
         views = _new_tensor(shape, torch.float32 if self.mean_std else torch.uint8)
         shown, bad = [], []
-        for place, target in zip(places, views.numpy(), strict=True):
-            picture, index, met = self.read_picture(*place)
-            self.fill(picture, place, target)
+        for epoch_index, target in zip(wanted, views.numpy(), strict=True):
+            picture, index, met = self.read_picture(*epoch_index)
+            self.fill(picture, epoch_index, target)
             shown.append(index)
             bad.extend(met)
         return Batch(views, torch.tensor(shown), bad)
 
-    def fill(self, picture: np.ndarray, place: Place, target: np.ndarray) -> None:
+    def fill(self, picture: np.ndarray, epoch_index: EpochIndex, target: np.ndarray) -> None:
         """Write the views of one decoded image into (K + 1, 3, H, W)."""
-        epoch, index = place
-        numbers = uniforms(self.seed, epoch, VIEWS, index, self.num_numbers)
+        epoch, index = epoch_index
+        numbers = uniforms(self.seed, epoch, Stream.VIEWS, index, self.num_numbers)
         if self.mean_std is None:
             make_views(picture, self.ops, self.size, numbers, target)
             return
         views = np.empty(target.shape, np.uint8)
         make_views(picture, self.ops, self.size, numbers, views)
-        normalise_planes(views, *self.mean_std, target)
+        normalize_planes(views, *self.mean_std, target)
 
     def read_picture(self, epoch: int, index: int) -> tuple[np.ndarray, int, list[tuple[int, str]]]:
-        """The image, or the first readable one of its replacements; which it was; what was bad."""
+        """Return the image or its first readable replacement, its index, and what was bad."""
         bad: list[tuple[int, str]] = []
         shown = index
         for attempt in range(MOST_REPLACEMENTS):
             try:
-                return decode_image(self.source.read(shown)), shown, bad
-            except (UnreadableImage, OSError) as error:
+                return read_picture(self.source, shown, self.max_pixels), shown, bad
+            except UnreadableImage as error:
                 bad.append((shown, str(error)))
             shown = replacement(self.seed, epoch, index, attempt, len(self.source))
         raise KsclError(
-            f"{MOST_REPLACEMENTS} images in a row could not be read from {self.source.where}, "
-            f"the last {self.source.name(bad[-1][0])} ({bad[-1][1]}): is the storage still there?"
+            f"{MOST_REPLACEMENTS} images in a row could not be read from {self.source.where}. "
+            f"The last is {self.source.name(bad[-1][0])} ({bad[-1][1]}). Check that the storage "
+            "is still there."
         )
 
 
 def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An empty tensor; in a worker, in memory that the main process sees without a copy."""
+    """Return an empty tensor; in a worker, in memory that the main process sees too."""
     tensor = torch.empty(0, dtype=dtype)
     if get_worker_info() is not None:
         num_bytes = int(np.prod(shape)) * tensor.element_size()
@@ -178,10 +191,12 @@ class TrainLoader:
 
     @property
     def source(self) -> ImageSource:
+        """Where the images come from."""
         return self.dataset.source
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of steps per epoch."""
         sampler = self.batches.batch_sampler
         assert isinstance(sampler, StepSampler)
         return sampler.steps_per_epoch
@@ -210,15 +225,18 @@ def build_train_loader(
     rank: int = 0,
     world_size: int = 1,
 ) -> TrainLoader:
-    """The batches of steps first_step … last_step - 1 as this rank sees them."""
+    """Return the batches of steps first_step … last_step - 1 as this rank sees them."""
     if problems := check_recipe(cfg.AUGMENT, "AUGMENT"):
         raise KsclError("\n".join(problems))
-    check_some_image_reads(source, cfg.SEED)
+    max_pixels = cfg.DATA.MAX_PIXELS
+    check_some_image_reads(source, cfg.SEED, max_pixels)
     mean_std = (
         None if cfg.DATA.NORMALIZE_ON_DEVICE else (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
     )
     num_views = cfg.METHOD.NUM_SHOTS + 1
-    dataset = ViewDataset(source, cfg.AUGMENT, num_views, cfg.INPUT.SIZE, cfg.SEED, mean_std)
+    dataset = ViewDataset(
+        source, cfg.AUGMENT, num_views, cfg.INPUT.SIZE, cfg.SEED, mean_std, max_pixels
+    )
     sampler = StepSampler(
         len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, first_step, last_step, rank, world_size
     )
@@ -227,24 +245,26 @@ def build_train_loader(
 
 
 def load_in_workers(
-    dataset: ViewDataset, sampler: StepSampler, num_workers: int
+    dataset: Dataset[Batch], batches: Iterable[list[EpochIndex]], num_workers: int
 ) -> DataLoader[Batch]:
+    """Return the batches of a data set in order, made by workers of one thread each."""
     return DataLoader(
         dataset,
-        batch_sampler=sampler,
+        batch_sampler=batches,
         num_workers=num_workers,
         collate_fn=_already_a_batch,
-        worker_init_fn=_one_thread,
+        worker_init_fn=_set_up_worker,
         pin_memory=torch.cuda.is_available(),
         # Its own generator: the loader must not draw from the stream that training draws from.
         generator=torch.Generator(),
     )
 
 
-def _already_a_batch(batch: Any) -> Any:
+def _already_a_batch(batch: Batch) -> Batch:
     return batch
 
 
-def _one_thread(worker: int) -> None:
-    # Zero, not one: one would wait for threads of the main process, which a fork does not copy.
+def _set_up_worker(worker: int) -> None:
+    # Zero, not one: with one, OpenCV waits for the threads of its pool, which a fork of a process
+    # that has used them does not copy. With zero it never asks the pool.
     cv2.setNumThreads(0)

@@ -1,8 +1,8 @@
-"""The images that a path stands for: a folder tree, class folders, a text list, tar shards, or a
-split of a VOC folder (`voc:FOLDER:SPLIT`).
+"""The images that a path stands for.
 
-Paths with a scheme (`name://…`) go through iopath's `g_pathmgr`, so a handler registered there
-makes them readable.
+A path is a folder tree, class folders, a text list, tar shards, or a split of a VOC folder
+(`voc:FOLDER:SPLIT`). Paths with a scheme (`name://…`) go through iopath's `g_pathmgr`, so a
+handler registered there makes them readable.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import time
 
 from iopath.common.file_io import g_pathmgr
 
-from kscl.data.decode import IMAGE_EXTENSIONS
 from kscl.data.folder import FileSource, list_folder, open_list, open_voc_split
+from kscl.data.formats import IMAGE_EXTENSIONS
 from kscl.data.shards import expand_shards, is_shard_pattern, open_shards
-from kscl.data.source import ImageSource, Labels, is_remote, join
+from kscl.data.source import ImageSource, Labels, is_remote, join, warn_of_lost
 from kscl.errors import KsclError
 
 __all__ = ["ImageSource", "Labels", "open_source"]
@@ -24,12 +24,13 @@ logger = logging.getLogger(__name__)
 
 
 def open_source(where: str, cache_dir: str = "") -> ImageSource:
-    """All images of a folder, list or shards; an error that says what was looked for if none."""
+    """Open all images of a folder, list or shards; raise KsclError if there are none."""
     if not where:
-        raise KsclError("no images are named: set DATA.TRAIN to a folder, a .txt list or shards")
+        raise KsclError("No images are named. Set DATA.TRAIN to a folder, a .txt list or shards.")
     started = time.perf_counter()
     source = _open(where, cache_dir)
-    logger.info("%d images in %s (%.1f s)", len(source), where, time.perf_counter() - started)
+    warn_of_lost(source.lost)
+    logger.info("%d images in %s (%.1f s).", len(source), where, time.perf_counter() - started)
     return source
 
 
@@ -42,21 +43,22 @@ def _open(where: str, cache_dir: str) -> ImageSource:
         return open_list(where)
     if not g_pathmgr.isdir(where):
         raise KsclError(_not_a_folder(where))
-    names, shards = list_folder(where, cache_dir)
+    names, shards, lost = list_folder(where, cache_dir)
     if len(names):
-        return FileSource(where, where, names)
+        return FileSource(where, where, names, lost=lost)
     if shards:
         return open_shards(where, [join(where, shard) for shard in shards], cache_dir)
+    warn_of_lost(lost)
     raise KsclError(
         f"{where} holds no image: no file in it or below it ends in "
-        f"{', '.join(IMAGE_EXTENSIONS)}, and no .tar shard lies in it; "
-        "point DATA.TRAIN at the folder of the images"
+        f"{', '.join(IMAGE_EXTENSIONS)}, and no .tar shard lies in it. "
+        "Set DATA.TRAIN to the folder of the images."
     )
 
 
 def _not_a_folder(where: str) -> str:
     if g_pathmgr.isfile(where):
-        return f"{where} is neither a folder, nor a .txt list, nor a .tar shard"
+        return f"{where} is neither a folder, nor a .txt list, nor a .tar shard."
     if is_remote(where):
-        return f"{where} is not there, or no iopath handler is registered for its scheme"
-    return f"{where} is not there: DATA.TRAIN must be a folder, a .txt list or tar shards"
+        return f"{where} is not there, or no iopath handler is registered for its scheme."
+    return f"{where} is not there. DATA.TRAIN must be a folder, a .txt list or tar shards."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -13,6 +13,7 @@ class Names(Sequence[str]):
 
     A Python list of a million strings is copied bit by bit into every worker as its reference
     counts are touched; two arrays are not, and they are saved and loaded in one piece.
+    RATIO
     """
 
     def __init__(self, text: np.ndarray, ends: np.ndarray) -> None:
@@ -21,6 +22,7 @@ class Names(Sequence[str]):
 
     @classmethod
     def pack(cls, names: Iterable[str]) -> Names:
+        """Pack any strings, also file names that are not UTF-8."""
         encoded = [os.fsencode(name) for name in names]
         ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
@@ -28,9 +30,15 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self.ends)
 
-    def __getitem__(self, place):  # type: ignore[no-untyped-def]
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        place = range(len(self))[place]
-        start = self.ends[place - 1] if place else 0
-        return os.fsdecode(self.text[start : self.ends[place]].tobytes())
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        start = self.ends[index - 1] if index else 0
+        return os.fsdecode(self.text[start : self.ends[index]].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        text, start = self.text.tobytes(), 0
+        for end in self.ends.tolist():
+            yield os.fsdecode(text[start:end])
+            start = end

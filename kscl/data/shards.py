@@ -11,19 +11,23 @@ import glob
 import itertools
 import os
 import re
-import tarfile
 import time
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
 from iopath.common.file_io import g_pathmgr
 
+from kscl.data.formats import is_image
 from kscl.data.index_cache import Arrays, cache_folder, load_index, modified_ns, save_index, stamps
 from kscl.data.packed_names import Names
-from kscl.data.source import Labels, is_image, is_remote, number_classes
+from kscl.data.source import Labels, Lost, is_remote, number_classes, pack_lost, unpack_lost
+from kscl.data.tar_members import Gap, Member, read_members
 from kscl.errors import KsclError
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+
+Sample = tuple[str, int, int, str]  # name, offset, size, class
 
 
 class ShardSource:
@@ -36,38 +40,42 @@ class ShardSource:
         self.shard = index["shard"]  # which of the shards, int32
         self.offset = index["offset"]  # int64
         self.size = index["size"]  # int64
+        self.lost = unpack_lost(index)
         self._classes = Names(index["class_text"], index["class_ends"])
 
     def __len__(self) -> int:
         return len(self.names)
 
     def name(self, index: int) -> str:
+        """Return the path of the shard and the name of the member."""
         return f"{self.shards[self.shard[index]]}/{self.names[index]}"
 
     def read(self, index: int) -> bytes:
+        """Return the encoded image."""
         with open(self.shards[self.shard[index]], "rb", buffering=0) as file:
             return os.pread(file.fileno(), int(self.size[index]), int(self.offset[index]))
 
     @cached_property
     def labels(self) -> Labels | None:
-        """From the .cls members: none if a sample has none."""
+        """The .cls members'; None if a sample has none."""
         classes = list(self._classes)
         return None if "" in classes else number_classes(classes)
 
 
 def is_shard_pattern(where: str) -> bool:
+    """Return whether a path stands for tar files."""
     return where.lower().endswith((".tar", *COMPRESSED))
 
 
 def expand_shards(pattern: str) -> list[str]:
-    """`a-{000..012}.tar`, `{train,extra}.tar` and, on local disks, `*.tar`, written out."""
+    """Write out `a-{000..012}.tar`, `{train,extra}.tar` and, on local disks, `*.tar`."""
     if pattern.lower().endswith(COMPRESSED):
         raise KsclError(
-            f"{pattern} is compressed, so images cannot be read from its middle: "
-            "pack the shards as plain .tar (images are compressed already)"
+            f"{pattern} is compressed, so images cannot be read from its middle. "
+            "Pack the shards as plain .tar (images are compressed already)."
         )
     parts = re.split(r"\{([^{}]*)\}", pattern)
-    choices = [[part] if place % 2 == 0 else _choices(part) for place, part in enumerate(parts)]
+    choices = [[part] if number % 2 == 0 else _choices(part) for number, part in enumerate(parts)]
     shards = ["".join(choice) for choice in itertools.product(*choices)]
     if not is_remote(pattern):
         shards = [
@@ -76,7 +84,7 @@ def expand_shards(pattern: str) -> list[str]:
             for path in (sorted(glob.glob(shard)) if "*" in shard else [shard])
         ]
     if not shards:
-        raise KsclError(f"no file fits {pattern}")
+        raise KsclError(f"No file matches {pattern}. Check the path.")
     return shards
 
 
@@ -88,6 +96,7 @@ def _choices(braces: str) -> list[str]:
 
 
 def open_shards(where: str, shards: list[str], cache_dir: str = "") -> ShardSource:
+    """Open tar files; each is looked through once, and where its images lie is cached."""
     local = [_local_copy(shard) for shard in shards]
     cache, key = cache_folder(cache_dir), "\n".join(local)
     index = load_index(cache, key)
@@ -97,14 +106,15 @@ def open_shards(where: str, shards: list[str], cache_dir: str = "") -> ShardSour
     source = ShardSource(where, local, index)
     if not len(source):
         raise KsclError(
-            f"{where} holds no image: none of its {len(local)} shards has a member like 000017.jpg"
+            f"{where} holds no image: none of its {len(local)} shards has a member like "
+            "000017.jpg. Pack the images in the WebDataset layout."
         )
     return source
 
 
 def _local_copy(shard: str) -> str:
     if not g_pathmgr.isfile(shard):
-        raise KsclError(f"the shard {shard} is not there")
+        raise KsclError(f"The shard {shard} is not a file. Check the path.")
     # A remote shard is fetched once: reading in any order needs it near.
     return g_pathmgr.get_local_path(shard) if is_remote(shard) else os.path.abspath(shard)
 
@@ -112,43 +122,52 @@ def _local_copy(shard: str) -> str:
 def _index_shards(shards: list[str]) -> Arrays:
     started = time.time_ns()
     times = [modified_ns(shard) for shard in shards]
-    found = [(place, *sample) for place, path in enumerate(shards) for sample in _samples(path)]
-    place, name, offset, size, label = zip(*found, strict=True) if found else ((),) * 5
+    scanned = [_scan(path) for path in shards]
+    found = [(number, *sample) for number, (samples, _) in enumerate(scanned) for sample in samples]
+    shard, name, offset, size, label = zip(*found, strict=True) if found else ((),) * 5
     names, classes = Names.pack(name), Names.pack(label)
     return {
         "text": names.text,
         "ends": names.ends,
-        "shard": np.array(place, np.int32),
+        "shard": np.array(shard, np.int32),
         "offset": np.array(offset, np.int64),
         "size": np.array(size, np.int64),
         "class_text": classes.text,
         "class_ends": classes.ends,
+        **pack_lost([lost for _, damage in scanned for lost in damage]),
         **stamps(shards, times, started),
     }
 
 
-def _samples(path: str) -> list[tuple[str, int, int, str]]:
-    """(name, offset, size, class) of the first image of every sample in a shard."""
-    images: dict[str, tuple[str, int, int]] = {}
+def _scan(path: str) -> tuple[list[Sample], list[Lost]]:
+    """Return the first image of every sample in a shard, and what damage has hidden."""
+    images: dict[str, Member] = {}
     classes: dict[str, str] = {}
-    length = os.path.getsize(path)
-    try:
-        with tarfile.open(path, "r:") as tar, open(path, "rb") as file:
-            for member in tar:
-                folder, slash, base = member.name.rpartition("/")
-                stem, _, extension = base.partition(".")
-                key = folder + slash + stem
-                if not member.isreg() or not stem:
-                    continue  # also the hidden files that macOS packs
-                if member.offset_data + member.size > length:
-                    raise tarfile.ReadError("the file ends before its last member does")
-                if is_image(member.name):
-                    images.setdefault(key, (member.name, member.offset_data, member.size))
-                elif extension == "cls":
-                    file.seek(member.offset_data)
-                    classes[key] = file.read(member.size).decode(errors="replace").strip()
-    except (tarfile.TarError, OSError) as error:
-        raise KsclError(
-            f"the shard {path} cannot be read: {error}; copy or pack it again"
-        ) from error
-    return [(*image, classes.get(key, "")) for key, image in images.items()]
+    gaps: list[Gap] = []
+    with open(path, "rb") as file:
+        for member in read_members(path, gaps):
+            folder, slash, base = member.name.rpartition("/")
+            stem, _, extension = base.partition(".")
+            key = folder + slash + stem
+            if not stem:
+                continue  # the hidden files that macOS packs
+            if is_image(member.name):
+                images.setdefault(key, member)
+            elif extension == "cls":
+                file.seek(member.offset)
+                classes[key] = file.read(min(member.size, 4096)).decode(errors="replace").strip()
+    samples = [(*image, classes.get(key, "")) for key, image in images.items()]
+    return samples, list(_lost(path, gaps, samples))
+
+
+def _lost(path: str, gaps: list[Gap], samples: list[Sample]) -> Iterator[Lost]:
+    """Estimate how many images a gap has swallowed by what the others take of the file."""
+    intact = os.path.getsize(path) - sum(gap.size for gap in gaps)
+    for gap in gaps:
+        count = max(1, round(gap.size * len(samples) / max(intact, 1)))
+        where = f"after the member {gap.after}" if gap.after else "at its start"
+        yield Lost(
+            f"{path} at byte {gap.offset}",
+            f"the tar header {where} is damaged; copy or pack the shard again",
+            count,
+        )

@@ -1,4 +1,4 @@
-"""How many images a second each stage can do, and which one holds the run back."""
+"""How many images per second each stage can do, and which one holds the run back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kscl.data.loader import ViewDataset, epoch_order
 
 @dataclass(frozen=True)
 class Budget:
-    """Images a second: decode and augment on one core, encode on all devices of this process."""
+    """Images per second: decode and augment on one core, encode on all devices of the process."""
 
     decode: float
     augment: float
@@ -23,16 +23,18 @@ class Budget:
 
     @property
     def load(self) -> float:
-        """What the workers deliver together, if each has a core."""
+        """Images per second that the workers deliver together, if each has a core."""
         return max(1, self.workers) / (1 / self.decode + 1 / self.augment)
 
     @property
     def held_back_by(self) -> str:
+        """The slowest stage."""
         if self.encode is not None and self.encode <= self.load:
             return "encode"
         return "decode" if self.decode < self.augment else "augment"
 
     def with_encode(self, images_per_second: float) -> Budget:
+        """Return the same budget with a measured encoder."""
         return replace(self, encode=images_per_second)
 
     def __str__(self) -> str:
@@ -59,7 +61,7 @@ def measure_budget(dataset: ViewDataset, workers: int, num_images: int = 16) -> 
 
 
 def _time_stages(dataset: ViewDataset, count: int) -> tuple[float, float]:
-    """Median seconds an image for reading and decoding, and for its views."""
+    """Return the median seconds per image for reading and decoding, and for its views."""
     kind = np.uint8 if dataset.mean_std is None else np.float32
     views = np.empty((dataset.num_views, 3, dataset.size, dataset.size), kind)
     seconds = []

@@ -9,8 +9,8 @@ from PIL.Image import Image, fromarray
 from torchvision.datasets import CIFAR10
 
 from kscl.config.shipped import shipped_configs
-from kscl.data.decode import UnreadableImage, decode_image
-from kscl.data.source import is_image
+from kscl.data.decode import decode_image
+from kscl.data.formats import UnreadableImage, is_image
 from kscl.datasets.picture_folders import Named, open_set, write_folder
 from kscl.errors import KsclError
 

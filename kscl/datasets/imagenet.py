@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kscl.data.source import is_image
+from kscl.data.formats import is_image
 from kscl.errors import KsclError
 
 IMAGENET_CLASSES = 1000

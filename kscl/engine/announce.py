@@ -11,7 +11,7 @@ from fvcore.common.config import CfgNode
 from kscl.engine.schedule import learning_rate
 from kscl.engine.state import TrainState
 from kscl.method.cost import PASSES_OF_MOCO, forward_passes
-from kscl.method.subspace import max_rank
+from kscl.method.similarity import find_similarity
 from kscl.runtime.distributed import world_size
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def derived_values(cfg: CfgNode) -> list[str]:
     )
     if cfg.DICTIONARY.TYPE == "queue":
         length, dim = cfg.DICTIONARY.QUEUE_LENGTH, cfg.PROJECTOR.DIM
-        stored = max_rank(shots, cfg.METHOD.RHO) if cfg.METHOD.SIMILARITY == "projection" else 1
+        stored = find_similarity(cfg.METHOD.SIMILARITY).max_rank(shots, cfg.METHOD.RHO)
         lines.append(
             f"queue of {length:,} subspaces x {stored} x {dim} → "
             f"{length * stored * dim * 4 / 2**20:.1f} MiB"

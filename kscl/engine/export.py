@@ -39,6 +39,7 @@ def describe(
         "config_hash": config_hash(cfg),
         "data": data["hash"],
         "code": code_version()["source_hash"],
+        **({"start": state.inputs["weights"]} if state.inputs else {}),
         **(metrics or {}),
     }
     return Description(
@@ -97,6 +98,7 @@ def export(
         seed=cfg.SEED,
         cfg=cfg,
         data={"train": data},
+        inputs=state.inputs,
         details={
             "curves": thinned_curves(rows),
             "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],

@@ -18,7 +18,7 @@ from kscl.data.open import ImageSource, Labels, open_source
 from kscl.errors import KsclError
 from kscl.method.batch_norm import in_mode
 from kscl.runtime.distributed import gather, rank, world_size
-from kscl.views.normalize import normalise
+from kscl.views.normalize import normalize
 
 BATCH_SIZE = 256
 
@@ -68,7 +68,7 @@ def features(
     found, shown = [], []
     with in_mode(backbone, training=False):
         for batch in center_squares(source, cfg):
-            images = normalise(batch.views[:, 0].to(device), cfg.INPUT.MEAN, cfg.INPUT.STD)
+            images = normalize(batch.views[:, 0].to(device), cfg.INPUT.MEAN, cfg.INPUT.STD)
             found.append(backbone(images).float())
             shown.append(batch.instances)
     index = gather(torch.cat(shown).to(device))

@@ -33,12 +33,12 @@ from kscl.errors import KsclError
 from kscl.method.learner import Learner
 from kscl.runtime.distributed import average_, rank, world_size
 from kscl.runtime.launch import any_rank
+from kscl.runtime.precision import AMP_TYPES, autocast
 from kscl.runtime.signals import StopRequest
-from kscl.views.normalize import normalise
+from kscl.views.normalize import normalize
 
 log = logging.getLogger(__name__)
 
-AMP_TYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COLLAPSED = 0.01  # spread of the embeddings: their mean is then nearly a unit vector
 
 
@@ -115,7 +115,7 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
 def forward(state: TrainState, views: Tensor, instances: Tensor) -> dict[str, Tensor]:
     """Return the loss and the metrics of views (B, K+1, 3, H, W) in the precision of the config."""
     amp = state.cfg.SOLVER.AMP
-    with torch.autocast(state.device.type, AMP_TYPES[amp], enabled=amp != "off"):
+    with autocast(state.device, AMP_TYPES[amp]):
         return state.model(views, instances.to(state.device))
 
 
@@ -147,7 +147,7 @@ def to_device(views: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
     else:
         views = views.contiguous()
     if views.dtype == torch.uint8:
-        views = normalise(views, cfg.INPUT.MEAN, cfg.INPUT.STD)
+        views = normalize(views, cfg.INPUT.MEAN, cfg.INPUT.STD)
     return views.transpose(0, 1)
 
 

@@ -26,6 +26,7 @@ from kscl.engine.knn import KnnCheck
 from kscl.engine.loop import all_reasons, settle, train
 from kscl.engine.metrics_log import RunLog
 from kscl.engine.run_dir import find_start, only_run_in
+from kscl.engine.start import start_from_weights
 from kscl.engine.state import TrainState, build_state, check_room, restore
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
@@ -125,6 +126,8 @@ def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
     if checkpoint is not None:
         refuse_other_data(checkpoint.content["data"], data, cfg.DATA.TRAIN)
         restore(state, checkpoint.content)
+    else:
+        state.inputs = start_from_weights(state.learner, cfg)
     loader = build_train_loader(
         cfg,
         source,

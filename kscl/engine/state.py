@@ -74,6 +74,7 @@ class TrainState:
     step: int = 0  # steps done
     seconds: float = 0.0  # of training, over all restarts
     window: Window = field(default_factory=Window)
+    inputs: dict[str, str] = field(default_factory=dict)  # SHA-256 of the weights it started from
 
     @property
     def total_steps(self) -> int:
@@ -156,6 +157,7 @@ def save(state: TrainState, folder: Path, about: Mapping[str, Any]) -> None:
         "step": state.step,
         "seconds": state.seconds,
         "window": window,
+        "inputs": state.inputs,
     }
     save_checkpoint(folder, state.step, content, state.cfg.CHECKPOINT.KEEP)
 
@@ -167,6 +169,7 @@ def restore(state: TrainState, content: Mapping[str, Any]) -> None:
     state.scaler.load_state_dict(content["scaler"])
     state.step = content["step"]
     state.seconds = content["seconds"]
+    state.inputs = dict(content.get("inputs", {}))
     saved = content["window"]
     sums = {name: _own_sum(sums, state.device) for name, sums in saved["sums"].items()}
     state.window = Window(sums, saved["steps"])

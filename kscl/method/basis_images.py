@@ -12,27 +12,26 @@ import torch
 from torch import Tensor
 
 from kscl.method.kernels import full_precision
-from kscl.method.subspace import kept_rank, max_rank
+from kscl.method.subspace import eigenpairs, kept_rank, max_rank
 
 
 class BasisImages(NamedTuple):
-    """The eigenvectors of one instance, by falling eigenvalue."""
+    """The eigenvectors of one instance, by descending eigenvalue."""
 
     weights: Tensor  # (K, K) row i: w_iᵀ v^k for k = 1..K
     images: Tensor  # (K, 3, H, W) Σ_k weights[i, k] x^k
-    share: Tensor  # (K,) of the eigenvalue mass
-    kept: int  # L_n, how many of them the subspace keeps
+    fractions: Tensor  # (K,) of the eigenvalue mass
+    kept: int  # L_n, the number of them that the subspace keeps
 
 
 def basis_images(views: Tensor, keys: Tensor, rho: float) -> BasisImages:
-    """From K views (K, 3, H, W) and their unit embeddings (K, D)."""
+    """Return the basis images of K views (K, 3, H, W) with unit embeddings (K, D)."""
     max_rank(len(keys), rho)
     with full_precision(keys.detach(), views) as (keys, views):
-        eigenvalues, vectors = torch.linalg.eigh(keys @ keys.T)  # (K,), (K, K)
-    eigenvalues = eigenvalues.flip(0).clamp_min(0)
-    weights = (vectors.flip(1) * eigenvalues.sqrt()).T  # (K, K): w_iᵀ v^k = √λ_i u_i[k]
+        eigenvalues, vectors = eigenpairs(keys @ keys.T)  # (K,), (K, K)
+    weights = (vectors * eigenvalues.sqrt()).T  # (K, K): w_iᵀ v^k = √λ_i u_i[k]
     # The sign of an eigenvector means nothing; this one makes a mean of views look like them.
     weights = weights * torch.where(weights.sum(1, keepdim=True) < 0, -1, 1)
     images = torch.einsum("ik,kchw->ichw", weights, views)
-    share = eigenvalues / eigenvalues.sum().clamp_min(torch.finfo(eigenvalues.dtype).tiny)
-    return BasisImages(weights, images, share, int(kept_rank(eigenvalues[None], rho)))
+    fractions = eigenvalues / eigenvalues.sum().clamp_min(torch.finfo(eigenvalues.dtype).tiny)
+    return BasisImages(weights, images, fractions, int(kept_rank(eigenvalues[None], rho)))

@@ -7,11 +7,12 @@ from fvcore.common.config import CfgNode
 from kscl.errors import KsclError
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder, build_encoder
-from kscl.method.learner import Learner, subspace_rank
+from kscl.method.learner import Learner
+from kscl.method.similarity import find_similarity
 
 
 def encoder_of(cfg: CfgNode) -> Encoder:
-    """The encoder of a pretraining config."""
+    """Return the encoder of a pretraining config."""
     return build_encoder(
         cfg.BACKBONE.NAME,
         dict(cfg.BACKBONE.KWARGS),
@@ -23,7 +24,7 @@ def encoder_of(cfg: CfgNode) -> Encoder:
 
 
 def build_learner(cfg: CfgNode, num_images: int | None = None) -> Learner:
-    """The learner of a pretraining config; a memory bank needs the number of images."""
+    """Return the learner of a pretraining config; a memory bank needs the number of images."""
     method = cfg.METHOD
     return Learner(
         encoder_of(cfg),
@@ -41,16 +42,20 @@ def build_learner(cfg: CfgNode, num_images: int | None = None) -> Learner:
 
 
 def build_dictionary(cfg: CfgNode, num_images: int | None) -> Dictionary:
-    method, kind = cfg.METHOD, cfg.DICTIONARY.TYPE
-    signed = method.SIMILARITY != "projection"
-    length = subspace_rank(method.SIMILARITY, method.NUM_SHOTS, method.RHO)
+    """Return the dictionary of a pretraining config, empty."""
+    method, kind, dim = cfg.METHOD, cfg.DICTIONARY.TYPE, cfg.PROJECTOR.DIM
+    similarity: str = method.SIMILARITY
+    vectors = find_similarity(similarity).max_rank(method.NUM_SHOTS, method.RHO)
     if kind == "queue":
-        return Queue(cfg.DICTIONARY.QUEUE_LENGTH, length, cfg.PROJECTOR.DIM, signed=signed)
+        return Queue(cfg.DICTIONARY.QUEUE_LENGTH, vectors, dim, similarity=similarity)
     if kind == "minibatch":
-        return Minibatch(signed=signed)
+        return Minibatch(similarity=similarity)
     if kind != "memory_bank":
-        raise KsclError(f"there is no dictionary '{kind}'; choose queue, minibatch or memory_bank")
+        raise KsclError(
+            f"DICTIONARY.TYPE: there is no dictionary '{kind}': choose queue, minibatch or "
+            "memory_bank."
+        )
     if num_images is None:
-        raise KsclError("a memory bank needs to know how many images there are")
+        raise KsclError("A memory bank needs to know how many images there are: give num_images.")
     momentum = cfg.DICTIONARY.BANK_MOMENTUM
-    return MemoryBank(num_images, length, cfg.PROJECTOR.DIM, momentum=momentum, signed=signed)
+    return MemoryBank(num_images, vectors, dim, momentum=momentum, similarity=similarity)

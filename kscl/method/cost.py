@@ -1,10 +1,10 @@
-"""A run on paper: its parameters, operations, memory, and how long an epoch takes on which GPUs.
+"""What a run costs: parameters, operations, memory, and the time of an epoch on given GPUs.
 
     a step = forward and backward of the query (3 forward passes) + K forward passes of the keys
-             + the way of each key view to another GPU and back (shuffled BatchNorm)
+             + the transfer of each key view to another GPU and back (shuffled BatchNorm)
              + the products with the dictionary
 
-The share of a GPU's peak that a network reaches is not computed but calibrated, on one measured
+The fraction of a GPU's peak that a network reaches is not computed but calibrated, on one measured
 epoch: the paper's at K = 1 (16 minutes on 8 V100), or one of yours.
 """
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -22,19 +24,19 @@ from kscl.config.merge import load_config
 from kscl.errors import KsclError
 from kscl.method.build import encoder_of
 from kscl.method.encoder import Encoder
-from kscl.method.learner import subspace_rank
+from kscl.method.similarity import find_similarity
 
 IMAGENET_IMAGES = 1_281_167
 FLOAT_BYTES = 4
-# Values of state an optimiser keeps beside each weight and its gradient.
+# Values of state that an optimizer keeps beside each weight and its gradient.
 OPTIMIZER_VALUES = {"sgd": 1, "lars": 1, "adamw": 2}
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """From the maker's data sheet; the link is what one GPU gets through in practice."""
+    """Figures of the maker's data sheet; the link is what one GPU transfers in practice."""
 
-    teraflops: float  # as convolutions in float32 run by default (TF32 where there is such)
+    teraflops: float  # of float32 convolutions as they run by default (TF32 where there is one)
     half_teraflops: float  # bf16 or fp16, dense
     memory_gib: float
     link_gb_per_second: float = 12.0  # PCIe 3 x16
@@ -56,18 +58,18 @@ PAPER_MINUTES, PAPER_GPU, PAPER_COUNT = 16.0, "V100", 8
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one image through one encoder, and of the encoder itself."""
+    """Costs of one image through one encoder, and of the encoder itself."""
 
     parameters: int
-    forward_flops: float  # a multiply-add counts two
+    forward_flops: float  # a multiply-add counts as two
     activation_bytes: int  # kept for the backward pass
 
 
 def count_costs(cfg: CfgNode) -> Costs:
+    """Build the encoder of a config and count what one image costs in it."""
     encoder = encoder_of(cfg)
     image = torch.zeros(2, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
-    logging.getLogger("fvcore").setLevel(logging.ERROR)  # it lists operations of no weight
-    with warnings.catch_warnings():
+    with quiet_fvcore(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the counter uses a tracer that torch wants to retire
         from fvcore.nn import FlopCountAnalysis
 
@@ -80,8 +82,20 @@ def count_costs(cfg: CfgNode) -> Costs:
     )
 
 
+@contextmanager
+def quiet_fvcore() -> Iterator[None]:
+    """Silence fvcore's list of operations that cost nothing; its logger is as before at the end."""
+    logger = logging.getLogger("fvcore")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
 def kept_bytes(encoder: Encoder, images: Tensor) -> int:
-    """What autograd keeps of a forward pass, an image; the weights are not counted."""
+    """Return the bytes per image that autograd keeps of a forward pass, without the weights."""
     weights = {weight.data_ptr() for weight in encoder.parameters()}
     kept: dict[int, int] = {}
 
@@ -92,32 +106,34 @@ def kept_bytes(encoder: Encoder, images: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        result = encoder(images)  # alive while counting, or else its memory would be used twice
+        result = encoder(images)  # alive while counting: freed memory would be counted twice
     del result
     return sum(kept.values()) // len(images)
 
 
 def step_flops(cfg: CfgNode, costs: Costs) -> float:
+    """Return the operations of one step over all GPUs."""
     return cfg.SOLVER.BATCH_SIZE * (
         forward_passes(cfg) * costs.forward_flops + dictionary_flops(cfg)
     )
 
 
 def dictionary_flops(cfg: CfgNode) -> float:
-    """Of one query: a product with every stored vector, and one for the gradient."""
+    """Return the operations of one query: a product per stored vector, and one for its gradient."""
     length, rank = dictionary_shape(cfg)
     return 2 * 2 * length * rank * cfg.PROJECTOR.DIM
 
 
 def dictionary_shape(cfg: CfgNode) -> tuple[int, int]:
-    """Entries (a memory bank is counted as a queue), and basis vectors an entry."""
-    rank = subspace_rank(cfg.METHOD.SIMILARITY, cfg.METHOD.NUM_SHOTS, cfg.METHOD.RHO)
+    """Return the entries (a memory bank counts as a queue), and basis vectors per entry."""
+    similarity = find_similarity(cfg.METHOD.SIMILARITY)
+    rank = similarity.max_rank(cfg.METHOD.NUM_SHOTS, cfg.METHOD.RHO)
     in_batch = cfg.DICTIONARY.TYPE == "minibatch"
     return cfg.SOLVER.BATCH_SIZE if in_batch else cfg.DICTIONARY.QUEUE_LENGTH, rank
 
 
 def shuffle_seconds(cfg: CfgNode, gpu: Gpu, count: int) -> float:
-    """Every key view of the whole batch goes to every GPU (MoCo's shuffled BatchNorm)."""
+    """Return the time of sending every key view to every GPU (MoCo's shuffled BatchNorm)."""
     if count == 1 or cfg.KEY_ENCODER.TYPE == "shared" or cfg.KEY_ENCODER.BATCH_NORM == "eval":
         return 0.0
     view = cfg.SOLVER.BATCH_SIZE * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES
@@ -126,30 +142,37 @@ def shuffle_seconds(cfg: CfgNode, gpu: Gpu, count: int) -> float:
 
 
 def peak_flops(cfg: CfgNode, gpu: Gpu, count: int) -> float:
+    """Return the operations per second that the data sheet promises."""
     return count * 1e12 * (gpu.teraflops if cfg.SOLVER.AMP == "off" else gpu.half_teraflops)
 
 
 def step_seconds(cfg: CfgNode, costs: Costs, gpu: Gpu, count: int, efficiency: float) -> float:
+    """Return how long one step takes at this fraction of the peak."""
     compute = step_flops(cfg, costs) / (peak_flops(cfg, gpu, count) * efficiency)
     return compute + shuffle_seconds(cfg, gpu, count)
 
 
 def epoch_minutes(seconds: float, num_images: int, batch_size: int) -> float:
+    """Return the minutes of an epoch from the seconds of a step."""
     return seconds * (num_images // batch_size) / 60
 
 
 def calibrated_efficiency(
     cfg: CfgNode, costs: Costs, gpu: Gpu, count: int, minutes: float, num_images: int
 ) -> float:
-    """The share of the peak that a measured epoch of this config implies."""
+    """Return the fraction of the peak that a measured epoch of this config implies."""
     seconds = minutes * 60 / (num_images // cfg.SOLVER.BATCH_SIZE)
     compute = seconds - shuffle_seconds(cfg, gpu, count)
     if compute <= 0:
-        raise KsclError(f"{minutes:g} minutes an epoch are less than the transfers alone take")
+        raise KsclError(
+            f"{minutes:g} minutes per epoch are less than the transfers alone take: measure again, "
+            "or name the GPUs that it was measured on."
+        )
     return step_flops(cfg, costs) / (compute * peak_flops(cfg, gpu, count))
 
 
 def paper_efficiency() -> float:
+    """Return the fraction of the peak that the paper's K = 1 epoch implies."""
     cfg = load_config(None, ["METHOD.NUM_SHOTS", "1"])
     gpu = GPUS[PAPER_GPU]
     return calibrated_efficiency(
@@ -158,17 +181,17 @@ def paper_efficiency() -> float:
 
 
 def memory_bytes(cfg: CfgNode, costs: Costs, count: int) -> dict[str, int]:
-    """Of one GPU, by what it is needed for."""
-    share = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.GRAD_ACCUM_STEPS)
+    """Return the memory of one GPU, by what it is needed for."""
+    images = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.GRAD_ACCUM_STEPS)
     views = cfg.METHOD.NUM_SHOTS + 1
-    twin = 0 if cfg.KEY_ENCODER.TYPE == "shared" else 1
-    values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + twin
+    momentum_encoder = 0 if cfg.KEY_ENCODER.TYPE == "shared" else 1
+    values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + momentum_encoder
     length, rank = dictionary_shape(cfg)
     stored = 0 if cfg.DICTIONARY.TYPE == "minibatch" else length * rank * cfg.PROJECTOR.DIM
     return {
-        "weights, gradients, optimiser, key encoder": values * costs.parameters * FLOAT_BYTES,
-        "activations": share * trained_views(cfg) * costs.activation_bytes,
-        "views": share * views * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES,
+        "weights, gradients, optimizer, key encoder": values * costs.parameters * FLOAT_BYTES,
+        "activations": images * trained_views(cfg) * costs.activation_bytes,
+        "views": images * views * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES,
         "dictionary": stored * FLOAT_BYTES,
     }
 
@@ -179,11 +202,11 @@ PASSES_OF_MOCO = 4  # a step's: the query forward and backward, one key forward
 
 
 def forward_passes(cfg: CfgNode) -> int:
-    """What a step costs an image, in forward passes of the encoder."""
+    """Return what a step costs per image, in forward passes of the encoder."""
     return cfg.METHOD.NUM_SHOTS + 1 + BACKWARD * trained_views(cfg)
 
 
 def trained_views(cfg: CfgNode) -> int:
-    """Views that gradients flow through."""
+    """Return the number of views that gradients flow through."""
     end_to_end = cfg.METHOD.GRAD_THROUGH_KEYS or cfg.METHOD.SYMMETRIC
     return cfg.METHOD.NUM_SHOTS + 1 if end_to_end else 1

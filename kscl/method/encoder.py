@@ -1,7 +1,8 @@
-"""The embedding network: a timm backbone, a projection head, unit length; and its momentum twin."""
+"""The embedding network: a timm backbone, a projection head, unit length."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kscl.errors import KsclError
+
+# What may reach timm.create_model: names that describe an architecture and touch neither network
+# nor files, as `pretrained`, `checkpoint_path` and others do. Values are plain numbers, words,
+# true, false, null, or lists of them.
+SIZES = (
+    "img_size in_chans patch_size embed_dim embed_dims dim dims channels depth depths layers "
+    "num_heads head_dim num_features window_size mlp_ratio mlp_ratios kernel_size kernel_sizes "
+    "output_stride base_width cardinality growth_rate width_mult depth_mult"
+)
+PARTS = (
+    "stem_type stem_width stem_size stem_chs stem_kernel_size replace_stem_pool block_reduce_first "
+    "down_kernel_size avg_down pad_type conv_mlp conv_bias use_grn act_layer norm_layer aa_layer "
+    "norm_eps qkv_bias qk_norm proj_bias class_token reg_tokens no_embed_class pos_embed pre_norm "
+    "final_norm fc_norm global_pool dynamic_img_size dynamic_img_pad always_partition "
+    "strict_img_size head_norm_first"
+)
+STARTING_AND_DROPPING = (
+    "zero_init_last weight_init fix_init init_values ls_init_value layer_scale_init_value "
+    "drop_rate drop_path_rate drop_block_rate proj_drop_rate attn_drop_rate pos_drop_rate "
+    "patch_drop_rate"
+)
+ARCHITECTURE_ARGUMENTS = frozenset(f"{SIZES} {PARTS} {STARTING_AND_DROPPING}".split())
+LARGEST_ARGUMENT = 16_384  # a width or a depth beyond it is a mistake, or an attack on the memory
+LONGEST_LIST = 64
 
 
 class Encoder(nn.Module):
@@ -22,6 +47,7 @@ class Encoder(nn.Module):
         self.head = head
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return unit embeddings (B, D) in float32 or better."""
         embedding = self.head(self.backbone(images))  # (B, D)
         if embedding.dtype in (torch.float16, torch.bfloat16):
             embedding = embedding.float()  # a half precision vector is unit to 3 digits only
@@ -37,14 +63,15 @@ def build_encoder(
     dim: int = 128,
     input_size: int = 224,
 ) -> Encoder:
-    """A timm backbone by name, and MoCo's head; `hidden_dim` 0 is the feature dimension.
+    """Return a timm backbone with MoCo's head; `hidden_dim` 0 is the feature dimension.
 
     `mlp_bn` has BatchNorm between its two layers: no hidden unit is always on or always off, so the
     embeddings drift one way less, and with them the fresh keys away from a queue of older ones.
     """
     if dim < 1:
         raise KsclError(
-            f"embeddings of dimension {dim} hold nothing; PROJECTOR.DIM is 128 in the paper"
+            f"PROJECTOR.DIM is {dim}, but embeddings of dimension {dim} hold nothing: it is 128 in "
+            "the paper."
         )
     backbone = build_backbone(name, kwargs)
     features = feature_dim(backbone, input_size)
@@ -62,46 +89,90 @@ def build_encoder(
     elif head == "linear":
         layers = [nn.Linear(features, dim)]
     else:
-        raise KsclError(f"there is no head '{head}'; choose mlp, mlp_bn or linear")
+        raise KsclError(f"PROJECTOR.TYPE: there is no head '{head}': choose mlp, mlp_bn or linear.")
     return Encoder(backbone, nn.Sequential(*layers))
 
 
 def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
-    """A timm model without classifier; residual blocks start as MoCo's, unless asked otherwise."""
+    """Return a timm model without classifier, with random weights.
+
+    Residual blocks start as MoCo's, unless `zero_init_last` is given. Only arguments in
+    `ARCHITECTURE_ARGUMENTS` are accepted, whoever calls: a config, or the metadata of a file.
+    """
+    check_arguments(kwargs or {})
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in (kwargs or {}).items()}
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name}*")[:5]) or "see timm.list_models()"
-        raise KsclError(f"timm has no model '{name}'; near it: {near}")
+        raise KsclError(f"BACKBONE.NAME: timm has no model '{name}'; near it: {near}.")
     # timm starts the last BatchNorm of each block at 0, MoCo at 1; not every model has the choice.
     for extra in ({"zero_init_last": False}, {}):
         try:
             return timm.create_model(name, num_classes=0, **{**extra, **given})
         except TypeError as error:
             if "zero_init_last" not in str(error) or "zero_init_last" in given or not extra:
-                raise KsclError(f"timm cannot build '{name}' with {given}: {error}") from error
+                raise KsclError(f"timm cannot build '{name}' with {given}: {error}.") from error
+        except (RuntimeError, ValueError, AssertionError, ZeroDivisionError) as error:
+            raise KsclError(
+                f"timm cannot build '{name}' with {given} ({type(error).__name__}: {error}): "
+                "correct BACKBONE.KWARGS."
+            ) from error
     raise AssertionError("unreachable")
+
+
+def check_arguments(kwargs: Mapping[str, Any]) -> None:
+    """Raise an error that names the first argument that does not describe an architecture."""
+    for name, value in kwargs.items():
+        if name not in ARCHITECTURE_ARGUMENTS:
+            near = difflib.get_close_matches(str(name), sorted(ARCHITECTURE_ARGUMENTS), n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "remove it."
+            raise KsclError(
+                f"BACKBONE.KWARGS: '{name}' is not an argument that describes an architecture, and "
+                f"no other reaches timm: {hint} Weights to start from are named by "
+                "BACKBONE.WEIGHTS."
+            )
+        if not _is_plain(value, nested=2):
+            raise KsclError(
+                f"BACKBONE.KWARGS: '{name}' is {str(value)[:80]!r}: give a number up to "
+                f"{LARGEST_ARGUMENT:,}, a word, true, false, null, or a list of up to "
+                f"{LONGEST_LIST} of them."
+            )
+
+
+def _is_plain(value: object, nested: int) -> bool:
+    if isinstance(value, list | tuple):
+        return (
+            nested > 0
+            and len(value) <= LONGEST_LIST
+            and all(_is_plain(v, nested - 1) for v in value)
+        )
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return abs(value) <= LARGEST_ARGUMENT  # NaN is not
+    return value is None or isinstance(value, bool | str)
 
 
 @torch.no_grad()
 def feature_dim(backbone: nn.Module, input_size: int) -> int:
-    """Width of the pooled features, asked of the model itself: names for it differ in timm."""
+    """Return the width of the pooled features, measured: timm has several names for it."""
     was_training = backbone.training
     try:
         features = backbone.eval()(torch.zeros(1, 3, input_size, input_size))
     except (AssertionError, RuntimeError) as error:
         raise KsclError(
-            f"the backbone cannot take images of {input_size} x {input_size} ({error}): change "
-            "INPUT.SIZE, or tell the backbone (BACKBONE.KWARGS, for instance img_size)"
+            f"The backbone cannot take images of {input_size} x {input_size} ({error}): change "
+            "INPUT.SIZE, or tell the backbone (BACKBONE.KWARGS, for instance img_size)."
         ) from error
     finally:
         backbone.train(was_training)
     if features.ndim != 2:
-        raise KsclError(f"the backbone gives {tuple(features.shape)}, not one vector an image")
+        raise KsclError(
+            f"The backbone gives {tuple(features.shape)}, not one vector per image: choose another "
+            "BACKBONE.NAME, or set global_pool in BACKBONE.KWARGS."
+        )
     return features.shape[1]
 
 
 def backbone_state_dict(encoder: Encoder) -> dict[str, Tensor]:
-    """The backbone alone, as timm names it, detached on the CPU: what is exported."""
+    """Return copies of the backbone's tensors by timm's names, on the CPU, for export."""
     return {
         key: value.detach().cpu().clone().contiguous()
         for key, value in encoder.backbone.state_dict().items()

@@ -1,16 +1,17 @@
 """The learner: views in, loss and health figures out. KSCL, MoCo and SimCLR are settings of it.
 
-    v         = encoder(view 0)                                     the query, with gradient
-    v_n^k     = key encoder(view k), k = 1..K                       the keys
-    W̃_n       = fit_subspaces(v_n^1 .. v_n^K, ρ)                    the query's own instance
-    loss      = −log p(n|v),  p = softmax of ‖W̃ᵀv‖ / τ over the own instance and all negatives
+    embed      v = encoder(view 0), the query; v_n^k = key encoder(view k), the keys, k = 1 … K
+    fit        W̃_n = fit_subspaces(v_n^1 … v_n^K, ρ), the query's own instance
+    positive   ‖W̃_nᵀ v‖
+    negatives  ‖W̃_mᵀ v‖ for every other instance m of the dictionary
+    loss       −log p(n|v), equation 3: the softmax of these lengths / τ
 
 One training step is
 
     losses = learner(views)              # any number of times, if gradients are accumulated
     losses["loss"].backward()
     optimizer.step()
-    learner.after_step()                 # dictionary and key encoder move on, here and only here
+    learner.after_step()                 # updates dictionary and key encoder, here and only here
 """
 
 from __future__ import annotations
@@ -19,32 +20,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kscl.method.batch_norm import calibrate_batch_norm, copy_statistics
+from kscl.method.batch_norm import calibrate_batch_norm, copy_statistics, in_mode, statistics
 from kscl.method.checks import check_finite, check_input, check_settings
 from kscl.method.dictionary import Dictionary, MemoryBank
 from kscl.method.encoder import Encoder
 from kscl.method.kernels import full_precision
-from kscl.method.momentum import TwinUpdate, momentum_twin
-from kscl.method.subspace import (
-    Subspaces,
-    fit_subspaces,
-    max_rank,
-    mean_direction,
-    own_projection_length,
-)
-from kscl.runtime.distributed import rank, shuffled
+from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
+from kscl.method.similarity import find_similarity
+from kscl.method.subspace import Subspaces
+from kscl.runtime.distributed import average_, rank, shuffled
 
 
 class Learner(nn.Module):
-    """All that changes in training, so that its state dict between two steps is the whole state.
+    """Holds all that changes in training: its state dict between two steps is the whole state.
 
     num_shots          K; views are (B, K+1, 3, H, W) and view 0 is the query
-    similarity         "projection" (KSCL), "cosine" (MoCo, SimCLR; K = 1), or "mean_cosine", to the
-                       normalised mean of the K keys
-    key_encoder        "momentum", a twin that follows the encoder; or "shared", the encoder itself
+    similarity         a name in `kscl.method.similarity.SIMILARITIES`
+    key_encoder        "momentum", a slow copy of the encoder; or "shared", the encoder itself
     key_batch_norm     "train": each key view is a BatchNorm batch of its own, shuffled over ranks;
                        "eval": fixed statistics, moving averages of the query encoder's
-    grad_through_keys  the keys are trained as well (minibatch dictionary, shared encoder)
+    grad_through_keys  train the keys as well (minibatch dictionary, shared encoder)
     symmetric          each view in turn is the query, and the K others span its instance's subspace
                        (minibatch dictionary, shared encoder). Its negatives are all K+1 subspaces,
                        each without one view, of every other instance; the other K subspaces of its
@@ -52,7 +47,7 @@ class Learner(nn.Module):
                        with K = 1 and cosine the 2N − 1 of SimCLR's NT-Xent.
     """
 
-    steps: Tensor  # () how often after_step was called
+    steps: Tensor  # () calls of after_step
 
     def __init__(
         self,
@@ -74,18 +69,18 @@ class Learner(nn.Module):
         self.dictionary = dictionary
         self.num_shots = num_shots
         self.rho = rho
-        self.similarity = similarity
+        self.similarity = find_similarity(similarity)
         self.temperature = temperature
         self.momentum = momentum
         self.shared = key_encoder == "shared"
         self.averaged_norm = key_batch_norm == "eval"
         self.grad_through_keys = grad_through_keys
         self.symmetric = symmetric
-        self.max_rank = subspace_rank(similarity, num_shots, rho)
+        self.max_rank = self.similarity.max_rank(num_shots, rho)
         check_settings(self, key_encoder, key_batch_norm)
-        self.key_encoder = None if self.shared else momentum_twin(encoder)
+        self.key_encoder = None if self.shared else make_momentum_encoder(encoder)
         if self.key_encoder is not None:
-            self._follow = TwinUpdate(self.key_encoder, encoder, self.averaged_norm)
+            self._follow = MomentumUpdate(self.key_encoder, encoder, self.averaged_norm)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self._pending: list[tuple[Subspaces, Tensor]] = []  # of forward passes since after_step
         self._seen_weights = -1
@@ -93,34 +88,42 @@ class Learner(nn.Module):
         self.train()
 
     def forward(self, views: Tensor, indices: Tensor | None = None) -> dict[str, Tensor]:
-        """The loss of views (B, K+1, 3, H, W), and detached health figures of this rank's batch."""
+        """Return the loss of views (B, K+1, 3, H, W), and detached figures of this rank's batch."""
         check_input(self, views, indices)
         self._check_loop()
         query, keys = self._embed(views)  # (M, D), (M, K, D); M = B, or B(K+1) if symmetric
         instance = self._instances(len(views), indices).to(query.device)  # (M,)
         with full_precision(query, keys) as (query, keys):
             check_finite(self.steps, views, query_embeddings=query, key_embeddings=keys)
-            own = self._fit(keys)  # basis (M, L, D)
-            positive = self._own_similarity(query, own.basis)  # (M,)
+            own = self.similarity.fit(keys, self.rho)  # basis (M, L, D)
+            positive = self.similarity.own(query, own.basis)  # (M,)
             negatives = self.dictionary.negatives(query, instance, own.basis, self.temperature)
             # −log of exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))
             loss = F.softplus(negatives.log_sum - positive / self.temperature).mean()
             check_finite(self.steps, views, loss=loss)
+        own = Subspaces(*(part.detach() for part in own))
         if self.training:
-            own = Subspaces(*(part.detach() for part in own))
             self._pending.append((own, instance))
             self._seen_weights = self._weights_version()
-        with torch.no_grad():
-            return {
-                "loss": loss,
-                "instance_top1": (positive > negatives.hardest).float().mean(),
-                "mean_rank": own.rank.float().mean(),
-                "eigenvalue_mass": own.mass.mean(),
-                "positive_length": positive.mean(),
-                "hardest_negative_length": negatives.hardest.mean(),  # -1 while there is none
-                "embedding_spread": 1 - query.mean(0).square().sum(),  # 0 when collapsed
-                **self._eigenvalue_shares(own),
-            }
+        return {"loss": loss, **self._figures(query, own, positive, negatives.hardest)}
+
+    @torch.no_grad()
+    def _figures(
+        self, query: Tensor, own: Subspaces, positive: Tensor, hardest: Tensor
+    ) -> dict[str, Tensor]:
+        """Return what tells a healthy training from a collapsed one."""
+        figures = {
+            "instance_top1": (positive > hardest).float().mean(),
+            "mean_rank": own.rank.float().mean(),
+            "eigenvalue_mass": own.mass.mean(),
+            "positive_length": positive.mean(),
+            "hardest_negative_length": hardest.mean(),  # -1 while there is none
+            "embedding_spread": 1 - query.mean(0).square().sum(),  # 0 when collapsed
+        }
+        if not self.similarity.signed:  # a mean of keys has no eigenvalues
+            fractions = own.fractions.mean(0).unbind()  # K numbers, of the mass, the largest first
+            figures |= {f"eigenvalue_{number}": f for number, f in enumerate(fractions, 1)}
+        return figures
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -133,13 +136,14 @@ class Learner(nn.Module):
         self.steps += 1
 
     def train(self, mode: bool = True) -> Learner:
+        """Switch the mode; a key encoder with averaged BatchNorm statistics stays in eval mode."""
         super().train(mode)
         if self.key_encoder is not None and self.averaged_norm:
             self.key_encoder.eval()
         return self
 
     def embed_keys(self, views: Tensor) -> Tensor:
-        """Unit embeddings (B, K, D) of key views (B, K, 3, H, W)."""
+        """Return unit embeddings (B, K, D) of key views (B, K, 3, H, W)."""
         each = views.unbind(1)  # K of (B, 3, H, W)
         if self.key_encoder is None:
             with torch.set_grad_enabled(self.grad_through_keys and torch.is_grad_enabled()):
@@ -152,49 +156,36 @@ class Learner(nn.Module):
             return torch.stack(keys, 1)
 
     def _embed(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries (M, D) and the keys (M, K, D) of each."""
         if self.symmetric:
             every = torch.stack([self.encoder(view) for view in views.unbind(1)], 1)  # (B, K+1, D)
             keys = leave_one_out(every).flatten(0, 1)  # (B(K+1), K, D)
             return every.flatten(0, 1), keys if self.grad_through_keys else keys.detach()
         if self.training and self.averaged_norm and not self._pending and int(self.steps) == 0:
             assert self.key_encoder is not None
-            calibrate_batch_norm(self.key_encoder, views[:, 1:])
+            with in_mode(self.key_encoder, training=True):  # as the query encoder makes its own
+                calibrate_batch_norm(self.key_encoder, views[:, 1:].unbind(1))
+            average_(statistics(self.key_encoder))
             copy_statistics(self.key_encoder, self.encoder)
         return self.encoder(views[:, 0]), self.embed_keys(views[:, 1:])
 
     def _instances(self, batch: int, indices: Tensor | None) -> Tensor:
+        """Return a number (M,) per query that tells instances apart."""
         if isinstance(self.dictionary, MemoryBank):
             assert indices is not None
             return indices
-        place = torch.arange(batch) + rank() * batch  # in the joined batch of all ranks
-        return place.repeat_interleave(self.num_shots + 1) if self.symmetric else place
-
-    def _fit(self, keys: Tensor) -> Subspaces:
-        if self.similarity == "projection":
-            return fit_subspaces(keys, self.rho)
-        return mean_direction(keys)
-
-    def _eigenvalue_shares(self, own: Subspaces) -> dict[str, Tensor]:
-        """Of the mass, the largest first; a mean of keys has no eigenvalues."""
-        if self.similarity != "projection":
-            return {}
-        shares = own.shares.mean(0).unbind()  # K numbers
-        return {f"eigenvalue_{place}": share for place, share in enumerate(shares, 1)}
-
-    def _own_similarity(self, query: Tensor, basis: Tensor) -> Tensor:
-        if self.similarity == "projection":
-            return own_projection_length(query, basis)
-        return (query * basis[:, 0]).sum(1)
+        index = torch.arange(batch) + rank() * batch  # in the joined batch of all ranks
+        return index.repeat_interleave(self.num_shots + 1) if self.symmetric else index
 
     def _weights_version(self) -> int:
-        """Grows whenever the head's weights are written in place, as optimizers do."""
+        """Return a number that grows when an optimizer writes the head's weights in place."""
         return sum(weight._version for weight in self.encoder.head.parameters())
 
     def _check_loop(self) -> None:
         if self._pending and self._weights_version() != self._seen_weights:
             raise RuntimeError(
-                "the weights changed since the last forward pass, but learner.after_step() was not "
-                "called: call it after every optimizer.step()"
+                "The weights changed since the last forward pass, but learner.after_step() was not "
+                "called: call it after every optimizer.step()."
             )
 
 
@@ -203,12 +194,7 @@ def _forget_pending(learner: Learner, _: object) -> None:
 
 
 def leave_one_out(embeddings: Tensor) -> Tensor:
-    """For each of K+1 views (B, K+1, D) the K others, in order: (B, K+1, K, D)."""
+    """Return for each of K+1 views (B, K+1, D) the K others, in order: (B, K+1, K, D)."""
     views = range(embeddings.shape[1])
     others = torch.tensor([[other for other in views if other != view] for view in views])
     return embeddings[:, others.to(embeddings.device)]
-
-
-def subspace_rank(similarity: str, num_shots: int, rho: float) -> int:
-    """How many basis vectors an instance needs at most."""
-    return max_rank(num_shots, rho) if similarity == "projection" else 1

@@ -1,4 +1,4 @@
-"""The momentum encoder: a copy of the encoder that follows it slowly."""
+"""The momentum encoder: a copy of the encoder that follows it slowly (MoCo, section 3.2)."""
 
 from __future__ import annotations
 
@@ -7,29 +7,33 @@ import copy
 import torch
 from torch import Tensor
 
-from kscl.method.batch_norm import _statistics
+from kscl.method.batch_norm import statistics
 from kscl.method.encoder import Encoder
 from kscl.runtime.distributed import average_
 
 
-def momentum_twin(encoder: Encoder) -> Encoder:
-    """A copy that no gradient reaches; `TwinUpdate` lets it follow."""
+def make_momentum_encoder(encoder: Encoder) -> Encoder:
+    """Return a copy that no gradient reaches; `MomentumUpdate` lets it follow."""
     return copy.deepcopy(encoder).requires_grad_(False)
 
 
-class TwinUpdate:
-    """θ_k ← m θ_k + (1 − m) θ_q. BatchNorm statistics follow too only where the twin makes none."""
+class MomentumUpdate:
+    """Moves the momentum encoder: θ_k ← m θ_k + (1 − m) θ_q.
 
-    def __init__(self, twin: Encoder, encoder: Encoder, buffers: bool) -> None:
-        self.twin, self.encoder, self.buffers = twin, encoder, buffers
-        # Walking through all modules takes as long as the update itself: once is enough.
-        self.ours = list[Tensor](twin.parameters())
+    BatchNorm statistics (`buffers`) follow too only where the momentum encoder makes none itself.
+    """
+
+    def __init__(self, momentum_encoder: Encoder, encoder: Encoder, buffers: bool) -> None:
+        self.momentum_encoder, self.encoder, self.buffers = momentum_encoder, encoder, buffers
+        # A walk through all modules takes as long as the update itself: once is enough.
+        self.ours = list[Tensor](momentum_encoder.parameters())
         self.theirs = list[Tensor](encoder.parameters())
 
     @torch.no_grad()
     def __call__(self, momentum: float) -> None:
+        """Take one step of size 1 − momentum towards the encoder."""
         torch._foreach_lerp_(self.ours, self.theirs, 1 - momentum)
         if self.buffers:
-            statistics = [buffer.clone() for buffer in _statistics(self.encoder)]
-            average_(statistics)  # each rank has seen other images; twins must stay the same
-            torch._foreach_lerp_(_statistics(self.twin), statistics, 1 - momentum)
+            averages = [buffer.clone() for buffer in statistics(self.encoder)]
+            average_(averages)  # each rank saw other images; momentum encoders must stay equal
+            torch._foreach_lerp_(statistics(self.momentum_encoder), averages, 1 - momentum)

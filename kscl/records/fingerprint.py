@@ -3,66 +3,137 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
+import logging
 import os
-from collections.abc import Iterator
+import stat
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
+
+from kscl.data.index_cache import ANY_SIZE, Arrays, cache_folder, load_index, save_index, stamps
+from kscl.data.source import Lost, warn_of_lost
+from kscl.data.walk import Walk, walk_files
 from kscl.errors import KsclError
+
+logger = logging.getLogger(__name__)
 
 SAMPLED_FILES = 256
 SAMPLED_BYTES = 64 * 1024  # from the start and from the end of each sampled file
 
+CACHED_FROM = 1000  # files; fewer take milliseconds
+CHECKED_FILES = 100_000  # whose sizes and times a cached fingerprint is checked by
+HASHED_TOGETHER = 10_000  # names and sizes
+
 
 @dataclass(frozen=True)
 class Fingerprint:
+    """A hash of some data, and how much of it there is."""
+
     hash: str
     files: int
     bytes: int
 
     def as_dict(self) -> dict[str, object]:
+        """Return the fields as a record has them."""
         return asdict(self)
 
 
-def fingerprint(path: str | Path) -> Fingerprint:
-    """The same for equal copies anywhere, whatever their dates; a million files take seconds."""
-    root = Path(path)
-    if not root.exists():
-        raise KsclError(f"{path}: there is nothing to take a fingerprint of")
-    files = sorted(_files(root)) if root.is_dir() else [("", root.stat().st_size)]
+class _File(NamedTuple):
+    name: str  # relative, with /; "" for a single file
+    size: int
+    time: int  # of its last change, in ns
+
+
+def fingerprint(path: str | Path, cache_dir: str = "") -> Fingerprint:
+    """Hash a file or folder: the same for equal copies anywhere, whatever their dates.
+
+    The fingerprint of a large folder is cached like an index of its images. It is made anew when
+    a folder or one of CHECKED_FILES files (all, in most sets) has another time or size.
+    RATIO
+    """
+    root = os.path.abspath(path)
+    try:
+        status = os.stat(root)
+    except OSError as error:
+        raise KsclError(f"{path} has no fingerprint: {error.strerror}. Check the path.") from error
+    if stat.S_ISDIR(status.st_mode):
+        return _of_folder(root, cache_dir)
+    if not stat.S_ISREG(status.st_mode):
+        raise KsclError(f"{path} has no fingerprint: it is neither a file nor a folder.")
+    return _make(root, [_File("", status.st_size, status.st_mtime_ns)])
+
+
+def _of_folder(root: str, cache_dir: str) -> Fingerprint:
+    cache, key = cache_folder(cache_dir), f"{root}\nfingerprint"
+    known = load_index(cache, key)
+    if known is not None:
+        return _unpack(known)
+    started, met = time.time_ns(), Walk()
+    files = []
+    for name, entry in walk_files(root, met):
+        try:
+            status = entry.stat()
+            files.append(_File(name, status.st_size, status.st_mtime_ns))
+        except OSError as error:  # removed since it was listed
+            met.lost.append(Lost(entry.path, error.strerror))
+    warn_of_lost(met.lost)
     if not files:
-        raise KsclError(f"{path}: the folder holds no file")
+        raise KsclError(f"{root} has no fingerprint: it holds no file.")
+    found = _make(root, sorted(files))
+    if len(files) >= CACHED_FROM and not met.lost:
+        save_index(cache, key, _pack(found, root, files, met, started))
+    return found
+
+
+def _make(root: str, files: list[_File]) -> Fingerprint:
+    """Hash sorted files."""
     digest = hashlib.sha256()
-    for name, size in files:
-        digest.update(f"{name}\0{size}\0".encode("utf-8", "surrogateescape"))
-    # Which files are sampled follows from their names, so it is the same everywhere.
-    by_hash = sorted(files, key=lambda file: hashlib.md5(os.fsencode(file[0])).digest())
-    for name, _ in sorted(by_hash[:SAMPLED_FILES]):
-        digest.update(_sample(root / name if name else root))
-    return Fingerprint(digest.hexdigest()[:16], len(files), sum(size for _, size in files))
+    for start in range(0, len(files), HASHED_TOGETHER):
+        part = files[start : start + HASHED_TOGETHER]
+        text = "".join(f"{file.name}\0{file.size}\0" for file in part)
+        digest.update(text.encode("utf-8", "surrogateescape"))
+    for file in sorted(_first_by_hash(files, SAMPLED_FILES)):
+        digest.update(_sample(os.path.join(root, file.name) if file.name else root))
+    return Fingerprint(digest.hexdigest()[:16], len(files), sum(file.size for file in files))
 
 
-def _files(root: Path) -> Iterator[tuple[str, int]]:
-    """(relative path with /, size) of every file below the folder; hidden ones do not count."""
-    folders = [""]
-    while folders:
-        folder = folders.pop()
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                name = f"{folder}/{entry.name}" if folder else entry.name
-                if entry.is_dir():
-                    folders.append(name)
-                elif entry.is_file():
-                    yield name, entry.stat().st_size
+def _first_by_hash(files: list[_File], count: int) -> list[_File]:
+    """Choose files by the hashes of their names, so that the choice is the same everywhere."""
+    return heapq.nsmallest(count, files, lambda f: hashlib.md5(os.fsencode(f.name)).digest())
 
 
-def _sample(path: Path) -> bytes:
-    with path.open("rb") as file:
-        start = file.read(SAMPLED_BYTES)
-        size = os.fstat(file.fileno()).st_size
-        if size <= 2 * SAMPLED_BYTES:
+def _sample(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            start = file.read(SAMPLED_BYTES)
+            size = os.fstat(file.fileno()).st_size
+            if size <= 2 * SAMPLED_BYTES:
+                return start + file.read()
+            file.seek(size - SAMPLED_BYTES)
             return start + file.read()
-        file.seek(size - SAMPLED_BYTES)
-        return start + file.read()
+    except OSError as error:
+        # A run skips an image that cannot be read, so the fingerprint knows it as unreadable too.
+        logger.warning("%s cannot be read: %s.", path, error.strerror)
+        return b"\0unreadable\0"
+
+
+def _pack(found: Fingerprint, root: str, files: list[_File], met: Walk, started: int) -> Arrays:
+    checked = files if len(files) <= CHECKED_FILES else _first_by_hash(files, CHECKED_FILES)
+    return {
+        "hash": np.frombuffer(found.hash.encode(), np.uint8),
+        "counts": np.array([found.files, found.bytes], np.int64),
+        **stamps(
+            [*met.folders, *(os.path.join(root, file.name) for file in checked)],
+            [*met.times, *(file.time for file in checked)],
+            started,
+            [*[ANY_SIZE] * len(met.folders), *(file.size for file in checked)],
+        ),
+    }
+
+
+def _unpack(known: Arrays) -> Fingerprint:
+    return Fingerprint(known["hash"].tobytes().decode(), *known["counts"].tolist())

@@ -8,12 +8,12 @@ import numpy as np
 
 
 def to_text(right: np.ndarray) -> str:
-    """(n,) of true and false, one bit each."""
+    """Pack (n,) true and false, one bit each, into text."""
     return base64.b64encode(np.packbits(right.astype(bool)).tobytes()).decode("ascii")
 
 
 def from_text(text: str, count: int) -> np.ndarray | None:
-    """What `to_text` was given; None where the text is not that of so many images."""
+    """Return what `to_text` was given, or None if the text is not that of `count` images."""
     try:
         packed = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import importlib.metadata
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import kscl
 
-# Which packages can change a number of which kind of record; and what in them cannot change any.
+# The packages that can change a number of each kind of record, and the folders in them that cannot.
 PRODUCERS = {
     "pretrain": ("kscl",),
     "linear": ("kscl", "linear_eval"),
@@ -20,20 +21,26 @@ PRODUCERS = {
     "detection": ("kscl", "detection"),
 }
 PACKAGES = ("kscl", "linear_eval", "detection")
-CHANGE_NO_NUMBER = ("kscl/benchmark/", "kscl/commands/", "kscl/datasets/")
+CHANGE_NO_NUMBER = (
+    "kscl/benchmark/",
+    "kscl/commands/",
+    "kscl/datasets/",
+    "linear_eval/commands/",
+    "detection/commands/",
+)
 LIBRARIES = ("torch", "torchvision", "timm", "detectron2", "fvcore", "iopath", "numpy")
 
 
 @functools.cache
 def code_version(kind: str | None = None) -> dict[str, object]:
-    """Version, commit, whether the packages differ from it, and a hash of the source itself.
+    """Return version, commit, whether the packages differ from it, and a hash of the source itself.
 
     Documents and configs may differ: a record holds its settings itself. In a checkout git answers.
     An installed package carries the commit it was built from, and is dirty when a file differs from
     what was installed; None means that it cannot be known.
     """
-    home = Path(kscl.__file__).resolve().parent.parent
-    commit, dirty = _from_git(home)
+    home = _home()
+    commit, dirty = commit_of(home)
     if commit is None:
         commit, dirty = _from_installation(home)
     return {
@@ -46,11 +53,15 @@ def code_version(kind: str | None = None) -> dict[str, object]:
 
 @functools.cache
 def source_hash(kind: str | None = None) -> str:
-    """Of the Python files that can change a number of this kind of record; of all without a kind.
+    """Return the hash of the running code that can change a number of this kind of record."""
+    return source_hash_of(_home(), kind)
+
+
+def source_hash_of(home: Path, kind: str | None = None) -> str:
+    """Hash the Python files below `home` that can change a number of this kind; all without a kind.
 
     Equal code has equal hashes, committed or not.
     """
-    home = Path(kscl.__file__).resolve().parent.parent
     digest = hashlib.sha256()
     for package in PRODUCERS[kind] if kind else PACKAGES:
         for path in sorted((home / package).rglob("*.py")):
@@ -60,7 +71,20 @@ def source_hash(kind: str | None = None) -> str:
     return digest.hexdigest()[:16]
 
 
+def commit_of(home: Path) -> tuple[str | None, bool | None]:
+    """Return the commit of the checkout at `home`, and whether its packages differ from it."""
+    top = _git(home, "rev-parse", "--show-toplevel")
+    # site-packages may be inside somebody else's repository: its commit says nothing about us.
+    if top is None or Path(top).resolve() != home.resolve():
+        return None, None
+    commit = _git(home, "rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    return commit, bool(_git(home, "status", "--porcelain", "--", *PACKAGES))
+
+
 def library_versions() -> dict[str, str | None]:
+    """Return the versions of Python and of the libraries; None for one that is not installed."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -70,23 +94,16 @@ def library_versions() -> dict[str, str | None]:
     return versions
 
 
+def _home() -> Path:
+    return Path(kscl.__file__).resolve().parent.parent
+
+
 def _git(home: Path, *words: str) -> str | None:
     try:
         done = subprocess.run(["git", "-C", str(home), *words], capture_output=True, text=True)
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _from_git(home: Path) -> tuple[str | None, bool | None]:
-    top = _git(home, "rev-parse", "--show-toplevel")
-    # site-packages may lie inside somebody else's repository: its commit says nothing about us
-    if top is None or Path(top).resolve() != home:
-        return None, None
-    commit = _git(home, "rev-parse", "HEAD")
-    if commit is None:
-        return None, None
-    return commit, bool(_git(home, "status", "--porcelain", "--", *PACKAGES))
 
 
 def _from_installation(home: Path) -> tuple[str | None, bool | None]:
@@ -100,8 +117,6 @@ def _from_installation(home: Path) -> tuple[str | None, bool | None]:
 
 
 def _changed(file: importlib.metadata.PackagePath) -> bool:
-    import base64
-
     if file.hash is None:
         return False
     try:

@@ -1,15 +1,17 @@
-"""The run record: one JSON file a run, written once, that says what was measured and from what.
+"""The run record: one JSON file per run, written once, that says what was measured and from what.
 
-Every evaluation writes one and the leaderboard reads nothing else. A record is checked when it is
+Every evaluation writes one, and the leaderboard reads nothing else. A record is checked when it is
 written and again when it is read: it is taken whole or reported by name, never half-read.
+docs/record.md describes every field.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import hashlib
 import json
-import math
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from kscl.config.defaults import WITHOUT_EFFECT_ON_RESULTS
 from kscl.config.tree import config_hash, config_values
 from kscl.errors import KsclError
 from kscl.records.provenance import code_version, library_versions
+from kscl.records.shape import MAX_DEPTH, is_too_deep, one_line, shown, told, wrong_places
 from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import hardware
 
@@ -28,29 +31,9 @@ SCHEMA = "kscl-record"
 VERSION = 1
 RECORD_FILE = "record.json"
 KINDS = ("pretrain", "linear", "knn", "detection")
+MAX_BYTES = 64 * 2**20  # a record holds thinned curves and one bit per test image, never more
 
 Json = dict[str, Any]
-
-# field: (type, what must be inside)
-_FIELDS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "schema": (str, ()),
-    "version": (int, ()),
-    "id": (str, ()),
-    "kind": (str, ()),
-    "name": (str, ()),
-    "created": (str, ()),
-    "seconds": (float, ()),
-    "seed": (int, ()),
-    "protocol": (dict, ("id", "hash", "definition")),
-    "metrics": (dict, ()),
-    "details": (dict, ()),
-    "config": (dict, ("hash", "values")),
-    "data": (dict, ()),
-    "inputs": (dict, ()),
-    "code": (dict, ("version", "commit", "dirty", "source_hash")),
-    "libraries": (dict, ()),
-    "hardware": (dict, ()),
-}
 
 
 class RecordError(KsclError):
@@ -62,21 +45,68 @@ class Protocol:
     """What makes two numbers comparable: a name, and a hash of all that defines it."""
 
     id: str
-    definition: Mapping[str, Any]
+    definition: Json
+    hash: str = field(init=False)
 
-    @property
-    def hash(self) -> str:
-        return _digest(dict(self.definition))[:16]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hash", _digest(self.definition)[:16])
+
+
+@dataclass(frozen=True)
+class RecordedConfig:
+    """The settings of a run, and a hash of those that can change a result."""
+
+    hash: str
+    values: Json
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """The code that ran; see `kscl.records.provenance.code_version`."""
+
+    version: str
+    commit: str | None  # None where it cannot be known
+    dirty: bool | None
+    source_hash: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: what was measured, and from what. The fields are those of the JSON file."""
+
+    schema: str
+    version: int
+    id: str  # sha256 of all other fields
+    kind: str  # one of KINDS
+    name: str
+    created: str  # when the run ended, ISO 8601 with a time zone
+    seconds: float
+    seed: int
+    protocol: Protocol
+    metrics: dict[str, float]
+    details: Json  # what is not a single number; see kscl/benchmark/leaderboard/__init__.py
+    config: RecordedConfig
+    data: dict[str, dict[str, Any]]  # role → fingerprint
+    inputs: dict[str, str]  # role → sha256 of a file that an earlier stage made
+    code: CodeVersion
+    libraries: dict[str, str | None]  # name → version, None where it is not installed
+    hardware: Json
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a field by its name, nested ones as they are in the JSON file."""
+        value = getattr(self, name)
+        return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
 
     def as_dict(self) -> Json:
-        return {"id": self.id, "hash": self.hash, "definition": dict(self.definition)}
+        """Return the content of the JSON file."""
+        return {part.name: self[part.name] for part in dataclasses.fields(self)}
 
 
 @dataclass
 class Found:
-    """What lies below a folder: the good records, and the files that are none with the reason."""
+    """What is below a folder: the good records, and for every other file why it is not one."""
 
-    records: dict[Path, Json] = field(default_factory=dict)
+    records: dict[Path, Record] = field(default_factory=dict)
     problems: dict[Path, str] = field(default_factory=dict)
 
 
@@ -93,16 +123,16 @@ def make_record(
     inputs: Mapping[str, str] | None = None,
     details: Mapping[str, Any] | None = None,
     without_effect: tuple[str, ...] = WITHOUT_EFFECT_ON_RESULTS,
-) -> Json:
-    """A complete record of a run that has just ended on this machine.
+) -> Record:
+    """Return a complete record of a run that has just ended on this machine.
 
     `data` maps a role ("train", "test") to a fingerprint; `inputs` maps a role ("backbone") to
-    the sha256 of the file that an earlier stage made; `details` holds what is no single number.
+    the sha256 of the file that an earlier stage made; `details` holds what is not a single number.
     The fingerprints enter the protocol's hash: numbers on other data are never comparable.
     """
     on_this_data = {role: print_["hash"] for role, print_ in data.items()}
     protocol = Protocol(protocol.id, {**protocol.definition, "data": on_this_data})
-    record: Json = {
+    content: Json = {
         "schema": SCHEMA,
         "version": VERSION,
         "kind": kind,
@@ -110,7 +140,7 @@ def make_record(
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": float(seconds),
         "seed": seed,
-        "protocol": protocol.as_dict(),
+        "protocol": vars(protocol),
         "metrics": dict(metrics),
         "details": dict(details or {}),
         "config": {"hash": config_hash(cfg, without_effect), "values": config_values(cfg)},
@@ -120,115 +150,134 @@ def make_record(
         "libraries": library_versions(),
         "hardware": hardware(),
     }
-    record["id"] = _record_id(record)
-    check_record(record)
-    return record
+    return parse_record({**content, "id": record_id(content)})
 
 
-def write_record(record: Json, path: str | Path) -> Path:
+def write_record(record: Record, path: str | Path) -> Path:
     """Write the record once and atomically; a folder gets `record.json` in it."""
     path = Path(path)
     if path.suffix != ".json":
         path = path / RECORD_FILE
-    check_record(record)
-    text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(record.as_dict(), indent=2, ensure_ascii=False, allow_nan=False)
     write_atomically(path, f"{text}\n".encode(), replace=False)
     return path
 
 
-def read_record(path: str | Path) -> Json:
-    """The record in this file, or a RecordError that names the file and what is wrong with it."""
+def read_record(path: str | Path) -> Record:
+    """Return the record in this file; raise a RecordError that names the file and the reason."""
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path}: not readable as JSON: {error}") from error
-    try:
-        check_record(record)
+        return parse_record(_json_in(Path(path)))
     except RecordError as error:
-        raise RecordError(f"{path}: {error}") from error
-    return record
+        raise RecordError(f"{one_line(str(path))}: {error}") from error
 
 
 def find_records(folder: str | Path) -> Found:
-    """Every record below a folder; a broken or foreign file is reported and skipped."""
+    """Read every record below a folder; report and skip a broken or foreign file."""
     root = Path(folder)
     if not root.is_dir():
-        raise RecordError(f"{folder}: no such folder of records")
+        raise RecordError(f"{folder}: There is no such folder of records.")
     found = Found()
     for path in sorted(root.rglob("*.json")):
         if path.name != RECORD_FILE and not path.name.endswith(f".{RECORD_FILE}"):
             continue
         try:
-            found.records[path] = read_record(path)
+            found.records[path] = parse_record(_json_in(path))
         except RecordError as error:
             found.problems[path] = str(error)
     return found
 
 
-def check_record(record: object) -> None:
-    """Raise a RecordError unless this is a complete, unaltered record of a version we know."""
-    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
-        raise RecordError(f"not a record: it has no schema '{SCHEMA}'")
-    version = record.get("version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise RecordError(f"version {version!r} is not a record version")
+def parse_record(content: object) -> Record:
+    """Return the record with this JSON content.
+
+    Raise a RecordError with the reasons, on one line, unless it is complete, unaltered and of a
+    known version.
+    """
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise RecordError(f"It is not a record: it does not have the schema '{SCHEMA}'.")
+    version = content.get("version")
+    if type(version) is not int or version < 1:
+        raise RecordError(f"Its version {shown(version)} is not a record version.")
     if version > VERSION:
         raise RecordError(
-            f"written by a newer release (record version {version}, this one reads up to "
-            f"{VERSION}): upgrade to read it"
+            f"It was written by a newer release (record version {shown(version)}, this one reads "
+            f"up to {VERSION}): upgrade to read it."
         )
-    problems = list(_problems(record))
+    if is_too_deep(content):
+        raise RecordError(f"It is nested more than {MAX_DEPTH} levels deep.")
+    problems = list(wrong_places(content, Record)) or _wrong_values(content)
     if problems:
-        raise RecordError("; ".join(problems))
-    if record["id"] != _record_id(record):
-        raise RecordError("its content does not fit its id: it was changed after it was written")
+        raise RecordError(f"It is not a complete record: {told(problems)}.")
+    if content["id"] != record_id(content):
+        raise RecordError("Its content does not fit its id: it was changed after it was written.")
+    protocol = Protocol(content["protocol"]["id"], content["protocol"]["definition"])
+    config, code = RecordedConfig(**content["config"]), CodeVersion(**content["code"])
+    return Record(**{**content, "protocol": protocol, "config": config, "code": code})
 
 
-def _problems(record: Json) -> list[str]:
+def record_id(content: Json) -> str:
+    """Return the hash of all fields but the id itself."""
+    return _digest({name: value for name, value in content.items() if name != "id"})
+
+
+def _wrong_values(content: Json) -> list[str]:
+    """List what is wrong with content whose types are right."""
     problems = []
-    for name, (wanted, inside) in _FIELDS.items():
-        if name not in record:
-            problems.append(f"{name} is missing")
-            continue
-        value = record[name]
-        accepted = (int, float) if wanted is float else wanted
-        if isinstance(value, bool) or not isinstance(value, accepted):
-            problems.append(f"{name} is {value!r}, not a {wanted.__name__}")
-        elif isinstance(value, dict):
-            problems += [f"{name}.{part} is missing" for part in inside if part not in value]
-    problems += [f"{name} is not a field" for name in record if name not in _FIELDS]
-    if problems:
-        return problems
-    if record["kind"] not in KINDS:
-        problems.append(f"kind is {record['kind']!r}, not one of {', '.join(KINDS)}")
-    if not record["metrics"]:
+    if content["kind"] not in KINDS:
+        problems.append(f"kind is {shown(content['kind'])}, not one of {', '.join(KINDS)}")
+    if not content["metrics"]:
         problems.append("metrics is empty: nothing was measured")
-    for name, value in record["metrics"].items():
-        if not _is_finite(value):
-            problems.append(f"metrics.{name} is {value!r}, not a finite number")
-    if record["protocol"]["hash"] != _digest(record["protocol"]["definition"])[:16]:
+    if content["seconds"] < 0:
+        problems.append(f"seconds is {content['seconds']}, which is negative")
+    if not _is_time(content["created"]):
+        problems.append(f"created is {shown(content['created'])}, not a time with its zone")
+    problems += [
+        f"data.{one_line(role)}.hash is {shown(print_.get('hash'))}, not text"
+        for role, print_ in content["data"].items()
+        if type(print_.get("hash")) is not str
+    ]
+    if content["protocol"]["hash"] != _digest(content["protocol"]["definition"])[:16]:
         problems.append("protocol.hash does not fit protocol.definition")
     return problems
 
 
-def _is_finite(value: object) -> bool:
+def _is_time(text: str) -> bool:
     try:
-        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-    except OverflowError:  # a whole number beyond all floats
+        return datetime.datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
         return False
 
 
-def _record_id(record: Json) -> str:
-    return _digest({name: value for name, value in record.items() if name != "id"})
+def _json_in(path: Path) -> object:
+    """Return the JSON content of a file of a sensible size; raise a RecordError otherwise."""
+    try:
+        status = path.stat()
+        # A pipe would be waited for and a device read without end.
+        if not stat.S_ISREG(status.st_mode):
+            raise RecordError("It is not a regular file.")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise RecordError(f"It cannot be read: {error.strerror}.") from error
+    if len(content) > MAX_BYTES:
+        raise RecordError(f"It is larger than {MAX_BYTES:,} bytes, which a record never is.")
+    try:
+        return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
+    except RecursionError as error:
+        raise RecordError("It is not readable as JSON: it is nested too deeply.") from error
+    except ValueError as error:
+        raise RecordError(f"It is not readable as JSON: {one_line(str(error))}.") from error
 
 
-def _digest(value: Json) -> str:
+def _digest(value: object) -> str:
     try:
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"a record holds plain finite values only: {error}") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RecordError(
+            f"A record holds plain finite values only: {one_line(str(error))}."
+        ) from error
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number that JSON knows")
+    raise ValueError(f"{name} is not a JSON number")

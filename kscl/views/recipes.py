@@ -1,6 +1,6 @@
 """Augmentation recipes as plain lists: the ops, their parameters, and the three known recipes.
 
-A recipe is a list of mappings `{op: name, parameter: value, ...}`, carried out in its order; a
+A recipe is a list of mappings `{op: name, parameter: value, ...}`, applied in its order; a
 parameter that is left out has the default below. This file imports neither torch nor OpenCV, so
 that a config can be checked before anything heavy is loaded.
 """
@@ -24,6 +24,7 @@ class Number:
     high: float
 
     def problem(self, value: object) -> str | None:
+        """Return what is wrong with a value, or None."""
         if not _is_number_between(value, self.low, self.high):
             return f"must be a number from {self.low:g} to {self.high:g}"
         return None
@@ -38,6 +39,7 @@ class Pair:
     high: float
 
     def problem(self, value: object) -> str | None:
+        """Return what is wrong with a value, or None."""
         wanted = f"must be [low, high] with {self.low:g} <= low <= high <= {self.high:g}"
         if not isinstance(value, list | tuple) or len(value) != 2:
             return wanted
@@ -46,7 +48,7 @@ class Pair:
 
 
 def _is_number_between(value: object, low: float, high: float) -> bool:
-    # bool is an int to Python, but `p: true` in a file is a slip.
+    # bool is an int to Python, but `p: true` in a file is a mistake.
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -104,7 +106,7 @@ MOCO_V2: list[Op] = [
     {"op": "horizontal_flip", "p": 0.5},
 ]
 
-# The SimCLR paper's appendix A at colour strength 1: the blur comes after the flip and the colours.
+# The SimCLR paper's appendix A at color strength 1: the blur comes after the flip and the colors.
 SIMCLR: list[Op] = [
     {"op": "random_resized_crop", "scale": [0.08, 1.0]},
     {"op": "horizontal_flip", "p": 0.5},
@@ -124,14 +126,14 @@ RECIPES: dict[str, list[Op]] = {"moco_v1": MOCO_V1, "moco_v2": MOCO_V2, "simclr"
 
 
 def check_recipe(ops: object, where: str) -> list[str]:
-    """Every problem of a recipe, a sentence each, with the nearest valid name; none if it is good.
+    """Return every problem of a recipe, with the nearest valid name; nothing if it is good.
 
     `where` is what the reader calls the list, for instance its config key.
     """
     if not isinstance(ops, Sequence) or isinstance(ops, str):
         return [f"{where} must be a list of ops, each like {{op: horizontal_flip, p: 0.5}}"]
     return [
-        problem for place, op in enumerate(ops) for problem in _op_problems(op, f"{where}[{place}]")
+        problem for index, op in enumerate(ops) for problem in _op_problems(op, f"{where}[{index}]")
     ]
 
 
@@ -158,7 +160,7 @@ def _nearest(name: object, valid: Mapping[str, object]) -> str:
 
 
 def with_defaults(ops: Sequence[Mapping[str, Any]]) -> list[Op]:
-    """The same recipe with every parameter written out."""
+    """Return the same recipe with every parameter written out."""
     complete = []
     for op in ops:
         defaults = {key: parameter.default for key, parameter in OPS[op["op"]].items()}

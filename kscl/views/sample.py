@@ -1,7 +1,7 @@
 """What happens to one view: a recipe's random choices, made from numbers in [0, 1).
 
 The result is a list of steps `(name, value)` with nothing random left in it, so that any route
-(ours, or torchvision's on PIL pictures in the tests) can carry out the same view.
+(ours, or torchvision's on PIL pictures in the tests) can make the same view.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Box(NamedTuple):
 CROP_TRIES = 10
 JITTERS = ("brightness", "contrast", "saturation", "hue")
 
-# The most numbers an op can use; a view's numbers start at a fixed place whatever the others used.
+# The most numbers an op can use; a view's numbers start at a fixed index whatever the others used.
 MOST_DRAWS = {
     "random_resized_crop": 2 * CROP_TRIES + 2,
     "color_jitter": 1 + 2 * len(JITTERS),
@@ -40,18 +40,19 @@ MOST_DRAWS = {
 
 
 def draws_per_view(ops: Sequence[Op]) -> int:
+    """Return how many random numbers are set aside for one view."""
     return sum(MOST_DRAWS[op["op"]] for op in ops)
 
 
 def sample_view(
     ops: Sequence[Op], height: int, width: int, size: int, draws: Iterable[float]
 ) -> list[Step]:
-    """The steps of one view of a picture of height x width; `ops` has its defaults written out."""
+    """Return the steps of one view of a picture; `ops` has its defaults written out."""
     draw = iter(draws).__next__
     steps: list[Step] = []
     if all(op["op"] != "random_resized_crop" for op in ops):
         # Views must share one size: without a random crop it is the middle square.
-        steps.append(("crop", centre_square(height, width)))
+        steps.append(("crop", center_square(height, width)))
         height = width = size
     for op in ops:
         name = op["op"]
@@ -63,7 +64,8 @@ def sample_view(
     return steps
 
 
-def centre_square(height: int, width: int) -> Box:
+def center_square(height: int, width: int) -> Box:
+    """Return the largest square in the middle."""
     side = min(height, width)
     return Box((height - side) // 2, (width - side) // 2, side, side)
 
@@ -75,10 +77,10 @@ def sample_crop(
     ratio: tuple[float, float],
     draw: Draw,
 ) -> Box:
-    """Area uniform in `scale`, aspect (width / height) log-uniform in `ratio`, place uniform.
+    """Draw a crop: area uniform in `scale`, aspect (width / height) log-uniform in `ratio`.
 
-    A box that does not fit is drawn again; after ten the largest middle box of a legal aspect is
-    taken, as torchvision does.
+    Its position is uniform. A box that does not fit is drawn again; after ten tries the largest
+    middle box of a legal aspect is taken, as torchvision does.
     """
     log_low, log_high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(CROP_TRIES):
@@ -110,7 +112,7 @@ def _sample_jitter(op: Op, draw: Draw) -> list[Step]:
         )
         factors.append(low + (high - low) * u)
     order = sorted(range(len(JITTERS)), key=ranks.__getitem__)
-    return [(JITTERS[place], factors[place]) for place in order if op[JITTERS[place]] > 0]
+    return [(JITTERS[index], factors[index]) for index in order if op[JITTERS[index]] > 0]
 
 
 _SAMPLERS: dict[str, Callable[[Op, Draw], list[Step]]] = {

@@ -8,9 +8,10 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from kscl import cli
+from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
 from kscl.runtime.launch import launch
-from linear_eval.config import load_linear_eval_config
+from linear_eval.config import linear_eval_defaults, load_linear_eval_config
 from linear_eval.errors import LinearEvalError
 from linear_eval.run import Job, run_all
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parse_args(argv)
     cfg = load_linear_eval_config(given.config_file, given.overrides)
     if given.print_config:
-        print(config_yaml(cfg), end="")
+        print(config_yaml(cfg, comments_of(linear_eval_defaults)), end="")
         return 0
     if given.num_seeds < 1:
         raise LinearEvalError(f"--num-seeds {given.num_seeds}: at least 1")

@@ -1,11 +1,11 @@
 """Features of fixed views, computed once and kept on disk.
 
     <cache>/features/<key>/about.json       what the key was made from
-                           features.f32     one slot a view, (N, D) float32 each; mapped, not read
-                           centre.json      this view's slot is complete; its checksum
+                           features.f32     one slot per view, (N, D) float32; mapped, not read
+                           center.json      this view's slot is complete; its checksum
 
 The key covers the backbone's tensors, the images and all that lies between the two, so features are
-taken again when nothing has changed and never otherwise. An interrupted extraction goes on with the
+reused when nothing has changed and never otherwise. An interrupted extraction resumes with the
 first missing piece; the pieces are the same for any number of ranks.
 """
 
@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from kscl.data.index_cache import cache_folder
+from kscl.data.loader import EpochIndex
 from kscl.records.provenance import library_versions
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.files import write_atomically
@@ -35,7 +36,7 @@ from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.signals import StopRequest
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import leave_if_asked
-from linear_eval.data.images import LabelledImages, Place, ViewsOfImages, file_state, load_batches
+from linear_eval.data.images import LabelledImages, ViewsOfImages, file_state, load_batches
 from linear_eval.data.views import Geometry, slot
 from linear_eval.errors import LinearEvalError
 
@@ -55,7 +56,7 @@ class Features:
     count: int  # N
 
     def of_view(self, view: str) -> Tensor:
-        """(N, D)"""
+        """Return (N, D)."""
         return self.rows[slot(view) * self.count : (slot(view) + 1) * self.count]
 
 
@@ -68,18 +69,23 @@ class _Store:
     dim: int
 
     def slot_bytes(self) -> int:
+        """Return the size of one view's features."""
         return self.count * self.dim * 4
 
     def pieces(self) -> range:
+        """Return the numbers of all pieces."""
         return range(-(-self.count // PIECE))
 
     def marker(self, view: str, piece: int) -> Path:
+        """Return the file that says a piece is done."""
         return self.folder / f"{view}.{piece:06d}.done"
 
     def seal(self, view: str) -> Path:
+        """Return the file that says a view is complete."""
         return self.folder / f"{view}.json"
 
     def checksum(self, view: str) -> str:
+        """Return the SHA-256 of a view's features on disk."""
         digest, left = hashlib.sha256(), self.slot_bytes()
         with (self.folder / FILE).open("rb") as file:
             file.seek(slot(view) * self.slot_bytes())
@@ -89,6 +95,7 @@ class _Store:
         return digest.hexdigest()
 
     def is_complete(self, view: str) -> bool:
+        """Return whether a view's features are all there and undamaged."""
         try:
             sealed = json.loads(self.seal(view).read_text())["sha256"]
             good = sealed == self.checksum(view)
@@ -97,46 +104,58 @@ class _Store:
         except (OSError, ValueError, KeyError, TypeError):
             good = False
         if not good:
-            log.warning("%s: the features of view %s are damaged and made anew", self.folder, view)
+            log.warning("%s: the features of view %s are damaged and made anew.", self.folder, view)
             self.forget(view)
         return good
 
     def forget(self, view: str) -> None:
+        """Drop all marks of a view, so that it is made anew."""
         self.seal(view).unlink(missing_ok=True)
         for piece in self.pieces():
             self.marker(view, piece).unlink(missing_ok=True)
 
     def reserve(self, view: str) -> None:
-        """Take the disk space now, so that a full disk is told before hours of work."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / FILE).open("ab") as file:
-            try:
+        """Take the disk space now, so that a full disk is reported before hours of work."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / FILE).open("ab") as file:
                 os.posix_fallocate(file.fileno(), slot(view) * self.slot_bytes(), self.slot_bytes())
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-                    raise
-                raise LinearEvalError(
-                    f"{self.folder}: the disk has no room for {self.slot_bytes():,} bytes of "
-                    "features; make room, or set DATA.CACHE_DIR to another disk"
-                ) from error
+        except OSError as error:
+            raise self.unwritable(error) from error
+
+    def unwritable(self, error: OSError) -> LinearEvalError:
+        """Return the error to raise when the cache cannot be written."""
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            return LinearEvalError(
+                f"{self.folder}: the disk has no room for {self.slot_bytes():,} bytes of "
+                "features. Make room, or set DATA.CACHE_DIR to another disk."
+            )
+        return LinearEvalError(
+            f"{self.folder} cannot be written: {error.strerror}. Set DATA.CACHE_DIR or "
+            "$KSCL_CACHE to a folder that can."
+        )
 
     def write(self, view: str, piece: int, rows: np.ndarray) -> None:
+        """Write one piece of a view's features and mark it as done."""
         start = slot(view) * self.slot_bytes() + piece * PIECE * self.dim * 4
-        with (self.folder / FILE).open("r+b") as file:
-            file.seek(start)
-            file.write(rows.tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        self.marker(view, piece).touch()
+        try:
+            with (self.folder / FILE).open("r+b") as file:
+                file.seek(start)
+                file.write(rows.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            self.marker(view, piece).touch()
+        except OSError as error:
+            raise self.unwritable(error) from error
 
     def finish(self, views: Sequence[str]) -> None:
-        """Seal the views' slots; all their pieces must be there."""
+        """Seal the views' slots; raise LinearEvalError unless all their pieces are there."""
         markers = [self.marker(view, piece) for view in views for piece in self.pieces()]
         sealed = all(self.seal(view).exists() for view in views)  # by another run, meanwhile
         if not sealed and not all(marker.exists() for marker in markers):
             raise LinearEvalError(
-                f"{self.folder}: pieces of the features are missing that other processes wrote: "
-                "DATA.CACHE_DIR must be a folder that all machines share"
+                f"{self.folder}: pieces of the features are missing that other processes wrote. "
+                "Set DATA.CACHE_DIR to a folder that all machines share."
             )
         for view in views:
             content = json.dumps({"sha256": self.checksum(view)})
@@ -145,6 +164,7 @@ class _Store:
             marker.unlink(missing_ok=True)
 
     def open(self, views: Sequence[str]) -> Features:
+        """Map the features into memory."""
         slots = 1 + max(slot(view) for view in views)
         # Copy-on-write: torch wants memory that could be written, and nobody writes it.
         mapped = np.memmap(
@@ -163,14 +183,14 @@ def cached_features(
     num_workers: int,
     stop: StopRequest,
 ) -> Features:
-    """The features of these views of the images, from the cache where they are in it."""
+    """Return the features of these views of the images, from the cache if they are in it."""
     about = on_first_rank(lambda: _about(frozen, images, shape))
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
     store = _Store(cache_folder(cache_dir) / "features" / name, len(images), frozen.dim)
     missing = on_first_rank(lambda: [view for view in views if not store.is_complete(view)])
     where = images.source.where
     if not missing:
-        log.info("features of %s: taken from %s", where, store.folder)
+        log.info("Features of %s are taken from %s.", where, store.folder)
         return store.open(views)
 
     def prepare() -> list[int]:
@@ -184,7 +204,7 @@ def cached_features(
         ]
 
     pieces = on_first_rank(prepare)
-    log.info("features of %s: %s into %s", where, " and ".join(missing), store.folder)
+    log.info("Features of %s: %s into %s.", where, " and ".join(missing), store.folder)
     for piece, rows in _extract(frozen, images, missing, shape, pieces, num_workers):
         for number, view in enumerate(missing):
             store.write(view, piece, rows[:, number])
@@ -220,7 +240,7 @@ def _extract(
     pieces: Sequence[int],
     num_workers: int,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """(piece, rows (n, V, D)) of this rank's share of the pieces."""
+    """Yield (piece, rows (n, V, D)) of this rank's part of the pieces."""
 
     def make_views(picture: Any, epoch: int, number: int) -> list[Any]:
         return [shape.fixed(picture, view, number) for view in views]
@@ -237,17 +257,17 @@ def _extract(
         stacked = torch.stack(features, 1)  # (B, V, D)
         frozen.check_finite(stacked)
         rows.append(stacked.cpu().numpy())
-        last = int(batch.places[-1])
+        last = int(batch.instances[-1])
         if (last + 1) % PIECE == 0 or last + 1 == len(images):
             yield last // PIECE, np.concatenate(rows)
             rows = []
 
 
 def _starts(piece: int, count: int) -> range:
-    """Where the batches of a piece begin."""
+    """Return where the batches of a piece begin."""
     return range(piece * PIECE, min((piece + 1) * PIECE, count), BATCH)
 
 
-def _batches(piece: int, count: int) -> Iterator[list[Place]]:
+def _batches(piece: int, count: int) -> Iterator[list[EpochIndex]]:
     for start in _starts(piece, count):
-        yield [(0, place) for place in range(start, min(start + BATCH, count))]
+        yield [(0, index) for index in range(start, min(start + BATCH, count))]

@@ -1,4 +1,4 @@
-"""The protocols' pictures: torchvision's own operations on PIL images, bit for bit.
+"""The protocols' views: torchvision's own operations on PIL images, bit for bit.
 
 Decoding is `kscl.data.decode`: for ordinary files the same pixels as PIL's, and files with an EXIF
 orientation stand upright, as they did in pretraining.
@@ -16,12 +16,11 @@ from torch import Tensor
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
-from kscl.rng import VIEWS, uniforms
+from kscl.rng import Stream, uniforms
 from kscl.views.sample import MOST_DRAWS, sample_crop
 from linear_eval.config import CENTER, FLIP
 
 FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run
-FIXED_CROPS_STREAM = 20  # of kscl.rng, beside those in linear_eval.splits
 NUM_DRAWS = MOST_DRAWS["random_resized_crop"] + 1
 
 
@@ -36,11 +35,12 @@ class Geometry:
     flip: float
 
     def centre(self, picture: Image.Image) -> Image.Image:
+        """Resize the short side and cut out the center."""
         resized = F.resize(picture, self.resize, InterpolationMode.BILINEAR)
         return F.center_crop(resized, [self.size, self.size])
 
     def random_crop(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
-        """A random resized crop, perhaps flipped, made from NUM_DRAWS numbers in [0, 1)."""
+        """Cut out a random resized crop, perhaps flipped, by NUM_DRAWS numbers in [0, 1)."""
         draw = iter(numbers.tolist()).__next__
         flipped = draw() < self.flip
         box = sample_crop(picture.height, picture.width, self.scale, self.ratio, draw)
@@ -48,40 +48,36 @@ class Geometry:
         return F.hflip(view) if flipped else view
 
     def fixed(self, picture: Image.Image, view: str, image: int) -> Image.Image:
-        """A view by its name; a fixed crop depends on the image's number and on nothing else."""
+        """Make a view by its name; a fixed crop depends on the image's index and nothing else."""
         if view == CENTER:
             return self.centre(picture)
         if view == FLIP:
             return F.hflip(self.centre(picture))
         turn = int(view.removeprefix(FIXED_CROP))
-        return self.random_crop(picture, uniforms(0, turn, FIXED_CROPS_STREAM, image, NUM_DRAWS))
+        return self.random_crop(picture, uniforms(0, turn, Stream.FIXED_CROPS, image, NUM_DRAWS))
 
     def augmented(self, picture: Image.Image, seed: int, epoch: int, image: int) -> Image.Image:
-        """What training sees of an image in an epoch."""
-        return self.random_crop(picture, uniforms(seed, epoch, VIEWS, image, NUM_DRAWS))
+        """Make what training sees of an image in an epoch."""
+        return self.random_crop(picture, uniforms(seed, epoch, Stream.VIEWS, image, NUM_DRAWS))
 
 
 def geometry(cfg: CfgNode) -> Geometry:
+    """Read the geometry of the views from a config."""
     given = cfg.INPUT
     return Geometry(given.SIZE, given.RESIZE, tuple(given.SCALE), tuple(given.RATIO), given.FLIP)
 
 
 def cached_views(cfg: CfgNode) -> list[str]:
-    """The names of the fixed views that the cached probe trains on."""
+    """Return the names of the fixed views that the cached probe trains on."""
     return [*cfg.CACHED.VIEWS, *(f"{FIXED_CROP}{turn}" for turn in range(cfg.CACHED.RANDOM_CROPS))]
 
 
 def slot(view: str) -> int:
-    """The place of a fixed view among all that there can be."""
+    """Return the number of a fixed view among all that there can be."""
     fixed = {CENTER: 0, FLIP: 1}
     return fixed[view] if view in fixed else len(fixed) + int(view.removeprefix(FIXED_CROP))
 
 
 def to_bytes(picture: Image.Image) -> Tensor:
-    """(3, H, W), uint8."""
+    """Return the pixels as (3, H, W), uint8."""
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
-
-
-def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """uint8 images (B, 3, H, W) to what torchvision's ToTensor and Normalize make of them."""
-    return images.float().div_(255).sub_(mean).div_(std)

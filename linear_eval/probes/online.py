@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from fvcore.common.config import CfgNode
 from PIL import Image
 from torch import Tensor, nn
 
+from kscl.data.loader import Batch, StepSampler
 from kscl.engine.schedule import set_learning_rate
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
@@ -29,13 +29,13 @@ from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import Saver
 from linear_eval.config import CENTER
 from linear_eval.data.features import Features
-from linear_eval.data.images import Batch, LabelledImages, Place, ViewsOfImages, load_batches
+from linear_eval.data.images import LabelledImages, ViewsOfImages, load_batches
 from linear_eval.data.views import geometry
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.outcome import Classifier, Outcome
 from linear_eval.probes.sgd_grid import rate_factor
 from linear_eval.score import Score, ranked_classes, score
-from linear_eval.splits import epoch_order, new_head
+from linear_eval.splits import new_head
 
 log = logging.getLogger(LOGGER)
 
@@ -80,12 +80,9 @@ def probe_online(
     state = start(cfg, frozen, len(train.classes))
     if saved is not None:
         state.load_state_dict(saved["online"])
-    steps = math.ceil(len(train) / cfg.SOLVER.BATCH_SIZE)  # an epoch; the last may be smaller
-    batches = load_batches(
-        ViewsOfImages(train, view_maker(cfg)),
-        StepBatches(len(train), cfg, state.step, steps * cfg.SOLVER.EPOCHS),
-        cfg.DATA.NUM_WORKERS,
-    )
+    steps = math.ceil(len(train) / cfg.SOLVER.BATCH_SIZE)  # per epoch; the last may be smaller
+    sampler = train_sampler(cfg, len(train), state.step, steps * cfg.SOLVER.EPOCHS)
+    batches = load_batches(ViewsOfImages(train, view_maker(cfg)), sampler, cfg.DATA.NUM_WORKERS)
     if rank() == 0:
         batches = progress(batches, "probe", steps * cfg.SOLVER.EPOCHS - state.step)
     for batch in batches:
@@ -124,10 +121,10 @@ def take_step(
     set_learning_rate(state.optimizer, solver.BASE_LR * rate_factor(solver, epoch))
     loss = torch.zeros((), device=frozen.device)
     state.optimizer.zero_grad()
-    if len(batch.places):
+    if len(batch.instances):
         features = frozen.features(batch.views[:, 0])  # (b, D)
         frozen.check_finite(features)
-        labels = targets[batch.places].to(frozen.device)
+        labels = targets[batch.instances].to(frozen.device)
         loss = F.cross_entropy(state.head(features), labels, reduction="sum")
         (loss / in_batch).backward()
     total, stopping = add_over_ranks(state.head, loss.detach(), stop)
@@ -198,27 +195,11 @@ def outcome(state: Progress, result: Score) -> Outcome:
     return Outcome(result, details, remark, head)
 
 
-class StepBatches:
-    """This rank's piece of every batch from one step up to another, epoch after epoch."""
-
-    def __init__(self, images: int, cfg: CfgNode, first_step: int, last_step: int) -> None:
-        self.images = images
-        self.batch_size = cfg.SOLVER.BATCH_SIZE
-        self.seed = cfg.SEED
-        self.steps = range(first_step, last_step)
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __iter__(self) -> Iterator[list[Place]]:
-        known, order = -1, epoch_order(self.seed, 0, 0)
-        for step in self.steps:
-            epoch, place = divmod(step, math.ceil(self.images / self.batch_size))
-            if epoch != known:
-                known, order = epoch, epoch_order(self.seed, epoch, self.images)
-            batch = order[place * self.batch_size : (place + 1) * self.batch_size].tolist()
-            first, last = (turn * len(batch) // world_size() for turn in (rank(), rank() + 1))
-            yield [(epoch, image) for image in batch[first:last]]
+def train_sampler(cfg: CfgNode, num_images: int, first_step: int, last_step: int) -> StepSampler:
+    """Return this rank's part of every batch; each epoch shows every image."""
+    steps = (first_step, last_step)
+    size, seed = cfg.SOLVER.BATCH_SIZE, cfg.SEED
+    return StepSampler(num_images, size, seed, *steps, rank(), world_size(), drop_last=False)
 
 
 def view_maker(cfg: CfgNode) -> Any:

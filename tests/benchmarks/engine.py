@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,7 +28,8 @@ from tests.benchmarks.harness import figure, in_own_process, time_ratio
 from tests.helpers.runs import draw_images
 
 CPU = torch.device("cpu")
-ROUNDS = 5
+ROUNDS, TURNS = 5, 9
+Place = tuple[str, int, int]  # the file of the store, rank, number of ranks
 
 
 def config(*words: object) -> CfgNode:
@@ -90,28 +92,47 @@ def fed_by_a_worker_over_preloaded() -> float:
         return time_ratio(fed, lambda: take_step(training, batch), rounds=ROUNDS)
 
 
-@figure("engine-two-ranks", "images/s of two gloo ranks over one, one thread each", at_least=1.8)
+@figure(
+    "engine-two-ranks",
+    "images/s of two gloo ranks over two processes that do not communicate, one thread each",
+    at_least=0.95,
+)
 def two_ranks() -> float:
-    """The same global batch, alone and shared; the two take turns in the same minutes."""
-    context = multiprocessing.get_context("spawn")
+    """Return what is left when two ranks share a batch, of what the cores give to two processes.
+
+    The two pairs take turns in the same minutes, and every process has the same images per step.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        members = []
-        for name, ranks in (("alone", 1), ("pair", 2)):
-            for number in range(ranks):
+        places = {"apart": [("", 0, 1)] * 2, "pair": [(f"{folder}/store", n, 2) for n in (0, 1)]}
+        with members(places) as pipes:
+            for pipe in (*pipes["apart"], *pipes["pair"]):
+                pipe.recv()  # ready
+            return statistics.median(
+                seconds_of_a_step(pipes["apart"]) / seconds_of_a_step(pipes["pair"])
+                for _ in range(TURNS)
+            )
+
+
+@contextmanager
+def members(places: dict[str, list[Place]]) -> Iterator[dict[str, list[Connection]]]:
+    """Start a process for each place and yield the pipes to them; none outlives the block."""
+    context = multiprocessing.get_context("spawn")
+    pipes: dict[str, list[Connection]] = {name: [] for name in places}
+    processes = []
+    try:
+        for name, places_of_group in places.items():
+            for place in places_of_group:
                 ours, theirs = context.Pipe()
-                place = (f"{folder}/{name}", number, ranks)
                 process = context.Process(target=steps_on_request, args=(place, theirs))
                 process.start()
-                members.append((name, ours, process))
-        alone = [pipe for name, pipe, _ in members if name == "alone"]
-        pair = [pipe for name, pipe, _ in members if name == "pair"]
-        for pipe in (*alone, *pair):
-            pipe.recv()  # ready
-        ratios = [seconds_of_a_step(alone) / seconds_of_a_step(pair) for _ in range(ROUNDS)]
-        for _, pipe, process in members:
-            pipe.send("end")
+                theirs.close()  # so that a process that ends is noticed here
+                pipes[name].append(ours)
+                processes.append(process)
+        yield pipes
+    finally:
+        for process in processes:
+            process.kill()
             process.join()
-    return statistics.median(ratios)
 
 
 def seconds_of_a_step(pipes: list[Connection]) -> float:
@@ -125,14 +146,14 @@ def seconds_of_a_step(pipes: list[Connection]) -> float:
     return time.perf_counter() - begun
 
 
-def steps_on_request(place: tuple[str, int, int], pipe: Connection) -> None:
+def steps_on_request(place: Place, pipe: Connection) -> None:
     store, number, ranks = place
     torch.set_num_threads(1)
     keep_freed_memory()
     if ranks > 1:
         dist.init_process_group("gloo", f"file://{store}", rank=number, world_size=ranks)
     words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "METHOD.NUM_SHOTS", 3]
-    cfg = config(*words, "SOLVER.BATCH_SIZE", 128)
+    cfg = config(*words, "SOLVER.BATCH_SIZE", 64 * ranks)
     training, batch = new_training(cfg), preloaded(cfg)
     settle(training)
     take_step(training, batch)
@@ -140,8 +161,6 @@ def steps_on_request(place: tuple[str, int, int], pipe: Connection) -> None:
     while pipe.recv() == "step":
         take_step(training, batch)
         pipe.send("done")
-    if ranks > 1:
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

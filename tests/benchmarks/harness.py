@@ -15,6 +15,10 @@ from tests.helpers.commands import ROOT
 FIGURES: dict[str, Figure] = {}
 
 
+class SkippedError(Exception):
+    """Raised by a figure that cannot be measured here; it says what the figure needs."""
+
+
 @dataclass(frozen=True)
 class Figure:
     """One line of the benchmark table: a measured value and the bound it must keep."""
@@ -95,7 +99,10 @@ def time_ratio(
 
 
 def in_own_process(module: str, name: str) -> float:
-    """What `python -m module name` prints: threads and allocator are a whole process's matter."""
+    """Return what `python -m module name` prints: threads and allocator belong to a process."""
     command = [sys.executable, "-W", "ignore", "-m", module, name]
-    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        raise RuntimeError(f"{name} ended with exit code {done.returncode}: {last}")
     return float(done.stdout)

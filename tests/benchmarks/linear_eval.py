@@ -19,7 +19,7 @@ from linear_eval.checkpoint import Saver
 from linear_eval.config import load_linear_eval_config
 from linear_eval.data.images import ViewsOfImages, load_batches, open_data
 from linear_eval.probes.cached import grid_points
-from linear_eval.probes.online import StepBatches, start, take_step, view_maker
+from linear_eval.probes.online import start, take_step, train_sampler, view_maker
 from linear_eval.probes.sgd_grid import (
     Rows,
     epoch_batches,
@@ -155,7 +155,7 @@ def cached_probe() -> float:
 
 def _online_epoch(cfg, frozen, train) -> None:  # type: ignore[no-untyped-def]
     state = start(cfg, frozen, len(train.classes))
-    batches = StepBatches(len(train), cfg, 0, -(-len(train) // cfg.SOLVER.BATCH_SIZE))
+    batches = train_sampler(cfg, len(train), 0, -(-len(train) // cfg.SOLVER.BATCH_SIZE))
     for batch in load_batches(ViewsOfImages(train, view_maker(cfg)), batches, 0):
         take_step(state, frozen, batch, train.targets, cfg.SOLVER, False)
 

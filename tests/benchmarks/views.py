@@ -19,7 +19,7 @@ from torchvision import transforms as T
 from kscl.data.decode import decode_image
 from kscl.data.loader import ViewDataset
 from kscl.data.open import open_source
-from kscl.rng import VIEWS, uniforms
+from kscl.rng import Stream, uniforms
 from kscl.views.augment import carry_out, crop_and_resize
 from kscl.views.blur import blur
 from kscl.views.recipes import MOCO_V2, with_defaults
@@ -127,7 +127,7 @@ def views_difference() -> float:
     differences = []
     for index, data in enumerate(photos().files):
         picture, image = decode_image(data), Image.open(io.BytesIO(data)).convert("RGB")
-        numbers = uniforms(0, 0, VIEWS, index, NUM_VIEWS * draws_per_view(ops))
+        numbers = uniforms(0, 0, Stream.VIEWS, index, NUM_VIEWS * draws_per_view(ops))
         for draws in numbers.reshape(NUM_VIEWS, -1).tolist():
             steps = sample_view(ops, *picture.shape[:2], SIZE, draws)
             view = carry_out(picture, steps, SIZE)
@@ -153,7 +153,7 @@ def views_sharpness() -> float:
     worst = 0.0
     for index, data in enumerate(photos().files):
         picture = decode_image(data)
-        draw = iter(uniforms(1, 0, VIEWS, index, 200).tolist()).__next__
+        draw = iter(uniforms(1, 0, Stream.VIEWS, index, 200).tolist()).__next__
         for _ in range(4):
             box = sample_crop(*picture.shape[:2], (0.2, 1.0), (3 / 4, 4 / 3), draw)
             reference = carry_out_on_pil(Image.fromarray(picture), [("crop", box)], SIZE)

@@ -15,13 +15,16 @@ from torch import nn
 from detection import scoring
 from detection.config import (
     add_kscl_config,
-    config_values,
+    changed_values,
+    detection_defaults,
     load_detection_config,
     norm_family,
-    value_at,
+    set_network,
 )
 from detection.errors import DetectionError
+from kscl.config.comments import comments_of
 from kscl.config.shipped import shipped_configs
+from kscl.config.tree import config_yaml, leaves, value_at
 from kscl.errors import ConfigError
 
 SHIPPED = sorted((shipped_configs() / "detection").glob("*.yaml"))
@@ -83,7 +86,7 @@ MOCO_24K = {
     "SOLVER.WEIGHT_DECAY_NORM": 0.0,
     "SOLVER.AMP.ENABLED": False,
     "SOLVER.CHECKPOINT_PERIOD": 5000,
-    "SOLVER.REFERENCE_WORLD_SIZE": 0,
+    "SOLVER.REFERENCE_WORLD_SIZE": 8,
     "TEST.PRECISE_BN.ENABLED": True,
     "TEST.PRECISE_BN.NUM_ITER": 200,
     "TEST.DETECTIONS_PER_IMAGE": 100,
@@ -103,23 +106,13 @@ COCO_2X = {
 }
 
 
-def leaves(node: dict, prefix: str = "") -> dict:
-    found = {}
-    for key, value in node.items():
-        if isinstance(value, dict):
-            found |= leaves(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found
-
-
 @pytest.mark.parametrize(
     ("name", "expected"), [("voc0712_c4_24k_moco", MOCO_24K), ("coco_c4_2x", COCO_2X)]
 )
 def test_the_effective_protocol_is_mocos_key_by_key(name, expected):
     cfg = load_detection_config(f"detection/{name}.yaml")
     assert {key: value_at(cfg, key) for key in expected} == expected
-    changed = leaves(config_values(cfg))
+    changed = dict(leaves(changed_values(cfg)))
     changed = {key for key in changed if not key.startswith("KSCL.") and key != "VERSION"}
     assert changed <= set(expected)  # and there is nothing beyond
 
@@ -130,10 +123,11 @@ def test_the_18k_protocol_is_detectron2s_own_but_for_what_our_backbones_need():
     theirs.merge_from_file(str(folder / "faster_rcnn_R_50_C4.yaml"), allow_unsafe=False)
     ours = load_detection_config("detection/voc0712_c4_18k_d2.yaml")
     assert ours.pop("KSCL").PROTOCOL == "voc0712-c4-18k-d2"
-    theirs, ours = leaves(theirs), leaves(ours)
+    theirs, ours = dict(leaves(theirs)), dict(leaves(ours))
     assert {key for key in theirs if theirs[key] != ours.pop(key)} == {
         *("MODEL.WEIGHTS", "MODEL.RESNETS.STRIDE_IN_1X1"),
         *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"),
+        "SOLVER.REFERENCE_WORLD_SIZE",  # Detectron2's users scale by hand
     }
     assert not ours
 
@@ -182,30 +176,32 @@ def test_nothing_imports_the_model_zoo():
 def test_a_config_file_is_data(tmp_path):
     path = tmp_path / "evil.yaml"
     path.write_text(f"OUTPUT_DIR: !!python/object/apply:os.mkdir ['{tmp_path}/ran']\n")
-    with pytest.raises(DetectionError, match="nothing is run from a config file"):
+    with pytest.raises(ConfigError, match=f"{path}:1: .*os.mkdir"):
         load_detection_config(path)
     (tmp_path / "child.yaml").write_text("_BASE_: evil.yaml\n")
-    with pytest.raises(DetectionError, match="nothing is run"):
+    with pytest.raises(ConfigError, match=f"{path}:1: .*os.mkdir"):
         load_detection_config(tmp_path / "child.yaml")
     assert not (tmp_path / "ran").exists()
 
 
 def test_all_mistakes_are_told_at_once_with_the_nearest_key(tmp_path):
     path = tmp_path / "wrong.yaml"
-    path.write_text("MODEL: {RESNET: {DEPTH: 50}, WEIGHT: x}\nSOLVER: {MAX_ITER: many, STEPS: 3}\n")
+    path.write_text(
+        "MODEL:\n  RESNET: {DEPTH: 50}\n  WEIGHT: x\nSOLVER:\n  MAX_ITER: many\n  STEPS: 3\n"
+    )
     words = ["SOLVER.BASE_LRR", "0.1", "MODEL.RESNETS", "50", "TEST.EVAL_PERIOD", "0.5", "SEED"]
-    with pytest.raises(DetectionError) as caught:
+    with pytest.raises(ConfigError) as caught:
         load_detection_config(path, words)
     message = str(caught.value)
     for text in (
         "8 problems",
-        "MODEL.RESNET.DEPTH is not a key of Detectron2's or ours; did you mean MODEL.RESNETS.DEPTH",
-        "MODEL.WEIGHT is not a key of Detectron2's or ours; did you mean MODEL.WEIGHTS",
-        "SOLVER.MAX_ITER takes a whole number, not 'many'",
-        "SOLVER.STEPS takes a list, not 3",
+        f"{path}:2: MODEL.RESNET.DEPTH is not a key; did you mean MODEL.RESNETS.DEPTH",
+        f"{path}:3: MODEL.WEIGHT is not a key; did you mean MODEL.WEIGHTS",
+        f"{path}:5: SOLVER.MAX_ITER takes a whole number, not 'many'",
+        f"{path}:6: SOLVER.STEPS takes a list, not 3",
         "command line: SOLVER.BASE_LRR is not a key",
         "command line: MODEL.RESNETS is a section",
-        "command line: TEST.EVAL_PERIOD takes a whole number, not '0.5'",
+        "command line: TEST.EVAL_PERIOD takes a whole number, not 0.5",
         "'SEED' is left over",
     ):
         assert text in message
@@ -215,6 +211,7 @@ def test_values_are_read_as_detectron2_reads_them(tmp_path):
     path = tmp_path / "values.yaml"
     path.write_text('SOLVER: {BASE_LR: 1}\nDATASETS:\n  TRAIN: ("a", "b")\n')
     words = ["SOLVER.STEPS", "(1, 2)", "OUTPUT_DIR", "2024", "TEST.AUG.ENABLED", "true"]
+    words += ["INPUT.CROP.SIZE", "[384, 600]", "DATASETS.TEST", "('voc:a: b:test',)"]
     cfg = load_detection_config(path, [*words, "SOLVER.WEIGHT_DECAY_BIAS", "1e-4"])
     assert cfg.SOLVER.BASE_LR == 1.0
     assert isinstance(cfg.SOLVER.BASE_LR, float)
@@ -223,22 +220,30 @@ def test_values_are_read_as_detectron2_reads_them(tmp_path):
     assert cfg.OUTPUT_DIR == "2024"
     assert cfg.TEST.AUG.ENABLED is True
     assert cfg.SOLVER.WEIGHT_DECAY_BIAS == 1e-4
+    assert [type(side) for side in cfg.INPUT.CROP.SIZE] == [int, int]  # pixels, not fractions
+    assert cfg.DATASETS.TEST == ("voc:a: b:test",)
+    theirs = get_cfg()
+    literal = ["SOLVER.STEPS", "INPUT.CROP.SIZE", "DATASETS.TEST"]
+    by_key = dict(zip(words[::2], words[1::2], strict=True))
+    theirs.merge_from_list([word for key in literal for word in (key, by_key[key])])
+    assert [value_at(cfg, key) for key in literal] == [value_at(theirs, key) for key in literal]
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("SEED: 1\nSEED: 2\n", "SEED stands twice"),
-        ("VERSION: 1\n", "VERSION is 1"),
-        ("_BASE_: nowhere.yaml\n", "no such file"),
-        ("_BASE_: it.yaml\n", "goes round in a circle"),
-        ("- 1\n", "a mapping of keys"),
-        ("A: [\n", "not plain YAML"),
+        ("SEED: 1\nSEED: 2\n", r"it\.yaml:2: SEED"),
+        ("VERSION: 1\n", r"VERSION is 1 \(.*it\.yaml:1\)"),
+        ("KSCL: {SCORER: voc12}\n", r"KSCL\.SCORER is 'voc12' .*voc07-11pt, coco-101pt"),
+        ("_BASE_: nowhere.yaml\n", r"it\.yaml:1: _BASE_ nowhere\.yaml"),
+        ("_BASE_: it.yaml\n", "circle"),
+        ("- 1\n", "mapping"),
+        ("A: [\n", "YAML"),
     ],
 )
 def test_a_broken_file_is_an_error_that_names_it(text, reason, tmp_path):
     (tmp_path / "it.yaml").write_text(text)
-    with pytest.raises(DetectionError, match=reason) as caught:
+    with pytest.raises(ConfigError, match=reason) as caught:
         load_detection_config(tmp_path / "it.yaml")
     assert "it.yaml" in str(caught.value)
 
@@ -251,9 +256,41 @@ def test_a_missing_file_is_an_error_with_the_nearest_name():
 def test_a_written_config_gives_itself_again(tmp_path):
     cfg = load_detection_config("detection/coco_c4_2x.yaml", ["SOLVER.GAMMA", "0.5"])
     path = tmp_path / "again.yaml"
-    path.write_text(yaml.safe_dump(config_values(cfg, always=["SEED"])))
+    path.write_text(yaml.safe_dump(changed_values(cfg, always=["SEED"])))
     assert load_detection_config(path) == cfg
     assert "SEED: -1" in path.read_text()
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_printed_config_gives_itself_again_with_the_same_types(path, tmp_path):
+    cfg = load_detection_config(path)
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(config_yaml(cfg, comments_of(add_kscl_config)))
+    again = load_detection_config(printed)
+    assert again == cfg
+    assert {k: type(v) for k, v in leaves(again)} == {k: type(v) for k, v in leaves(cfg)}
+    assert "  # Settings of this project." in printed.read_text()
+
+
+def test_weights_are_found_beside_the_config_that_names_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    (folder / "weights.pth").touch()
+    (folder / "config.yaml").write_text("MODEL: {WEIGHTS: weights.pth}\n")
+    path = "converted/config.yaml"
+    assert load_detection_config(path).MODEL.WEIGHTS == "converted/weights.pth"
+    words = ["MODEL.WEIGHTS", "weights.pth"]  # what the command line names is where it says
+    assert load_detection_config(path, words).MODEL.WEIGHTS == "weights.pth"
+
+
+def test_a_network_is_set_in_the_types_of_the_protocol():
+    cfg = detection_defaults()
+    cfg.MODEL.RESNETS.NORM = "naiveSyncBN"
+    set_network(cfg, {"MODEL.RESNETS.NORM": "BN", "SOLVER.STEPS": [1, 2], "MODEL.PIXEL_STD": [1]})
+    assert cfg.MODEL.RESNETS.NORM == "naiveSyncBN"
+    assert cfg.SOLVER.STEPS == (1, 2)
+    assert cfg.MODEL.PIXEL_STD == [1]
 
 
 def test_norms_are_families():

@@ -16,7 +16,7 @@ NARROW = "{layers: [1, 1, 1, 1], channels: [8, 8, 16, 32]}"
 
 
 def write_digits(folder: Path, train: int = 16, val: int = 6) -> Path:
-    """`train` and `val` images a class, in class folders; returns the folder."""
+    """Write `train` and `val` images per class into class folders; return the folder."""
     digits = load_digits()
     for number in range(10):
         pictures = digits.images[digits.target == number]
@@ -33,7 +33,7 @@ def write_digits(folder: Path, train: int = 16, val: int = 6) -> Path:
 
 
 def overrides(data: Path, output: Path, *more: object) -> list[str]:
-    """A small evaluation of random weights as the command line takes it."""
+    """Return a small evaluation of random weights as the command line takes it."""
     words = {
         "OUTPUT_DIR": output,
         "BACKBONE.WEIGHTS": "random",

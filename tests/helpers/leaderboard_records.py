@@ -1,4 +1,4 @@
-"""Records as the tools write them, with made-up numbers, for the tests of the leaderboard."""
+"""Contents of records as the tools write them, with made-up numbers, for the leaderboard's tests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sha(*words: object) -> str:
 
 
 def pretraining(*overrides: str, seed: int = 0, **changes: Any) -> Json:
-    """A pretraining under these settings; its backbone's hash follows from them and the seed."""
+    """Return a pretraining's record; its backbone's hash follows from settings and seed."""
     chance = random.Random(sha(overrides, seed))
     epochs = list(range(1, 41))
     curves = {
@@ -67,7 +67,7 @@ def pretraining(*overrides: str, seed: int = 0, **changes: Any) -> Json:
         "data": DATA,
     }
     details |= changes.pop("details", {})
-    return make_record(**(fields | changes), details=details)
+    return make_record(**(fields | changes), details=details).as_dict()
 
 
 def evaluation(
@@ -84,7 +84,7 @@ def evaluation(
         "data": TEST_DATA,
         "inputs": {"backbone": backbone},
     }
-    return make_record(**(fields | changes))
+    return make_record(**(fields | changes)).as_dict()
 
 
 def linear(top1: float, backbone: str, protocol: Protocol = LINEAR, **changes: Any) -> Json:
@@ -115,12 +115,12 @@ def write_all(folder: Path, records: list[Json]) -> Path:
 
 
 def described(method: str, seed: int | None = None, **words: Any) -> Json:
-    """Details of an evaluation whose backbone no pretraining record made."""
+    """Return details of an evaluation whose backbone no pretraining record made."""
     return {"backbone": {"method": method, "arch": "resnet50", "seed": seed, **words}}
 
 
 def runs(settings: tuple[str, ...], quality: float, seeds: int, trials: int = 1) -> list[Json]:
-    """A contender in full: pretrained so many times, each time probed and fine-tuned."""
+    """Return an entry in full: pretrained `seeds` times, each time probed and fine-tuned."""
     records = []
     for seed in range(seeds):
         chance = random.Random(sha(settings, seed, "evaluation"))
@@ -143,7 +143,7 @@ MOCO = ("LABEL", "moco_v2", "METHOD.NUM_SHOTS", "1", "METHOD.SIMILARITY", "cosin
 
 
 def a_whole_board() -> list[Json]:
-    """Several protocols, seeds and methods, and rows of every mark."""
+    """Return records of several protocols, seeds and methods, with rows of every mark."""
     records = [
         *runs(kscl(5, 0.4), 68.8, seeds=3, trials=2),
         *runs(kscl(5, 0.9), 68.4, seeds=3, trials=2),

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder
-from kscl.method.learner import Learner, subspace_rank
+from kscl.method.learner import Learner
+from kscl.method.similarity import find_similarity
 
 DIM = 10
 SIZE = 4
@@ -34,15 +35,15 @@ def make(
     dictionary: str = "queue", *, length: int = 12, bank: float = 0.0, **settings: Any
 ) -> Learner:
     settings = {"num_shots": 1, "similarity": "projection", "rho": 0.4, **settings}
-    signed = settings["similarity"] != "projection"
-    rank = subspace_rank(settings["similarity"], settings["num_shots"], settings["rho"])
+    similarity = settings["similarity"]
+    rank = find_similarity(similarity).max_rank(settings["num_shots"], settings["rho"])
     store: Dictionary
     if dictionary == "queue":
-        store = Queue(length, rank, DIM, signed=signed)
+        store = Queue(length, rank, DIM, similarity=similarity)
     elif dictionary == "bank":
-        store = MemoryBank(length, rank, DIM, momentum=bank, signed=signed)
+        store = MemoryBank(length, rank, DIM, momentum=bank, similarity=similarity)
     else:
-        store = Minibatch(signed=signed)
+        store = Minibatch(similarity=similarity)
     return Learner(small_encoder(), store, temperature=TAU, **settings)
 
 
@@ -59,3 +60,16 @@ def one_step(
     optimizer.step()
     learner.after_step()
     return figures
+
+
+def without_gauge(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a learner's state with projectors (N, D, D) in place of stored bases (L, N, D).
+
+    Eigenvectors have no sign of their own, and equal eigenvalues no vectors of their own: what an
+    eigensolver returns depends on rounding, and only the subspace means something.
+    """
+    stored = "dictionary.slots"
+    if stored not in state:
+        return dict(state)
+    slots = state[stored]
+    return {**state, stored: torch.einsum("lnd,lne->nde", slots, slots)}

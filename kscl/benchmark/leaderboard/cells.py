@@ -1,4 +1,4 @@
-"""How a value is written in a table: the same digits everywhere, and nothing where nothing is."""
+"""How a value is written in a table: the same digits everywhere, and empty if it is missing."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ FIGURE_LABELS = {
     "minutes_per_epoch": "min/epoch",
     "views_per_second": "views/s",
 }
+MAX_NAME = 80  # characters; one longer name would widen its column in every row
 
 
 def plain(value: float | None) -> str:
-    """Epochs, K: as they are."""
+    """Return a count such as epochs or K without digits it does not need."""
     return "" if value is None else f"{value:g}"
 
 
 def percent(rho: float | None) -> str:
+    """Return a fraction as a percentage."""
     return "" if rho is None else f"{100 * rho:g}%"
 
 
-def value(number: float, spread: float | None, digits: int = 2) -> str:
-    shown = f"{number:.{digits}f}"
-    return shown if spread is None else f"{shown} ± {spread:.{digits}f}"
-
-
 def figure(name: str, number: float | None) -> str:
+    """Return a figure of a pretraining with the digits that its name deserves."""
     if number is None:
         return ""
     return f"{number:.0f}" if name == "views_per_second" else f"{number:.2f}"
 
 
 def figures(row: Row) -> list[str]:
+    """Return every figure of a row."""
     return [figure(name, row.figures.get(name)) for name in FIGURES]
 
 
 def identity(row: Row) -> list[str]:
-    it = row.contender
+    """Return method, backbone, epochs, K and ρ of a row."""
+    it = row.entry
     method = f"{it.method} ({row.tag})" if row.tag else it.method
-    return [method, it.backbone, plain(it.epochs), plain(it.shots), percent(it.rho)]
+    return [_cut(method), _cut(it.backbone), plain(it.epochs), plain(it.shots), percent(it.rho)]
 
 
 def interval(measure: Measure | None) -> str:
+    """Return the interval of a measure, if it has one."""
     if measure is None or measure.interval is None:
         return ""
     low, high = measure.interval
@@ -59,57 +60,67 @@ def interval(measure: Measure | None) -> str:
 
 
 def p_value(p: float | None) -> str:
+    """Return a p value, small ones as a bound."""
     if p is None:
         return ""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def section_names(sections: Sequence[Section]) -> list[str]:
+    """Return the name of each section."""
     return [section_name(section) for section in sections]
 
 
 def section_name(section: Section) -> str:
-    return f"{section.protocol.id} · {section.protocol.hash}"
+    """Return the protocol of a section as it is shown: its id and its hash."""
+    return f"{_cut(section.protocol.id)} · {section.protocol.hash}"
 
 
 def section_letters(sections: Sequence[Section]) -> list[str]:
-    """A letter for each protocol whose kind has several, so that every column has one protocol."""
+    """Return a letter for each protocol whose kind has several, to tell their columns apart."""
     kinds = [section.protocol.kind for section in sections]
     letters = []
     for i, kind in enumerate(kinds):
-        place = kinds[:i].count(kind)
-        letters.append(_letters(place) if kinds.count(kind) > 1 else "")
+        index = kinds[:i].count(kind)
+        letters.append(_letters(index) if kinds.count(kind) > 1 else "")
     return letters
 
 
 def metric_labels(section: Section, letter: str = "") -> list[str]:
+    """Return the column names of a section's metrics."""
     suffix = f" ({letter})" if letter else ""
     kind = section.protocol.kind
     return [METRIC_LABELS[kind, metric] + suffix for metric in METRICS[kind]]
 
 
 def n_pretrain(row: Row) -> str:
+    """Return the number of pretraining seeds, over the protocols of a row."""
     evaluated = [result.n_pretrain for result in row.results.values()]
-    return _range(evaluated or [len({loaded.record["seed"] for loaded in row.pretrainings})])
+    return _range(evaluated or [len({file.record.seed for file in row.pretrainings})])
 
 
 def n_finetune(row: Row) -> str:
+    """Return the number of evaluation trials, over the protocols of a row."""
     return _range([result.n_finetune for result in row.results.values()])
 
 
 def _range(numbers: Sequence[int]) -> str:
-    """Over the protocols of a row: one number where they agree."""
+    """Return one number where all are equal, and the lowest and highest otherwise."""
     if not numbers:
         return ""
     low, high = min(numbers), max(numbers)
     return str(low) if low == high else f"{low}–{high}"
 
 
-def _letters(place: int) -> str:
-    """a … z, aa, ab …"""
+def _letters(index: int) -> str:
+    """Return a, b, … z, aa, ab and so on."""
     word = ""
-    place += 1
-    while place:
-        place, rest = divmod(place - 1, 26)
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
         word = chr(ord("a") + rest) + word
     return word
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"

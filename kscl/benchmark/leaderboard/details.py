@@ -1,4 +1,4 @@
-"""What evaluators put into a record's details, read with patience: odd or missing is empty."""
+"""What evaluators put into a record's details; what is odd or missing counts as empty."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kscl.records.record import Json
+from kscl.records.record import Record
+from kscl.records.shape import LARGE
 
 Series = tuple[list[float], list[float]]  # x, y
 
 X_AXES = ("epoch", "step")
-LARGE = 1e15
 
 
 def mapping(value: object) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, and an empty one otherwise."""
     return value if isinstance(value, dict) else {}
 
 
 def inside(values: object, *keys: str) -> Any:
-    """values[a][b]..., or None where the way ends."""
+    """Return values[a][b]…, or None if a key is missing."""
     for key in keys:
         values = mapping(values).get(key)
     return values
 
 
 def text(value: object) -> str | None:
+    """Return the value if it is text that is not empty."""
     return value if isinstance(value, str) and value else None
 
 
 def number(value: object) -> float | None:
-    """A finite number of a size that can be computed with."""
+    """Return the value if it is a finite number of a size that can be computed with."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if abs(value) < LARGE and math.isfinite(value) else None
 
 
-def interval(record: Json, metric: str, is_headline: bool) -> tuple[float, float] | None:
-    """The evaluator's own interval of a metric; a bare pair belongs to the headline metric."""
-    given = record["details"].get("confidence_interval")
+def interval(record: Record, metric: str, is_headline: bool) -> tuple[float, float] | None:
+    """Return the evaluator's own interval of a metric; a bare pair is of the headline metric."""
+    given = record.details.get("confidence_interval")
     if isinstance(given, dict):
         given = given.get(metric)
     elif not is_headline:
@@ -49,17 +51,17 @@ def interval(record: Json, metric: str, is_headline: bool) -> tuple[float, float
     return None if low is None or high is None or low > high else (low, high)
 
 
-def image_count(record: Json) -> int | None:
-    n = number(record["details"].get("n"))
+def image_count(record: Record) -> int | None:
+    """Return the number of test images."""
+    n = number(record.details.get("n"))
     return int(n) if n is not None and n >= 1 else None
 
 
-def per_class(record: Json, metric: str) -> dict[str, float]:
-    """Class name → value, whichever of the three layouts the evaluator chose."""
-    details = record["details"]
-    given = details.get("per_class")
+def per_class(record: Record, metric: str) -> dict[str, float]:
+    """Return class name → value, whichever of the three layouts the evaluator chose."""
+    given = record.details.get("per_class")
     if isinstance(given, list):
-        names = details.get("classes")
+        names = record.details.get("classes")
         if not isinstance(names, list) or len(names) != len(given):
             return {}
         given = dict(zip(map(str, names), given, strict=True))
@@ -71,9 +73,9 @@ def per_class(record: Json, metric: str) -> dict[str, float]:
     return found
 
 
-def curves(record: Json) -> tuple[str, dict[str, Series]]:
-    """(name of the x axis, series by name); pairs that hold no two numbers are left out."""
-    given = mapping(record["details"].get("curves"))
+def curves(record: Record) -> tuple[str, dict[str, Series]]:
+    """Return the name of the x axis and the series by name, without points that are not numbers."""
+    given = mapping(record.details.get("curves"))
     axis = next((name for name in X_AXES if isinstance(given.get(name), list)), "")
     found: dict[str, Series] = {}
     for name, values in given.items():
@@ -87,9 +89,19 @@ def curves(record: Json) -> tuple[str, dict[str, Series]]:
 
 
 def thinned(series: Series, points: int) -> Series:
-    """At most so many points, evenly spread, the first and the last among them."""
+    """Return at most `points` points, evenly spread, including the first and the last."""
     xs, ys = series
     if len(xs) <= points:
         return series
-    places = [round(i * (len(xs) - 1) / (points - 1)) for i in range(points)]
-    return [xs[i] for i in places], [ys[i] for i in places]
+    indices = [round(i * (len(xs) - 1) / (points - 1)) for i in range(points)]
+    return [xs[i] for i in indices], [ys[i] for i in indices]
+
+
+def machine(record: Record) -> str:
+    """Name the machine: its GPUs if it has any, and its cores otherwise."""
+    gpus = record.hardware.get("gpus")
+    if isinstance(gpus, list) and gpus:
+        return f"{len(gpus)} x {gpus[0]}"
+    cpu = text(record.hardware.get("cpu")) or "an unknown CPU"
+    cores = number(record.hardware.get("cores"))
+    return f"{'?' if cores is None else f'{cores:g}'} cores of {cpu}"

@@ -1,4 +1,4 @@
-"""Every row against one row that a reader names: by how much it differs, and how sure that is."""
+"""Compare every row with a baseline that a reader names: by how much it differs, and how surely."""
 
 from __future__ import annotations
 
@@ -14,32 +14,35 @@ from kscl.benchmark.leaderboard.tables import IDENTITY, identity, table, without
 from kscl.benchmark.leaderboard.tables import text as escaped
 from kscl.errors import KsclError
 from kscl.records import hits
-from kscl.records.record import Json
+from kscl.records.record import Record
 
 EXPLANATION = (
-    "Difference of the means, with 95 % intervals. Welch: by Welch's t, with pretraining seeds as "
-    "the units. By seed: paired, of the seeds that both rows have; equal seeds share what chance "
-    "decides, as far as the settings allow. By image: paired over the test images, each with its "
-    "mean over the seeds; it says how far another draw of test images would move the difference of "
-    "these very backbones, and nothing of the next seed. An interval that holds 0 is within noise. "
-    "No correction for several comparisons."
+    "Differences of the means, with 95 % intervals. Welch: by Welch's t, with pretraining seeds as "
+    "the units. By seed: paired, over the seeds that both rows have; equal seeds make the same "
+    "random choices as far as the settings allow. By image: paired over the test images, each with "
+    "its mean over the seeds; this says how far another draw of test images would move the "
+    "difference between these backbones, and nothing about another seed. An interval that contains "
+    "0 is within noise. There is no correction for multiple comparisons."
 )
+ONE_SEED = "one seed: none"
 
 
-def differences(board: Board, base: str) -> str:
-    """One table a protocol, for the metric that ranks its rows.
+def differences(board: Board, baseline: str) -> str:
+    """Return one table per protocol, for the metric that ranks its rows.
 
-    The base is a method, with epochs, K and ρ where it was trained in several ways: kscl@2,K=5,40%.
+    The baseline is a method, with epochs, K and ρ if it was trained in several ways:
+    kscl@2,K=5,40%.
     """
     parts, is_there = [], False
     for section in board.sections:
         metric = HEADLINE[section.protocol.kind]
-        to = _base(section, metric, base)
+        to = _baseline(section, metric, baseline)
         if to is None:
             continue
         is_there = True
         label = cells.METRIC_LABELS[section.protocol.kind, metric]
-        header = [*IDENTITY, f"{label} − {base}'s", "Welch", "by seed", "by image", "seeds"]
+        column = escaped(f"{label} − {baseline}'s")
+        header = [*IDENTITY, column, "Welch", "by seed", "by image", "seeds"]
         lines = []
         for row in section.rows:
             result = row.results[section.protocol]
@@ -50,32 +53,35 @@ def differences(board: Board, base: str) -> str:
             shown = table(*without_empty_columns(header, lines))
             parts += [f"Under {escaped(cells.section_name(section))}:", shown]
     if not is_there:
-        methods = sorted({row.contender.method for row in board.rows})
-        raise KsclError(f"--baseline {base}: no such method; there are {', '.join(methods)}")
+        methods = ", ".join(sorted({row.entry.method for row in board.rows}))
+        raise KsclError(f"--baseline {baseline}: There is no such method. There are {methods}.")
     return "\n\n".join(parts)
 
 
-def named_rows(rows: list[Row], base: str) -> list[Row]:
-    """The rows that a method names, or `kscl@2`, `kscl@2,K=5`, `kscl@K=5,40%`: all that fit it."""
-    method, _, settings = base.partition("@")
+def named_rows(rows: list[Row], baseline: str) -> list[Row]:
+    """Return the rows that fit a method, `kscl@2`, `kscl@2,K=5` or `kscl@K=5,40%`."""
+    method, _, settings = baseline.partition("@")
     wanted = {word.strip() for word in settings.split(",") if word.strip()}
-    return [row for row in rows if row.contender.method == method and wanted <= _settings(row)]
+    return [row for row in rows if row.entry.method == method and wanted <= _settings(row)]
 
 
 def _settings(row: Row) -> set[str]:
-    it = row.contender
+    it = row.entry
     return {cells.plain(it.epochs), f"K={cells.plain(it.shots)}", cells.percent(it.rho)}
 
 
-def _base(section: Section, metric: str, base: str) -> Row | None:
+def _baseline(section: Section, metric: str, baseline: str) -> Row | None:
     found = [
         row
-        for row in named_rows(section.rows, base)
+        for row in named_rows(section.rows, baseline)
         if metric in row.results[section.protocol].measures
     ]
     if len(found) > 1:
         rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row in found)
-        raise KsclError(f"--baseline {base}: which of {rows}? Say it as in kscl@2,K=5,40%")
+        raise KsclError(
+            f"--baseline {baseline}: It fits several rows: {rows}. Add epochs, K and ρ as in "
+            "kscl@2,K=5,40%."
+        )
     return found[0] if found else None
 
 
@@ -85,8 +91,8 @@ def _difference(one: Result, other: Result, metric: str) -> list[str]:
     seeds = f"{len(ours.values)} and {len(theirs.values)}"
     return [
         f"{fmean(ours.values) - fmean(theirs.values):+.2f}",
-        _interval(welch_interval(ours.values, theirs.values)) or "one seed: none",
-        _interval(_by_seed(ours, theirs)) or "one seed: none",
+        _interval(welch_interval(ours.values, theirs.values)) or ONE_SEED,
+        _interval(_by_seed(ours, theirs)) or ONE_SEED,
         _interval(_by_image(one, other)) if metric == "top1" else "",
         seeds if len(ours.values) == pairs == len(theirs.values) else f"{seeds}, {pairs} shared",
     ]
@@ -100,19 +106,19 @@ def _by_seed(one: Measure, other: Measure) -> tuple[float, float] | None:
 
 
 def _by_image(one: Result, other: Result) -> tuple[float, float] | None:
-    """Of results under one protocol, whose test images are the same in the same order."""
-    ours, theirs = _shares_right(one), _shares_right(other)
+    """Pair results under one protocol, whose test images are the same in the same order."""
+    ours, theirs = _fractions_right(one), _fractions_right(other)
     if ours is None or theirs is None or len(ours) != len(theirs):
         return None
     return t_interval(100 * (ours - theirs))
 
 
-def _shares_right(result: Result) -> np.ndarray | None:
-    """Of each test image: the share of the backbones that are right on it."""
+def _fractions_right(result: Result) -> np.ndarray | None:
+    """Return for each test image the fraction of the backbones that are right on it."""
     by_replicate: dict[str, list[np.ndarray]] = {}
-    counts = {image_count(loaded.record) for loaded in result.records}
+    counts = {image_count(file.record) for file in result.records}
     for trial in result.trials:
-        answers = [_right(loaded.record) for loaded in trial.records]
+        answers = [_right(file.record) for file in trial.records]
         known = [right for right in answers if right is not None]
         if len(counts) > 1 or len(known) < len(answers):
             return None
@@ -120,8 +126,8 @@ def _shares_right(result: Result) -> np.ndarray | None:
     return np.mean([np.mean(trials, axis=0) for trials in by_replicate.values()], axis=0)
 
 
-def _right(record: Json) -> np.ndarray | None:
-    given, count = text(record["details"].get("right")), image_count(record)
+def _right(record: Record) -> np.ndarray | None:
+    given, count = text(record.details.get("right")), image_count(record)
     return hits.from_text(given, count) if given and count else None
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.costs import costs
+from kscl.benchmark.leaderboard.details import machine
 from kscl.benchmark.leaderboard.differences import EXPLANATION as WHAT_INTERVALS
-from kscl.benchmark.leaderboard.reading import Loaded
 from kscl.benchmark.leaderboard.rows import METRICS, Board
 from kscl.benchmark.leaderboard.tables import (
     IDENTITY,
@@ -27,27 +27,32 @@ from kscl.benchmark.leaderboard.tables import (
     without_empty_columns,
 )
 from kscl.errors import KsclError
-from kscl.records.record import Json
+from kscl.records.record import Record
+from kscl.records.spread import number_and_spread
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import clock
 
 
 def insert(path: Path, name: str, content: str) -> None:
-    """Replace what stands between the marks of this name."""
+    """Replace what is between the marks of this name."""
     start, end = f"<!-- board {name} -->", f"<!-- end of board {name} -->"
     try:
         whole = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise KsclError(f"--insert {path}: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise KsclError(f"--insert {path}: The document cannot be read: {reason}.") from error
     if whole.count(start) != 1 or whole.count(end) != 1 or whole.index(start) > whole.index(end):
-        raise KsclError(f"--insert: {path} must hold, once and in this order, {start} and {end}")
+        raise KsclError(
+            f"--insert {path}: It must contain, once and in this order, {start} and {end}."
+        )
     pattern = re.escape(start) + ".*?" + re.escape(end)
     block = f"{start}\n{content.strip()}\n{end}"
-    write_atomically(path, re.sub(pattern, lambda _: block, whole, flags=re.DOTALL).encode())
+    replaced = re.sub(pattern, lambda _: block, whole, flags=re.DOTALL)
+    write_atomically(path, replaced.encode("utf-8", "replace"))
 
 
 def document(board: Board, compared: Mapping[str, str]) -> str:
-    """The board as a part of a text; what its rows are `compared` with, by name, folds away."""
+    """Return the board as part of a text; the comparisons by baseline are folded away."""
     cost = costs(board) if compared else ""
     told_there = [*cells.FIGURE_LABELS.values()] if cost else []
     shown = table(*without_empty_columns(*overview_cells(board), but=told_there))
@@ -61,7 +66,7 @@ def document(board: Board, compared: Mapping[str, str]) -> str:
 
 
 def both_scorers(board: Board) -> str:
-    """The same detections under the protocol's own scorer and under the other one."""
+    """Return the same detections under the protocol's own scorer and under the other one."""
     parts = []
     for section in board.sections:
         results = [row.results[section.protocol] for row in section.rows]
@@ -69,7 +74,7 @@ def both_scorers(board: Board) -> str:
         others = sorted({name.partition("/")[0] for name in names if "/" in name})
         if section.protocol.kind != "detection" or not others:
             continue
-        own = str(results[0].records[0].record["details"].get("scorer", "its own"))
+        own = str(results[0].records[0].record.details.get("scorer", "its own"))
         columns = {text(f"{own} {metric}"): metric for metric in METRICS["detection"]}
         for other in others:
             named = {text(f"{other} {metric}"): metric for metric in METRICS["detection"]}
@@ -77,7 +82,7 @@ def both_scorers(board: Board) -> str:
         lines = []
         for row, result in zip(section.rows, results, strict=True):
             found = [result.measures.get(name) for name in columns.values()]
-            values = [cells.value(it.mean, it.std) if it else "" for it in found]
+            values = [number_and_spread(it.mean, it.std) if it else "" for it in found]
             lines.append([*identity(row), *values])
         shown = table(*without_empty_columns([*IDENTITY, *columns], lines))
         parts.append(f"By both scorers, under {text(cells.section_name(section))}:\n\n{shown}")
@@ -85,33 +90,28 @@ def both_scorers(board: Board) -> str:
 
 
 def origin(board: Board) -> str:
-    """Where the numbers come from: seeds, code, machine and time, as the records have them."""
-    records = [loaded for row in board.rows for loaded in row.records]
-    commits = sorted({_commit(loaded) for loaded in records})
-    machines = {
-        f"{hardware['cores']} cores of {hardware['cpu']}"
-        + (f", {', '.join(hardware['gpus'])}" if hardware["gpus"] else "")
-        for hardware in (loaded.record["hardware"] for loaded in records)
-    }
-    seeds = sorted({str(loaded.record["seed"]) for loaded in records}, key=lambda s: (len(s), s))
+    """Say where the numbers come from: seeds, code, machine and time, as recorded."""
+    records = [file.record for row in board.rows for file in row.records]
+    commits = sorted({_commit(record) for record in records})
+    machines = sorted({text(machine(record)) for record in records})
+    seeds = map(str, sorted({record.seed for record in records}))
     by_kind: dict[str, float] = {}
-    for loaded in records:
-        kind = loaded.record["kind"]
-        by_kind[kind] = by_kind.get(kind, 0.0) + loaded.record["seconds"]
+    for record in records:
+        by_kind[record.kind] = by_kind.get(record.kind, 0.0) + record.seconds
     times = ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in by_kind.items())
-    at_work = time_at_work(_span(loaded.record) for loaded in records)
+    running = running_time(_span(record) for record in records)
     return (
         f"From {len(records)} records; seeds {', '.join(seeds)}; code {', '.join(commits)}; "
-        f"{', '.join(sorted(machines))}. {clock(at_work)} at work; of the stages, "
-        f"some side by side, added up: {times}."
+        f"{', '.join(machines)}. Running time {clock(running)}; summed over the stages, some of "
+        f"which ran in parallel: {times}."
     )
 
 
-def time_at_work(spans: Iterable[tuple[float, float]]) -> float:
-    """How long any of these (start, end) ran: pauses do not count, overlaps count once.
+def running_time(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how long any of these (start, end) ran: without pauses, and overlaps counted once.
 
-    A record knows how long it took, not when it was interrupted: what was taken up again counts as
-    if it had run in one piece, so the time is then at most this.
+    A record knows how long its run took, not when it was interrupted: a resumed run counts as if it
+    had run in one piece, so the time is then at most this.
     """
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
@@ -120,12 +120,11 @@ def time_at_work(spans: Iterable[tuple[float, float]]) -> float:
     return total
 
 
-def _span(record: Json) -> tuple[float, float]:
-    end = datetime.fromisoformat(record["created"]).timestamp()
-    return end - record["seconds"], end
+def _span(record: Record) -> tuple[float, float]:
+    end = datetime.fromisoformat(record.created).timestamp()
+    return end - record.seconds, end
 
 
-def _commit(loaded: Loaded) -> str:
-    code: Json = loaded.record["code"]
-    named = str(code.get("commit") or code["version"])[:9]
-    return f"{named} with changes" if code.get("dirty") else named
+def _commit(record: Record) -> str:
+    named = text((record.code.commit or record.code.version)[:9])
+    return f"{named} with changes" if record.code.dirty else named

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import unicodedata
 from typing import Any
 
 from kscl.benchmark.leaderboard import cells
@@ -23,6 +25,9 @@ from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
 from kscl.records.record import Json
 
 VERSION = 1
+# What starts a formula, in ASCII and full width, at the start of a cell or behind anything that one
+# program or another ends a cell with.
+FORMULA = re.compile(r"""((?:^|[\x00-\x1f\x7f-\x9f\u2028\u2029"'`;|])\s*)([=+\-@＝＋－＠])""")
 
 ALL_METRICS = tuple(dict.fromkeys(metric for metrics in METRICS.values() for metric in metrics))
 CSV_COLUMNS = (
@@ -34,6 +39,7 @@ CSV_COLUMNS = (
 
 
 def as_csv(board: Board) -> str:
+    """Return the board as CSV that no spreadsheet runs as a program."""
     out = io.StringIO()
     writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
@@ -47,13 +53,13 @@ def _csv_line(row: Row, section: Section) -> Json:
     result = row.results[section.protocol]
     line = _protocol(section) | {
         "source": "measured",
-        "method": row.contender.method,
+        "method": row.entry.method,
         "tag": row.tag,
-        "backbone": row.contender.backbone,
-        "epochs": row.contender.epochs,
-        "K": row.contender.shots,
-        "rho": row.contender.rho,
-        "config_hash": row.contender.config,
+        "backbone": row.entry.backbone,
+        "epochs": row.entry.epochs,
+        "K": row.entry.shots,
+        "rho": row.entry.rho,
+        "config_hash": row.entry.config,
         **row.figures,
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
@@ -94,14 +100,20 @@ def _protocol(section: Section) -> Json:
 
 
 def _harmless(value: object) -> object:
-    """A spreadsheet runs text that starts like a formula; a quote before it keeps it text."""
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return f"'{value}"
-    return value
+    """Return text that a spreadsheet takes for text, whatever separators it reads cells by.
+
+    A cell that starts like a formula is run. A quote before the trigger keeps it text; line ends
+    and other controls, with which a name could begin a cell of its own, become spaces.
+    """
+    if not isinstance(value, str):
+        return value
+    quoted = FORMULA.sub(r"\1'\2", value)
+    return "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in quoted)
 
 
 def as_json(board: Board, title: str) -> str:
-    places = {id(row): i for i, row in enumerate(board.rows)}
+    """Return the board as JSON, with every value and the ids of its records."""
+    indices = {id(row): i for i, row in enumerate(board.rows)}
     content = {
         "schema": "kscl-leaderboard",
         "version": VERSION,
@@ -115,7 +127,7 @@ def as_json(board: Board, title: str) -> str:
                 "name": name,
                 "definition": section.definition,
                 "headline": HEADLINE[section.protocol.kind],
-                "rows": [places[id(row)] for row in section.rows],
+                "rows": [indices[id(row)] for row in section.rows],
                 "reported": [vars(row) for row in section.reported],
             }
             for section, name in zip(
@@ -129,10 +141,10 @@ def as_json(board: Board, title: str) -> str:
 
 def _row(row: Row, board: Board) -> Json:
     return {
-        **contender(row),
+        **entry_of(row),
         "figures": row.figures,
         "stale": row.stale,
-        "pretraining": [loaded.id for loaded in row.pretrainings],
+        "pretraining": [file.id for file in row.pretrainings],
         "results": [
             {"protocol": i, **_result(row.results[section.protocol])}
             for i, section in enumerate(board.sections)
@@ -141,8 +153,9 @@ def _row(row: Row, board: Board) -> Json:
     }
 
 
-def contender(row: Row) -> Json:
-    it = row.contender
+def entry_of(row: Row) -> Json:
+    """Return what is compared in a row."""
+    it = row.entry
     return {
         "method": it.method,
         "backbone": it.backbone,
@@ -160,12 +173,13 @@ def _result(result: Result) -> Json:
     return {
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
-        "records": [loaded.id for loaded in result.records],
+        "records": [file.id for file in result.records],
         "metrics": {name: measured(measure) for name, measure in result.measures.items()},
     }
 
 
 def measured(measure: Measure) -> dict[str, Any]:
+    """Return one metric of one row with all that follows from its values."""
     return {
         "values": list(measure.values),
         "replicates": list(measure.replicates),

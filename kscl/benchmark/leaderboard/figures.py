@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
+import os
 from pathlib import Path
 
 from kscl.benchmark.leaderboard.details import text
-from kscl.benchmark.leaderboard.reading import Loaded
+from kscl.benchmark.leaderboard.reading import RecordFile
 
 BESIDE = "basis.png"
 MAX_BYTES = 2 * 2**20  # the page stays one that can be mailed
 
-# An SVG can hold a program, so it is not among them.
+# An SVG can contain a program, so it is not among them.
 STARTS = {
     "image/png": (b"\x89PNG\r\n\x1a\n", 0),
     "image/jpeg": (b"\xff\xd8\xff", 0),
@@ -19,11 +20,11 @@ STARTS = {
 }
 
 
-def basis_figure(loaded: Loaded) -> str | None:
-    """The record's `basis_figure`, or one drawn beside a pretraining's record after it ended."""
-    named = text(loaded.record["details"].get("basis_figure"))
-    beside = BESIDE if loaded.record["kind"] == "pretrain" else None
-    path = file_of(loaded, named or beside)
+def basis_figure(file: RecordFile) -> str | None:
+    """Return the record's `basis_figure`, or the one drawn beside a pretraining's record."""
+    named = text(file.record.details.get("basis_figure"))
+    beside = BESIDE if file.record.kind == "pretrain" else None
+    path = file_of(file, named or beside)
     try:
         if path is None or path.stat().st_size > MAX_BYTES:
             return None
@@ -36,14 +37,14 @@ def basis_figure(loaded: Loaded) -> str | None:
     return None
 
 
-def file_of(loaded: Loaded, name: object) -> Path | None:
-    """A file that a record names, if it is there and not outside the folder that was read."""
+def file_of(file: RecordFile, name: object) -> Path | None:
+    """Return a file that a record names, if it exists and is inside the folder that was read."""
     words = text(name)
     if words is None or "\0" in words:
         return None
     try:
-        path = (loaded.path.parent / words).resolve()
-        is_ours = path.is_relative_to(loaded.root.resolve()) and path.is_file()
-    except OSError:
+        path = Path(os.path.realpath(file.path.parent / words))
+        is_ours = path.is_relative_to(os.path.realpath(file.root)) and path.is_file()
+    except (OSError, ValueError):
         return None
     return path if is_ours else None

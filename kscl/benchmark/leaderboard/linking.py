@@ -1,4 +1,4 @@
-"""Which contender a record speaks of, and which of its pretraining seeds."""
+"""Find which entry of the board a record belongs to, and which of its pretraining seeds."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from kscl.benchmark.leaderboard.details import inside, mapping, number, text
-from kscl.benchmark.leaderboard.reading import Loaded
+from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.config.defaults import WITHOUT_EFFECT_ON_RESULTS
 from kscl.config.tree import config_hash
-from kscl.records.record import Json
+from kscl.records.record import Json, Record
 
 SAME_FOR_ALL_SEEDS = (*WITHOUT_EFFECT_ON_RESULTS, "SEED")
 VARIED = ("METHOD.NUM_SHOTS", "METHOD.RHO")  # the two settings that the plots are drawn against
-# Of a described backbone: what makes it another contender. Evaluators add words of their own.
+# Of a described backbone: what makes it another entry. Evaluators add keys of their own.
 DESCRIBING = ("method", "similarity", "arch", "kwargs", "epochs", "num_shots", "rho")
 
 
 @dataclass(frozen=True)
-class Contender:
-    """What is compared: everything about a pretraining that is not its seed."""
+class Entry:
+    """What is compared: everything about a pretraining except its seed."""
 
-    method: str
+    method: str  # the run's LABEL
     backbone: str
     epochs: float | None
     shots: int | None  # K
-    rho: float | None  # None where there is nothing to cut: K = 1, or no subspace
-    config: str  # hash of the pretraining settings, the seed left out
+    rho: float | None  # None if there is nothing to cut: K = 1, or no subspace
+    config: str  # hash of the pretraining settings without the seed
     data: str  # fingerprint of the pretraining data
-    family: str  # hash of what is left when K and rho are left out too
+    family: str  # hash of the settings without K and rho too
 
     @property
     def shown(self) -> tuple[object, ...]:
-        """What a reader of the table sees of it."""
+        """Return what a reader of the table sees of it."""
         return self.method, self.backbone, self.epochs, self.shots, self.rho
 
     @property
     def order(self) -> tuple[object, ...]:
+        """Return a key that sorts entries in the same order on every machine."""
         return (
             *(self.method, self.backbone),
             *(-1.0 if value is None else value for value in (self.epochs, self.shots, self.rho)),
@@ -49,51 +50,52 @@ class Contender:
 
 @dataclass(frozen=True)
 class Link:
-    """Where one record belongs: a contender, and one replicate of it."""
+    """Where one record belongs: an entry, and one replicate of it."""
 
-    contender: Contender
+    entry: Entry
     replicate: str
 
 
-def links(records: Sequence[Loaded]) -> list[Link]:
-    """Where each record belongs. Of several pretrainings that made the same file, the latest."""
+def links(files: Sequence[RecordFile]) -> list[Link]:
+    """Return where each record belongs; the latest of several pretrainings that made one file."""
     found: dict[str, Link] = {}
     made: dict[str, Link] = {}
-    words: dict[str, Json] = {}  # what all evaluations of one unknown backbone say of it together
-    for loaded in records:
-        record = loaded.record
-        if record["kind"] == "pretrain":
-            found[loaded.id] = Link(pretrained(record), f"seed {record['seed']}")
+    words: dict[str, Json] = {}  # what all evaluations of one unknown backbone say about it
+    for file in files:
+        record = file.record
+        if record.kind == "pretrain":
+            found[file.id] = Link(pretrained(record), f"seed {record.seed}")
             sha = made_backbone(record)
             if sha:
-                made[sha] = found[loaded.id]
+                made[sha] = found[file.id]
         else:
-            told = mapping(inside(record, "details", "backbone"))
+            told = mapping(record.details.get("backbone"))
             known = {key: value for key, value in told.items() if value is not None}
-            name = {"name": record["name"]}
-            words[_backbone(loaded)] = {**name, **known, **words.get(_backbone(loaded), {})}
-    for loaded in records:
-        if loaded.id not in found:
-            key = _backbone(loaded)
-            found[loaded.id] = made.get(key) or _described(loaded, key, words[key])
-    return [found[loaded.id] for loaded in records]
+            name = {"name": record.name}
+            words[_backbone(file)] = {**name, **known, **words.get(_backbone(file), {})}
+    for file in files:
+        if file.id not in found:
+            key = _backbone(file)
+            found[file.id] = made.get(key) or _described(file, key, words[key])
+    return [found[file.id] for file in files]
 
 
-def made_backbone(record: Json) -> str | None:
-    """The sha256 of the backbone file that a pretraining made."""
-    return text(inside(record, "details", "outputs", "backbone"))
+def made_backbone(record: Record) -> str | None:
+    """Return the sha256 of the backbone file that a pretraining made."""
+    return text(inside(record.details, "outputs", "backbone"))
 
 
-def _backbone(loaded: Loaded) -> str:
-    """The backbone that was evaluated; a record that names none has one to itself."""
-    return text(loaded.record["inputs"].get("backbone")) or loaded.id
+def _backbone(file: RecordFile) -> str:
+    """Return the backbone that was evaluated; a record that names none has one to itself."""
+    return text(file.record.inputs.get("backbone")) or file.id
 
 
-def pretrained(record: Json) -> Contender:
-    values = record["config"]["values"]
+def pretrained(record: Record) -> Entry:
+    """Return the entry that a pretraining belongs to."""
+    values = record.config.values
     shots = number(inside(values, "METHOD", "NUM_SHOTS"))
-    return Contender(
-        method=text(inside(values, "LABEL")) or str(record["name"]),
+    return Entry(
+        method=label(record),
         backbone=text(inside(values, "BACKBONE", "NAME")) or "",
         epochs=number(inside(values, "SOLVER", "EPOCHS")),
         shots=None if shots is None else int(shots),
@@ -104,17 +106,23 @@ def pretrained(record: Json) -> Contender:
     )
 
 
-def _described(loaded: Loaded, backbone: str, words: Mapping[str, Any]) -> Link:
-    """A backbone that no pretraining record made, in the words of its evaluations."""
+def label(record: Record) -> str:
+    """Return what a pretraining is called; records older than LABEL have it in METHOD.NAME."""
+    values = record.config.values
+    return text(values.get("LABEL")) or text(inside(values, "METHOD", "NAME")) or record.name
+
+
+def _described(file: RecordFile, backbone: str, words: Mapping[str, Any]) -> Link:
+    """Return the entry of a backbone that no pretraining record made, from what is said of it."""
     method, seed = text(words.get("method")), number(words.get("seed"))
     shots = number(words.get("num_shots"))
     settings = {key: _plain(words[key]) for key in DESCRIBING if key in words}
-    if seed is None and method is not None and backbone == loaded.id:
-        seed = loaded.record["seed"]  # from scratch: the trial's own seed made the weights
+    if seed is None and method is not None and backbone == file.id:
+        seed = file.record.seed  # from scratch: the trial's own seed made the weights
     if seed is None or method is None:
         # Nothing says that two such files are replicates of one another.
         settings["file"] = backbone
-    contender = Contender(
+    entry = Entry(
         method=method or str(words["name"]),
         backbone=text(words.get("arch")) or "",
         epochs=number(words.get("epochs")),
@@ -124,25 +132,25 @@ def _described(loaded: Loaded, backbone: str, words: Mapping[str, Any]) -> Link:
         data="",
         family=_digest({k: v for k, v in settings.items() if k not in ("num_shots", "rho")}),
     )
-    return Link(contender, f"seed {seed:g}" if seed is not None else "the file")
+    return Link(entry, f"seed {seed:g}" if seed is not None else "the file")
 
 
 def _rho(values: object, *keys: str) -> float | None:
-    """ρ where it has a meaning; `keys` lead to K, the similarity and ρ, from an inner section."""
+    """Return ρ if it has a meaning; `keys` lead to K, the similarity and ρ, from inner sections."""
     *way, shots, similarity, rho = keys
     section = inside(values, *way)
     cuts = inside(section, similarity) in ("projection", None) and inside(section, shots) != 1
     return number(inside(section, rho)) if cuts else None
 
 
-def fingerprints(record: Json) -> str:
-    """One short hash of all the data that a run saw."""
-    hashes = {role: inside(print_, "hash") for role, print_ in sorted(record["data"].items())}
+def fingerprints(record: Record) -> str:
+    """Return one short hash of all the data that a run saw."""
+    hashes = {role: print_["hash"] for role, print_ in sorted(record.data.items())}
     return _digest(hashes) if hashes else ""
 
 
 def _plain(value: object) -> object:
-    """200 epochs are 200.0 epochs."""
+    """Return numbers as floats: 200 epochs are 200.0 epochs."""
     as_number = number(value)
     return value if as_number is None else float(as_number)
 

@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: it opens from a disk, asks nobody, and runs nothing else."""
+"""One HTML file with everything in it: it opens from a disk and loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ SCRIPTS = ("dom.js", "columns.js", "table.js", "charts.js", "plots.js", "panel.j
 
 
 def page(board: Board, title: str, folder: Path) -> str:
+    """Return the page; `folder` is where it will be, and files are linked from there."""
     style = _part("page.css")
     program = "\n".join(["(() => {", '"use strict";', *map(_part, SCRIPTS), "})();\n"])
     data = json.dumps(page_data(board, title, folder), separators=(",", ":"), allow_nan=False)
     parts = {
-        # The browser itself refuses whatever is not this style, this program or an inlined picture.
+        # The browser refuses whatever is not this style, this program or an embedded picture.
         "policy": (
             f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
             f"script-src {_digest(program)}"
@@ -31,7 +32,7 @@ def page(board: Board, title: str, folder: Path) -> str:
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
         "program": program,
     }
-    # One pass over the template, so that no value is searched for another's place.
+    # One pass over the template, so that no value is searched for another's mark.
     pieces = _part("page.html").split("%%")
     filled = [parts[piece] if i % 2 else piece for i, piece in enumerate(pieces)]
     return "".join(filled)

@@ -1,4 +1,4 @@
-"""What the page knows: the rows with all that stands behind them, each thing once."""
+"""What the page knows: the rows with everything behind them, each thing once."""
 
 from __future__ import annotations
 
@@ -13,41 +13,43 @@ from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.details import (
     curves,
     inside,
+    machine,
     mapping,
     number,
     per_class,
     text,
     thinned,
 )
-from kscl.benchmark.leaderboard.exports import contender, measured
+from kscl.benchmark.leaderboard.exports import entry_of, measured
 from kscl.benchmark.leaderboard.figures import basis_figure, file_of
-from kscl.benchmark.leaderboard.reading import Loaded
+from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.rows import FIGURES, HEADLINE, METRICS, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.records.record import Json
 
 CURVE_POINTS = 60
-CURVE_RUNS = 5  # of one row; more lines over each other show nothing more
+CURVE_RUNS = 5  # of one row; more lines on top of each other show nothing more
 DIGITS = 5
 
 
 @dataclass
 class _Pool:
-    """Large parts that many records share (configs, libraries) are written once, by number."""
+    """Large parts that many records share (configs, libraries), each written once."""
 
     items: list[object] = field(default_factory=list)
-    places: dict[str, int] = field(default_factory=dict)
+    indices: dict[str, int] = field(default_factory=dict)
 
     def put(self, item: object) -> int:
+        """Return the index of an item, which is added if it is new."""
         key = json.dumps(item, sort_keys=True)
-        if key not in self.places:
-            self.places[key] = len(self.items)
+        if key not in self.indices:
+            self.indices[key] = len(self.items)
             self.items.append(item)
-        return self.places[key]
+        return self.indices[key]
 
 
 def page_data(board: Board, title: str, folder: Path) -> Json:
-    """`folder` is where the page will lie: files are linked from there."""
+    """Return the page's data; files are linked from `folder`, where the page will be."""
     pool = _Pool()
     letters = cells.section_letters(board.sections)
     return {
@@ -61,7 +63,7 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
                 board.sections, cells.section_names(board.sections), letters, strict=True
             )
         ],
-        "rows": [_row(row, board, folder.resolve(), pool) for row in board.rows],
+        "rows": [_row(row, board, Path(os.path.realpath(folder)), pool) for row in board.rows],
         "problems": board.problems,
         "pool": pool.items,
     }
@@ -93,28 +95,28 @@ def _protocol(section: Section, name: str, letter: str, pool: _Pool) -> Json:
 
 
 def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
-    places = {section.protocol: i for i, section in enumerate(board.sections)}
+    indices = {section.protocol: i for i, section in enumerate(board.sections)}
     return {
-        **contender(row),
+        **entry_of(row),
         "figures": row.figures,
         "machine": _machine(row.pretrainings),
         "stale": row.stale,
         "results": {
-            places[protocol]: _result(result, HEADLINE[protocol.kind])
+            indices[protocol]: _result(result, HEADLINE[protocol.kind])
             for protocol, result in row.results.items()
         },
         "n_pretrain": cells.n_pretrain(row),
         "n_finetune": cells.n_finetune(row),
         "curves": _curves(row.pretrainings),
         "basis": next(filter(None, map(basis_figure, row.records)), None),
-        "records": [_record(loaded, folder, pool) for loaded in row.records],
+        "records": [_record(file, folder, pool) for file in row.records],
     }
 
 
 def _result(result: Result, headline: str) -> Json:
     classes: dict[str, list[float]] = {}
-    for loaded in result.records:
-        for name, value in per_class(loaded.record, headline).items():
+    for file in result.records:
+        for name, value in per_class(file.record, headline).items():
             classes.setdefault(name, []).append(value)
     return {
         "n_pretrain": result.n_pretrain,
@@ -124,14 +126,14 @@ def _result(result: Result, headline: str) -> Json:
     }
 
 
-def _curves(pretrainings: list[Loaded]) -> list[Json]:
+def _curves(pretrainings: list[RecordFile]) -> list[Json]:
     runs = []
-    for loaded in pretrainings[:CURVE_RUNS]:
-        axis, series = curves(loaded.record)
+    for file in pretrainings[:CURVE_RUNS]:
+        axis, series = curves(file.record)
         lines = {name: thinned(values, CURVE_POINTS) for name, values in series.items()}
         if lines:
             rounded = {name: [_rounded(xs), _rounded(ys)] for name, (xs, ys) in lines.items()}
-            runs.append({"seed": loaded.record["seed"], "axis": axis, "lines": rounded})
+            runs.append({"seed": file.record.seed, "axis": axis, "lines": rounded})
     return runs
 
 
@@ -139,50 +141,37 @@ def _rounded(values: list[float]) -> list[float]:
     return [float(f"{value:.{DIGITS}g}") for value in values]
 
 
-def _machine(pretrainings: list[Loaded]) -> str:
-    """What the cost was measured on: minutes of different machines are not one scale."""
-    names = {machine(loaded.record) for loaded in pretrainings}
+def _machine(pretrainings: list[RecordFile]) -> str:
+    """Name what the cost was measured on: minutes of different machines are not comparable."""
+    names = {machine(file.record) for file in pretrainings}
     return names.pop() if len(names) == 1 else "several machines" if names else ""
 
 
-def machine(record: Json) -> str:
-    hardware = mapping(record["hardware"])
-    gpus = hardware.get("gpus")
-    if isinstance(gpus, list) and gpus:
-        return f"{len(gpus)} x {gpus[0]}"
-    return f"{hardware.get('cores', '?')} cores, {hardware.get('cpu', 'unknown CPU')}"
-
-
-def _record(loaded: Loaded, folder: Path, pool: _Pool) -> Json:
-    record = loaded.record
-    details = record["details"]
-    files = [(str(role), file_of(loaded, name)) for role, name in _files(details)]
+def _record(file: RecordFile, folder: Path, pool: _Pool) -> Json:
+    record = file.record
+    details = record.details
+    files = [(str(role), file_of(file, name)) for role, name in _files(details)]
     return {
         **{name: record[name] for name in ("id", "kind", "name", "created", "seconds", "seed")},
-        "metrics": record["metrics"],
-        "data": {role: _print(given) for role, given in record["data"].items()},
-        "inputs": record["inputs"],
+        "metrics": record.metrics,
+        "data": {role: _print(given) for role, given in record.data.items()},
+        "inputs": record.inputs,
         "outputs": mapping(details.get("outputs")),
-        "protocol": f"{record['protocol']['id']} · {record['protocol']['hash']}",
-        "code": pool.put(_code(record["code"])),
-        "config": pool.put(record["config"]),
-        "libraries": pool.put(record["libraries"]),
-        "hardware": pool.put(record["hardware"]),
+        "protocol": f"{record.protocol.id} · {record.protocol.hash}",
+        "code": pool.put(vars(record.code)),
+        "config": pool.put(vars(record.config)),
+        "libraries": pool.put(record.libraries),
+        "hardware": pool.put(record.hardware),
         "certificate": pool.put(details["certificate"]) if "certificate" in details else None,
-        "file": {"shown": loaded.shown, "link": _link(loaded.path, folder)},
+        "file": {"shown": file.shown, "link": _link(file.path, folder)},
         "files": [{"shown": role, "link": _link(path, folder)} for role, path in files if path],
     }
 
 
 def _print(given: object) -> Json:
-    """A fingerprint in the shape that the page expects, whatever stood in the record."""
+    """Return a fingerprint in the shape that the page expects, whatever the record contains."""
     words = {name: text(inside(given, name)) for name in ("hash", "path")}
     return words | {"files": number(inside(given, "files"))}
-
-
-def _code(given: Json) -> Json:
-    words = {name: text(given[name]) for name in ("version", "commit", "source_hash")}
-    return words | {"dirty": given["dirty"] is True}
 
 
 def _files(details: Json) -> list[tuple[str, object]]:
@@ -190,9 +179,9 @@ def _files(details: Json) -> list[tuple[str, object]]:
 
 
 def _link(path: Path, folder: Path) -> str:
-    """From the page to a file: always a relative path, never a scheme."""
+    """Return the link from the page to a file: always a relative path, never a scheme."""
     try:
-        relative = os.path.relpath(path.resolve(), folder)
+        relative = os.path.relpath(os.path.realpath(path), folder)
     except ValueError:  # another drive
         return ""
     return quote(f"./{Path(relative).as_posix()}".encode(errors="surrogateescape"))

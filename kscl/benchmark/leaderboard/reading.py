@@ -1,71 +1,75 @@
-"""Folders of records in, every distinct record out, and by name whatever was not taken."""
+"""Read folders of records: every distinct record, and by name whatever was not counted."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kscl.records.record import Json, RecordError, find_records
+from kscl.records.record import Record, RecordError, find_records
+from kscl.records.shape import one_line
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A record, the file it lies in, and how that file is called in the outputs."""
+class RecordFile:
+    """A record, the file it was read from, and how that file is called in the outputs."""
 
-    record: Json
+    record: Record
     path: Path
     root: Path  # nothing outside of it is ever read into an output
     shown: str
 
     @property
     def id(self) -> str:
-        return str(self.record["id"])
+        """Return the record's id."""
+        return self.record.id
 
 
 @dataclass
 class Reading:
-    records: list[Loaded] = field(default_factory=list)
+    """The records to count, and one line for each file that is not counted."""
+
+    records: list[RecordFile] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
 def read_folders(folders: Sequence[str | Path]) -> Reading:
-    """All records below the folders, each once, in an order that depends on nothing but them."""
+    """Return all records below the folders, each once, in an order that depends only on them."""
     reading = Reading()
-    seen: dict[str, Loaded] = {}
-    files: set[Path] = set()
+    seen: dict[str, RecordFile] = {}
+    files: set[str] = set()
     for folder in folders:
         root = Path(folder)
         found = find_records(root)
-        prefix = f"{root.resolve().name}/" if len(folders) > 1 else ""
+        prefix = f"{Path(os.path.realpath(root)).name}/" if len(folders) > 1 else ""
+
+        def shown(path: Path, root: Path = root, prefix: str = prefix) -> str:
+            return one_line(prefix + path.relative_to(root).as_posix())
+
         for path, problem in found.problems.items():
             if _is_new(path, files):
-                shown = prefix + path.relative_to(root).as_posix()
-                reading.problems.append(problem.replace(str(path), shown))
+                reading.problems.append(f"{shown(path)}: {problem}")
         for path, record in found.records.items():
             if not _is_new(path, files):
                 continue
-            loaded = Loaded(record, path, root, prefix + path.relative_to(root).as_posix())
-            first = seen.setdefault(loaded.id, loaded)
-            if first is not loaded:
+            file = RecordFile(record, path, root, shown(path))
+            first = seen.setdefault(file.id, file)
+            if first is not file:
                 reading.problems.append(
-                    f"{loaded.shown}: the same record as {first.shown}; it counts once"
+                    f"{file.shown}: It is the same record as {first.shown}, which is counted once."
                 )
     if not seen:
         places = ", ".join(str(folder) for folder in folders)
         reasons = "".join(f"\n  {problem}" for problem in reading.problems)
-        raise RecordError(f"{places}: no record to make a leaderboard of{reasons}")
-    reading.records = sorted(seen.values(), key=_order)
+        raise RecordError(f"{places}: There is no record to make a leaderboard of.{reasons}")
+    reading.records = sorted(seen.values(), key=lambda file: (file.record.created, file.id))
     return reading
 
 
-def _is_new(path: Path, files: set[Path]) -> bool:
-    """Not so where one folder was given twice, or lies inside another."""
-    place = path.resolve()
+def _is_new(path: Path, files: set[str]) -> bool:
+    """Tell whether a file was not met before, through a folder given twice or inside another."""
+    place = os.path.realpath(path)
     is_new = place not in files
     files.add(place)
     return is_new
-
-
-def _order(loaded: Loaded) -> tuple[str, str]:
-    return str(loaded.record["created"]), loaded.id

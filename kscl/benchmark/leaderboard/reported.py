@@ -1,6 +1,6 @@
 """Published rows: shown beside ours for orientation, never ranked with them, never tested.
 
-What is published names no protocol hash, so such a row stands under a protocol's id only.
+Publications have no protocol hash, so such a row is listed under a protocol's id only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ STD_OF_MOCO_VOC = {"AP50": 0.2, "AP": 0.2, "AP75": 0.4}
 
 @dataclass(frozen=True)
 class Reported:
+    """One published row."""
+
     protocol: str  # id
     method: str
     epochs: int | None
@@ -28,12 +30,13 @@ class Reported:
     std: dict[str, float] = field(default_factory=dict)
     trials: int | None = None
     minutes_per_epoch: float | None = None
-    setting: str = ""  # what tells it from the others at a glance
+    setting: str = ""  # what distinguishes it from the others at a glance
     note: str = ""
     backbone: str = "resnet50"
 
 
 def reported_rows(protocol_id: str) -> list[Reported]:
+    """Return what was published under a protocol."""
     return [row for row in ROWS if row.protocol == protocol_id]
 
 
@@ -86,7 +89,7 @@ def _voc(
     shots: int | None = None,
     note: str = "std stated for the whole table",
 ) -> Reported:
-    """MoCo's rows have its own trials; the paper repeats them and is silent about those of KSCL."""
+    """Return a row of VOC detection; the paper repeats MoCo's, and gives no trials for KSCL's."""
     of_moco = method != "kscl"
     return Reported(
         VOC_C4,
@@ -98,7 +101,7 @@ def _voc(
         rho=None if of_moco else 0.4,
         std=STD_OF_MOCO_VOC if of_moco else {},
         trials=5 if of_moco else None,
-        note=note if of_moco else "number of trials not said",
+        note=note if of_moco else "number of trials not stated",
     )
 
 

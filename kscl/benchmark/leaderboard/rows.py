@@ -1,7 +1,7 @@
-"""Records → rows: one for each contender, with its result under each protocol.
+"""Records → rows: one per entry, with its result under each protocol.
 
 A result belongs to exactly one protocol (kind, id and hash), and only results of one protocol are
-ever compared, so numbers of two protocols cannot meet in a column or in a test.
+ever compared, so numbers of two protocols never share a column or a test.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from kscl.benchmark.leaderboard.details import image_count, interval
-from kscl.benchmark.leaderboard.linking import Contender, Link, links
-from kscl.benchmark.leaderboard.reading import Loaded, read_folders
+from kscl.benchmark.leaderboard.linking import Entry, Link, links
+from kscl.benchmark.leaderboard.reading import RecordFile, read_folders
 from kscl.benchmark.leaderboard.reported import Reported, reported_rows
 from kscl.benchmark.leaderboard.stale import stale_reasons
 from kscl.benchmark.leaderboard.statistics import (
@@ -22,16 +22,16 @@ from kscl.benchmark.leaderboard.statistics import (
     Standing,
     bootstrap_interval,
     standings,
-    std,
     t_interval,
 )
 from kscl.benchmark.leaderboard.tags import tags
 from kscl.records.provenance import source_hash
+from kscl.records.spread import std
 
-# kind: the metrics that have a column, in this order; all others are in the JSON and in the panel
+# The metrics of each kind that have a column, in this order; others are in the JSON and the panel.
 METRICS = {"linear": ("top1", "top5"), "knn": ("top1",), "detection": ("AP50", "AP", "AP75")}
 HEADLINE = {"linear": "top1", "knn": "top1", "detection": "AP"}  # ranks the rows
-COUNTED_OVER_IMAGES = ("top1", "top5")  # the metrics that are a share of n test images
+COUNTED_OVER_IMAGES = ("top1", "top5")  # the metrics that are a fraction of n test images
 FIGURES = ("mean_rank", "minutes_per_epoch", "views_per_second")
 
 OVER_SEEDS = "over pretraining seeds"
@@ -40,19 +40,22 @@ TEST_SAMPLING = "test sampling only"
 
 
 @dataclass(frozen=True)
-class Protocol:
+class ProtocolKey:
+    """Under what a result is ranked: results meet only if all three are equal."""
+
     kind: str
     id: str
     hash: str  # of all that defines it, the data included
 
     @property
     def order(self) -> tuple[object, ...]:
+        """Return a key that sorts protocols: probes first."""
         return list(METRICS).index(self.kind), self.id, self.hash
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One metric of one row: a value for each pretraining seed, and what follows from them."""
+    """One metric of one row: a value per pretraining seed, and what follows from them."""
 
     values: tuple[float, ...]
     replicates: tuple[str, ...]  # whose values they are
@@ -65,57 +68,64 @@ class Measure:
 
 
 @dataclass
-class Trial:
-    """One evaluation of one backbone; runs of the same seed are the same trial."""
+class TrialRecords:
+    """The records of one trial: one backbone evaluated with one seed, perhaps repeatedly."""
 
     replicate: str
-    records: list[Loaded]
+    records: list[RecordFile]
 
     def mean(self, metric: str) -> float | None:
-        values = [
-            r.record["metrics"][metric] for r in self.records if metric in r.record["metrics"]
-        ]
+        """Return the mean of a metric over the records that have it."""
+        values = [r.record.metrics[metric] for r in self.records if metric in r.record.metrics]
         return fmean(values) if values else None
 
 
 @dataclass
 class Result:
-    trials: list[Trial]
+    """One entry under one protocol."""
+
+    trials: list[TrialRecords]
     measures: dict[str, Measure] = field(default_factory=dict)
 
     @property
     def n_pretrain(self) -> int:
+        """Return the number of pretraining seeds."""
         return len({trial.replicate for trial in self.trials})
 
     @property
     def n_finetune(self) -> int:
+        """Return the number of trials over all pretraining seeds."""
         return len(self.trials)
 
     @property
-    def records(self) -> list[Loaded]:
-        return [loaded for trial in self.trials for loaded in trial.records]
+    def records(self) -> list[RecordFile]:
+        """Return the records of all trials."""
+        return [file for trial in self.trials for file in trial.records]
 
 
 @dataclass
 class Row:
-    contender: Contender
-    pretrainings: list[Loaded] = field(default_factory=list)
-    results: dict[Protocol, Result] = field(default_factory=dict)
+    """One entry with its pretrainings and its results."""
+
+    entry: Entry
+    pretrainings: list[RecordFile] = field(default_factory=list)
+    results: dict[ProtocolKey, Result] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
-    tag: str = ""  # tells it from rows that look the same
+    tag: str = ""  # distinguishes it from rows that look the same
     stale: list[str] = field(default_factory=list)
 
     @property
-    def records(self) -> list[Loaded]:
+    def records(self) -> list[RecordFile]:
+        """Return all records of the row."""
         evaluations = (result.records for result in self.results.values())
-        return [*self.pretrainings, *(loaded for records in evaluations for loaded in records)]
+        return [*self.pretrainings, *(file for records in evaluations for file in records)]
 
 
 @dataclass
 class Section:
     """One protocol: its rows, best first, and what others published under its name."""
 
-    protocol: Protocol
+    protocol: ProtocolKey
     definition: Any
     rows: list[Row]
     reported: list[Reported]
@@ -123,6 +133,8 @@ class Section:
 
 @dataclass
 class Board:
+    """Everything that the tables and the page show."""
+
     rows: list[Row]
     sections: list[Section]
     problems: list[str]
@@ -132,61 +144,58 @@ class Board:
 def build_board(
     folders: Sequence[str | Path], *, check_stale: bool = True, with_reported: bool = True
 ) -> Board:
-    """Everything that the tables and the page show, from the records below these folders."""
+    """Return the board made of the records below these folders."""
     reading = read_folders(folders)
     rows = _rows(reading.records)
     if check_stale:
         reasons = stale_reasons(reading.records, source_hash)
         for row in rows:
-            changes = [text for loaded in row.records for text in reasons.get(loaded.id, ())]
+            changes = [text for file in row.records for text in reasons.get(file.id, ())]
             row.stale = list(dict.fromkeys(changes))
     sections = [
         _section(protocol, rows, with_reported)
         for protocol in sorted({p for row in rows for p in row.results}, key=lambda p: p.order)
     ]
     # In the order of the first protocol that they were measured under, best first.
-    places = [{id(row): i for i, row in enumerate(section.rows)} for section in sections]
-    rows.sort(key=lambda row: [place.get(id(row), len(rows)) for place in places])
+    ranks = [{id(row): i for i, row in enumerate(section.rows)} for section in sections]
+    rows.sort(key=lambda row: [rank.get(id(row), len(rows)) for rank in ranks])
     return Board(rows, sections, reading.problems, len(reading.records))
 
 
-def _rows(records: Sequence[Loaded]) -> list[Row]:
-    rows: dict[Contender, Row] = {}
-    trials: dict[tuple[Contender, Protocol], dict[tuple[str, str], Trial]] = {}
-    for loaded, found in zip(records, links(records), strict=True):
-        row = rows.setdefault(found.contender, Row(found.contender))
-        if loaded.record["kind"] == "pretrain":
-            row.pretrainings.append(loaded)
+def _rows(records: Sequence[RecordFile]) -> list[Row]:
+    rows: dict[Entry, Row] = {}
+    trials: dict[tuple[Entry, ProtocolKey], dict[tuple[str, str], TrialRecords]] = {}
+    for file, found in zip(records, links(records), strict=True):
+        row = rows.setdefault(found.entry, Row(found.entry))
+        if file.record.kind == "pretrain":
+            row.pretrainings.append(file)
             continue
-        protocol = _protocol(loaded)
-        of_row = trials.setdefault((found.contender, protocol), {})
-        trial = of_row.setdefault(_trial_key(loaded, found), Trial(found.replicate, []))
-        trial.records.append(loaded)
-    for (contender, protocol), found_trials in sorted(trials.items(), key=lambda i: i[0][1].order):
+        protocol = _protocol(file)
+        of_row = trials.setdefault((found.entry, protocol), {})
+        trial = of_row.setdefault(_trial_key(file, found), TrialRecords(found.replicate, []))
+        trial.records.append(file)
+    for (entry, protocol), found_trials in sorted(trials.items(), key=lambda i: i[0][1].order):
         result = Result([found_trials[key] for key in sorted(found_trials, key=_trial_order)])
         result.measures = dict(_measures(result, protocol))
-        rows[contender].results[protocol] = result
+        rows[entry].results[protocol] = result
     for row in rows.values():
-        row.pretrainings.sort(key=lambda loaded: loaded.record["seed"])
+        row.pretrainings.sort(key=lambda file: file.record.seed)
         row.figures = _figures(row.pretrainings)
-    ordered = sorted(rows.values(), key=lambda row: row.contender.order)
-    for row, tag in zip(
-        ordered, tags([(r.contender, r.pretrainings) for r in ordered]), strict=True
-    ):
+    ordered = sorted(rows.values(), key=lambda row: row.entry.order)
+    for row, tag in zip(ordered, tags([(r.entry, r.pretrainings) for r in ordered]), strict=True):
         row.tag = tag
     return ordered
 
 
-def _protocol(loaded: Loaded) -> Protocol:
-    record = loaded.record
-    named = record["protocol"]
-    return Protocol(record["kind"], str(named["id"]), str(named["hash"]))
+def _protocol(file: RecordFile) -> ProtocolKey:
+    protocol = file.record.protocol
+    return ProtocolKey(file.record.kind, protocol.id, protocol.hash)
 
 
-def _trial_key(loaded: Loaded, found: Link) -> tuple[str, str]:
-    seed = loaded.record["seed"]
+def _trial_key(file: RecordFile, found: Link) -> tuple[str, str]:
+    seed = file.record.seed
     # Detectron2's seed -1 means "any": two such runs are two trials.
-    return found.replicate, str(seed) if seed >= 0 else loaded.id
+    return found.replicate, str(seed) if seed >= 0 else file.id
 
 
 def _trial_order(key: tuple[str, str]) -> tuple[int, str, int, str]:
@@ -194,8 +203,8 @@ def _trial_order(key: tuple[str, str]) -> tuple[int, str, int, str]:
     return len(replicate), replicate, len(trial), trial  # seed 9 before seed 10
 
 
-def _measures(result: Result, protocol: Protocol) -> Iterable[tuple[str, Measure]]:
-    names = {name for loaded in result.records for name in loaded.record["metrics"]}
+def _measures(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Measure]]:
+    names = {name for file in result.records for name in file.record.metrics}
     columns = METRICS[protocol.kind]
     for metric in [*columns, *sorted(names.difference(columns))]:
         by_replicate: dict[str, list[float]] = {}
@@ -226,27 +235,27 @@ def _measures(result: Result, protocol: Protocol) -> Iterable[tuple[str, Measure
 
 
 def _sampling_interval(
-    loaded: Loaded, protocol: Protocol, metric: str, value: float
+    file: RecordFile, protocol: ProtocolKey, metric: str, value: float
 ) -> tuple[float, float] | None:
-    """What another draw of test images would give: the evaluator's own, or from their number."""
-    given = interval(loaded.record, metric, metric == HEADLINE[protocol.kind])
-    n = image_count(loaded.record)
+    """Return the interval over draws of test images: the evaluator's own, or from their number."""
+    given = interval(file.record, metric, metric == HEADLINE[protocol.kind])
+    n = image_count(file.record)
     if given is None and n is not None and metric in COUNTED_OVER_IMAGES:
         return bootstrap_interval(value, n)
     return given
 
 
-def _figures(pretrainings: Sequence[Loaded]) -> dict[str, float]:
+def _figures(pretrainings: Sequence[RecordFile]) -> dict[str, float]:
     found = {}
     for name in FIGURES:
-        metrics = (loaded.record["metrics"] for loaded in pretrainings)
+        metrics = (file.record.metrics for file in pretrainings)
         values = [values[name] for values in metrics if name in values]
         if values:
             found[name] = fmean(values)
     return found
 
 
-def _section(protocol: Protocol, rows: Sequence[Row], with_reported: bool) -> Section:
+def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) -> Section:
     mine = [row for row in rows if protocol in row.results]
     for metric in METRICS[protocol.kind]:
         having = [row for row in mine if metric in row.results[protocol].measures]
@@ -258,8 +267,8 @@ def _section(protocol: Protocol, rows: Sequence[Row], with_reported: bool) -> Se
 
     def order(row: Row) -> tuple[float, tuple[object, ...]]:
         measure = row.results[protocol].measures.get(headline)
-        return (-measure.mean if measure else float("inf")), row.contender.order
+        return (-measure.mean if measure else float("inf")), row.entry.order
 
-    definition = mine[0].results[protocol].records[0].record["protocol"]["definition"]
+    definition = mine[0].results[protocol].records[0].record.protocol.definition
     reported = reported_rows(protocol.id) if with_reported else []
     return Section(protocol, definition, sorted(mine, key=order), reported)

@@ -1,6 +1,7 @@
-"""Rows that the world has moved on from: code, data or backbone file differ from what was recorded.
+"""Find stale rows: code, data or backbone file differ from what was recorded.
 
-By hash alone. A file or folder that is not here says nothing: the record may come from elsewhere.
+Only hashes count. A file or folder that does not exist here says nothing: the record may come from
+another machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from kscl.benchmark.leaderboard.details import inside, text
 from kscl.benchmark.leaderboard.linking import made_backbone
-from kscl.benchmark.leaderboard.reading import Loaded
+from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from kscl.runtime.files import sha256_of
@@ -22,50 +23,50 @@ Hash = Callable[[Path], str | None]
 
 
 def stale_reasons(
-    records: Sequence[Loaded], source_hash: Callable[[str], str]
+    records: Sequence[RecordFile], source_hash: Callable[[str], str]
 ) -> dict[str, list[str]]:
-    """Record id → what changed since; a record that still stands is not in it."""
-    # Many records share their data: each place is read once, and only for this call.
+    """Return record id → what changed since; a record that still holds is not in it."""
+    # Many records share their data: each path is read once, and only for this call.
     data_hash, file_hash = functools.cache(_fingerprint), functools.cache(_sha256)
     found = {}
-    for loaded in records:
+    for file in records:
         reasons = [
-            *_code(loaded, source_hash(loaded.record["kind"])),
-            *_data(loaded, data_hash),
-            *_backbone(loaded, file_hash),
+            *_code(file, source_hash(file.record.kind)),
+            *_data(file, data_hash),
+            *_backbone(file, file_hash),
         ]
         if reasons:
-            found[loaded.id] = reasons
+            found[file.id] = reasons
     return found
 
 
-def _code(loaded: Loaded, now: str) -> list[str]:
-    then = loaded.record["code"]["source_hash"]
-    return [f"code was {then}, is {now}"] if then != now else []
+def _code(file: RecordFile, now: str) -> list[str]:
+    then = file.record.code.source_hash
+    return [f"The code was {then} and is {now}."] if then != now else []
 
 
-def _data(loaded: Loaded, hash_of: Hash) -> list[str]:
+def _data(file: RecordFile, hash_of: Hash) -> list[str]:
     reasons = []
-    trained_on = text(inside(loaded.record, "config", "values", "DATA", "TRAIN"))
-    for role, recorded in sorted(loaded.record["data"].items()):
-        parts = inside(recorded, "parts")  # of data that lies in several places
+    trained_on = text(inside(file.record.config.values, "DATA", "TRAIN"))
+    for role, recorded in sorted(file.record.data.items()):
+        parts = inside(recorded, "parts")  # of data in several folders
         for part in parts if isinstance(parts, list) else [recorded]:
             path, then = text(inside(part, "path")), text(inside(part, "hash"))
-            if path is None and loaded.record["kind"] == "pretrain":
+            if path is None and file.record.kind == "pretrain":
                 path = trained_on
             now = hash_of(Path(path)) if path and then else None
             if now is not None and now != then:
-                reasons.append(f"{role} data was {then}, is {now}")
+                reasons.append(f"The {role} data was {then} and is {now}.")
     return reasons
 
 
-def _backbone(loaded: Loaded, hash_of: Hash) -> list[str]:
-    then = made_backbone(loaded.record)
+def _backbone(file: RecordFile, hash_of: Hash) -> list[str]:
+    then = made_backbone(file.record)
     if then is None:
         return []
-    name = text(inside(loaded.record, "details", "files", "backbone")) or BACKBONE_FILE
-    now = hash_of(loaded.path.parent / name)
-    return [f"backbone file was {then[:16]}, is {now[:16]}"] if now and now != then else []
+    name = text(inside(file.record.details, "files", "backbone")) or BACKBONE_FILE
+    now = hash_of(file.path.parent / name)
+    return [f"The backbone file was {then[:16]} and is {now[:16]}."] if now and now != then else []
 
 
 def _fingerprint(path: Path) -> str | None:

@@ -1,7 +1,7 @@
-"""What the numbers can carry: spread, intervals, and which rows are within noise of the best.
+"""What the numbers support: intervals, and which rows are within noise of the best.
 
 The unit is the pretraining seed. Trials on one backbone tell how noisy an evaluation is, not how
-the next pretraining would come out, so they are averaged before anything is compared.
+another pretraining would turn out, so they are averaged before anything is compared.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import bdtr, stdtr, stdtrit
+from scipy.special import stdtr, stdtrit
+
+from kscl.records.spread import std
 
 ALPHA = 0.05
 LEVEL = 0.95
@@ -33,7 +35,7 @@ Verdict = Literal["best", "not distinguishable", "below the best", "not tested"]
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a row stands among the rows of its protocol."""
+    """The standing of a row among the rows of its protocol."""
 
     verdict: Verdict
     rank: int | None
@@ -43,12 +45,8 @@ class Standing:
 UNTESTED = Standing("not tested", None, None)
 
 
-def std(values: Sequence[float]) -> float | None:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
-
-
 def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
-    """Of the mean of values that are drawn alike, by Student's t; one value has none."""
+    """Return Student's interval of the mean of several values; None for a single value."""
     spread = std(values)
     if spread is None:
         return None
@@ -58,28 +56,19 @@ def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, fl
 
 
 def bootstrap_interval(percent: float, n: int, level: float = LEVEL) -> tuple[float, float]:
-    """Percentile bootstrap of an accuracy over n test images, without drawing.
+    """Return the percentile bootstrap of an accuracy over n test images, without drawing.
 
     Resampling n right or wrong answers gives a binomial count, so its percentiles are exact.
     """
-    share = min(max(percent / 100, 0.0), 1.0)
-    counts = np.arange(n + 1) if n <= 10_000 else _near(share, n)
-    below = bdtr(counts, n, share)
-    low, high = (
-        counts[min(int(np.searchsorted(below, tail)), len(counts) - 1)]
-        for tail in ((1 - level) / 2, (1 + level) / 2)
-    )
+    from scipy.stats import binom  # takes half a second to import, and few boards need it
+
+    fraction = min(max(percent / 100, 0.0), 1.0)
+    low, high = binom.ppf([(1 - level) / 2, (1 + level) / 2], n, fraction)
     return 100 * float(low) / n, 100 * float(high) / n
 
 
-def _near(share: float, n: int) -> np.ndarray:
-    """The counts within ten standard deviations of the expected one."""
-    reach = 10 * (n * share * (1 - share)) ** 0.5 + 10
-    return np.arange(max(0, int(n * share - reach)), min(n, int(n * share + reach)) + 1)
-
-
 def welch_p(one: Sequence[float], others: Sequence[Sequence[float]]) -> np.ndarray:
-    """Two-sided p of one group of values against each of the others; all have two or more."""
+    """Return the two-sided p of one group against each other one; all have two or more values."""
     mean, mean_error = _moments([one])
     means, errors = _moments(others)
     difference, error = means - mean, errors + mean_error
@@ -97,7 +86,7 @@ def welch_p(one: Sequence[float], others: Sequence[Sequence[float]]) -> np.ndarr
 def welch_interval(
     one: Sequence[float], other: Sequence[float], level: float = LEVEL
 ) -> tuple[float, float] | None:
-    """Of the difference of two means, one − other; None where a group has fewer than two values."""
+    """Return the interval of one mean − the other; None if a group has fewer than two values."""
     if min(len(one), len(other)) < 2:
         return None
     means, errors = _moments([one, other])
@@ -109,14 +98,14 @@ def welch_interval(
 
 
 def _moments(groups: Sequence[Sequence[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and squared standard error of every group."""
+    """Return mean and squared standard error of every group."""
     means = np.array([np.mean(group) for group in groups])
     errors = np.array([np.var(group, ddof=1) / len(group) for group in groups])
     return means, errors
 
 
 def holm(p: np.ndarray) -> np.ndarray:
-    """Holm's step-down correction; never smaller than the plain p, never above 1."""
+    """Return p after Holm's step-down correction; never smaller than the plain p, never above 1."""
     order = np.argsort(p, kind="stable")
     steps = np.minimum(1.0, (len(p) - np.arange(len(p))) * p[order])
     corrected = np.empty_like(p)
@@ -125,7 +114,7 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 
 def standings(groups: Sequence[Sequence[float]], alpha: float = ALPHA) -> list[Standing]:
-    """One standing for each group of replicate values; `THE_TEST` says it in words."""
+    """Return one standing per group of replicate values; `THE_TEST` says it in words."""
     found = [UNTESTED] * len(groups)
     tested = [i for i, group in enumerate(groups) if len(group) > 1]
     if len(tested) < 2:  # nothing to be better than

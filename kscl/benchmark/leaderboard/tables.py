@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from tabulate import tabulate
+
 from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.rows import (
@@ -20,6 +22,7 @@ from kscl.benchmark.leaderboard.rows import (
     Section,
 )
 from kscl.benchmark.leaderboard.statistics import THE_TEST
+from kscl.records.spread import number_and_spread
 
 IDENTITY = ["method", "backbone", "epochs", "K", "ρ"]
 COUNTS = ["n_pretrain", "n_finetune"]
@@ -33,6 +36,7 @@ LEGEND = (
 
 
 def markdown(board: Board, title: str) -> str:
+    """Return the whole board as a Markdown document."""
     parts = [f"# {text(title)}", _summary(board), "## Overview", overview(board), LEGEND]
     if board.sections:
         parts.append(_column_key(board.sections))
@@ -55,11 +59,12 @@ def markdown(board: Board, title: str) -> str:
 
 
 def overview(board: Board) -> str:
+    """Return the table over all protocols."""
     return table(*overview_cells(board))
 
 
 def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a row a contender; every metric column belongs to exactly one protocol."""
+    """Return header and rows: one row per entry; every metric column has exactly one protocol."""
     letters = cells.section_letters(board.sections)
     metric_columns = [
         label
@@ -113,9 +118,9 @@ def _reported_table(section: Section) -> str:
 
 
 def _reported_cells(row: Reported, section: Section) -> list[str]:
-    """With one digit behind the point: that is how they were published."""
+    """Return the cells of a published row, with one digit after the point as it was published."""
     values = [
-        cells.value(row.metrics[metric], row.std.get(metric), digits=1)
+        number_and_spread(row.metrics[metric], row.std.get(metric), digits=1)
         if metric in row.metrics
         else ""
         for metric in METRICS[section.protocol.kind]
@@ -132,6 +137,7 @@ def _reported_cells(row: Reported, section: Section) -> list[str]:
 
 
 def marks(row: Row, section: Section) -> list[str]:
+    """Return what a reader should know of a row's standing."""
     headline = _measure(row, section, HEADLINE[section.protocol.kind])
     found: list[str] = []
     if headline:
@@ -144,13 +150,14 @@ def marks(row: Row, section: Section) -> list[str]:
 
 
 def text(words: str) -> str:
-    """Text of a record as text in Markdown: it starts no markup, no link, no HTML, no new cell."""
+    """Escape text for Markdown: it starts no markup, no link, no HTML and no new cell."""
     words = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in words)
     words = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(r"([\\`*_{}\[\]|~#!])", r"\\\1", " ".join(words.split()))
 
 
 def identity(row: Row) -> list[str]:
+    """Return the escaped cells that say which entry a row is."""
     return [text(word) for word in cells.identity(row)]
 
 
@@ -162,7 +169,7 @@ def _measure(row: Row, section: Section, metric: str) -> Measure | None:
 def _value(measure: Measure | None) -> str:
     if measure is None:
         return ""
-    shown = cells.value(measure.mean, measure.std)
+    shown = number_and_spread(measure.mean, measure.std)
     if measure.std_is == OVER_TRIALS:
         shown += "°"
     if measure.standing.verdict == "best":
@@ -198,25 +205,12 @@ def _column_key(sections: Sequence[Section]) -> str:
 def without_empty_columns(
     header: Sequence[str], rows: Sequence[Sequence[str]], but: Sequence[str] = ()
 ) -> tuple[list[str], list[list[str]]]:
-    """For a document: what no row has, no column needs; nor do those named in `but`."""
+    """Leave out columns that are empty in every row, and those named in `but`."""
     kept = [i for i, name in enumerate(header) if name not in but and any(row[i] for row in rows)]
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Padded, so that it reads as a table on a terminal too; columns empty throughout are kept."""
-    widths = [max([3, len(name), *(len(row[i]) for row in rows)]) for i, name in enumerate(header)]
-    to_left = [name in TEXT_COLUMNS for name in header]
-
-    def line(row: Sequence[str]) -> str:
-        padded = [
-            cell.ljust(width) if left else cell.rjust(width)
-            for cell, width, left in zip(row, widths, to_left, strict=True)
-        ]
-        return f"| {' | '.join(padded)} |"
-
-    rule = [
-        "-" * width if left else "-" * (width - 1) + ":"
-        for width, left in zip(widths, to_left, strict=True)
-    ]
-    return "\n".join([line(header), line(rule), *map(line, rows)])
+    """Return a Markdown table that reads as a table on a terminal too."""
+    sides = ["left" if name in TEXT_COLUMNS else "right" for name in header]
+    return tabulate(rows, header, tablefmt="pipe", colalign=sides, disable_numparse=True)

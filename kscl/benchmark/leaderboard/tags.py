@@ -1,32 +1,36 @@
-"""A few words that tell apart rows which look the same in the table's columns."""
+"""A few words that distinguish rows which look the same in the table's columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS, Contender
-from kscl.benchmark.leaderboard.reading import Loaded
+from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS, Entry
+from kscl.benchmark.leaderboard.reading import RecordFile
 
 MAX_SETTINGS = 2
-IN_COLUMNS = ("LABEL", "METHOD.NUM_SHOTS", "METHOD.RHO", "BACKBONE.NAME", "SOLVER.EPOCHS")
+# METHOD.NAME is what LABEL was called in older records.
+IN_COLUMNS = (
+    *("LABEL", "METHOD.NAME", "METHOD.NUM_SHOTS", "METHOD.RHO"),
+    *("BACKBONE.NAME", "SOLVER.EPOCHS"),
+)
 
 
-def tags(rows: Sequence[tuple[Contender, Sequence[Loaded]]]) -> list[str]:
-    """For each row the settings in which it differs from its likes, or a short hash, or nothing."""
+def tags(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
+    """Return for each row the settings in which it differs from rows like it, or a short hash."""
     alike: dict[tuple[object, ...], list[int]] = {}
-    for i, (contender, _) in enumerate(rows):
-        alike.setdefault(contender.shown, []).append(i)
+    for i, (entry, _) in enumerate(rows):
+        alike.setdefault(entry.shown, []).append(i)
     found = [""] * len(rows)
-    for places in alike.values():
-        if len(places) > 1:
-            words = _distinguishing([rows[i] for i in places])
-            for i, word in zip(places, words, strict=True):
+    for indices in alike.values():
+        if len(indices) > 1:
+            words = _distinguishing([rows[i] for i in indices])
+            for i, word in zip(indices, words, strict=True):
                 found[i] = word
     return found
 
 
-def _distinguishing(rows: Sequence[tuple[Contender, Sequence[Loaded]]]) -> list[str]:
-    settings = [dict(_settings(loaded[0])) if loaded else {} for _, loaded in rows]
+def _distinguishing(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
+    settings = [dict(_settings(file[0])) if file else {} for _, file in rows]
     keys = sorted({key for values in settings for key in values}.difference(IN_COLUMNS))
     differing = [key for key in keys if len({repr(values.get(key)) for values in settings}) > 1]
     short = {key: key.rpartition(".")[2].lower().replace("_", " ") for key in differing}
@@ -35,20 +39,20 @@ def _distinguishing(rows: Sequence[tuple[Contender, Sequence[Loaded]]]) -> list[
         for values in settings
     ]
     if len(differing) > MAX_SETTINGS or max(map(len, words)) > 60:
-        words = [f"settings {contender.config[:6]}" for contender, _ in rows]
+        words = [f"settings {entry.config[:6]}" for entry, _ in rows]
     if len(set(words)) < len(rows):
         words = [
-            ", ".join(filter(None, (word, f"data {contender.data[:6]}" if contender.data else "")))
-            for word, (contender, _) in zip(words, rows, strict=True)
+            ", ".join(filter(None, (word, f"data {entry.data[:6]}" if entry.data else "")))
+            for word, (entry, _) in zip(words, rows, strict=True)
         ]
-    if len(set(words)) < len(rows):  # several files of which nothing is known
-        words = [f"settings {contender.config[:6]}" for contender, _ in rows]
+    if len(set(words)) < len(rows):  # several files about which nothing is known
+        words = [f"settings {entry.config[:6]}" for entry, _ in rows]
     return words
 
 
-def _settings(loaded: Loaded) -> Iterator[tuple[str, object]]:
-    """Every setting that takes part in the contender's hash, under its full name."""
-    waiting = [("", loaded.record["config"]["values"])]
+def _settings(file: RecordFile) -> Iterator[tuple[str, object]]:
+    """Yield every setting that takes part in the entry's hash, under its full name."""
+    waiting = [("", file.record.config.values)]
     while waiting:
         prefix, node = waiting.pop()
         if isinstance(node, dict) and node:

@@ -1,23 +1,26 @@
-"""Running stages: what is done is kept, and what fails stops only what needs it."""
+"""Run stages: keep what is done; a stage that fails stops only those that need it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kscl.benchmark.suite.stages import KEY_LENGTH, Stage
 from kscl.errors import KsclError
+from kscl.records.shape import one_line, told, wrong_places
 from kscl.runtime.files import write_atomically
+from kscl.runtime.logs import LOGGER
 from kscl.runtime.machine import usable_cores
 from kscl.runtime.signals import stop_requests
 
@@ -26,37 +29,59 @@ POLL_SECONDS = 0.2
 SHOW_SECONDS = 1.0
 TERMINATION_PATIENCE = 60.0  # seconds for a stage to save what it has
 
+log = logging.getLogger(LOGGER)
+
 
 @dataclass
 class State:
-    """Where one stage stands."""
+    """How far one stage is."""
 
     stage: Stage
     status: str
     seconds: float | None = None  # it took, or has taken so far
-    expected: float | None = None  # by what stages of its kind took before
+    expected: float | None = None  # the mean of what stages of its kind took before
     log: Path | None = None
 
 
+@dataclass(frozen=True)
+class _Note:
+    """What is kept on disk about a stage that is done."""
+
+    key: str
+    kind: str
+    seconds: float
+
+
 def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
-    """What is done already, and how long the rest may take."""
+    """Find what is done already, and estimate how long the rest takes.
+
+    Name every damaged note; its stage is run again, and skips what it finds finished.
+    """
+    notes, damaged = _read_notes(state_dir)
+    for path, reason in damaged.items():
+        if not path.is_file():
+            raise KsclError(f"{path}: A note about a stage must be a regular file. Delete it.")
+        log.warning(
+            "%s: The note about a finished stage is damaged (%s). A stage of this suite is run "
+            "again; otherwise delete the file.",
+            *(path, reason),
+        )
     states = []
     for stage in stages:
-        note = _read_note(state_dir, stage)
-        is_done = note is not None and _result_is_there(stage)
-        log = state_dir / f"{_file_name(stage)}.log"
-        status = DONE if is_done else TO_DO
-        states.append(State(stage, status, note["seconds"] if note else None, None, log))
-    expect(states, state_dir)
+        note = notes.get(_note_path(state_dir, stage))
+        is_known = note is not None and note.key == stage.key
+        status = DONE if is_known and _result_exists(stage) else TO_DO
+        file = state_dir / f"{_file_name(stage)}.log"
+        states.append(State(stage, status, note.seconds if note and is_known else None, None, file))
+    _estimate(states, notes.values())
     return states
 
 
-def expect(states: list[State], state_dir: Path) -> None:
-    """How long each may take: the mean of what stages of its kind took before."""
+def _estimate(states: list[State], notes: Iterable[_Note]) -> None:
+    """Expect each stage to take the mean of what stages of its kind took before."""
     took: dict[str, list[float]] = {}
-    for path in sorted(state_dir.glob("*.json")):
-        note = json.loads(path.read_text())
-        took.setdefault(note["kind"], []).append(note["seconds"])
+    for note in notes:
+        took.setdefault(note.kind, []).append(note.seconds)
     for state in states:
         seconds = took.get(state.stage.kind)
         state.expected = sum(seconds) / len(seconds) if seconds else None
@@ -65,11 +90,16 @@ def expect(states: list[State], state_dir: Path) -> None:
 def run_stages(
     states: list[State], state_dir: Path, show: Callable[[list[State]], None], jobs: int = 1
 ) -> int:
-    """Run what is not done, so many stages at a time.
+    """Run what is not done, `jobs` stages at a time.
 
-    The exit code is that of a signal, 1 if any stage failed, or 0.
+    Return the exit code: that of a signal, 1 if any stage failed, or 0.
     """
-    state_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KsclError(
+            f"{state_dir}: The folder cannot be made: {error.strerror}. Choose another output_dir."
+        ) from error
     running: list[_Job] = []
     with stop_requests() as stop:
         try:
@@ -83,7 +113,7 @@ def run_stages(
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
                     _finish(job, state_dir)
-                    expect(states, state_dir)
+                    _estimate(states, _read_notes(state_dir)[0].values())
         finally:
             for job in running:
                 _end(job)
@@ -94,7 +124,7 @@ def run_stages(
 
 
 def _ready(states: list[State]) -> list[State]:
-    """What can run now; what no longer can is marked. The board can: it shows what there is."""
+    """Return what can run now, and mark what no longer can; the board always can."""
     by_stage = {id(state.stage): state for state in states}
     ready = []
     for state in states:
@@ -109,17 +139,17 @@ def _ready(states: list[State]) -> list[State]:
 
 
 def program_path(name: str) -> str:
-    """The console command of this very installation, not another one that is on the PATH."""
+    """Return the console command of this installation, not another one that is on the PATH."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
-        raise KsclError(f"the command {name} is not installed here: run `make setup`")
+        raise KsclError(f"The command {name} is not installed here. Run `make setup`.")
     return found
 
 
 @dataclass
 class _Job:
-    """A stage that runs."""
+    """A running stage."""
 
     state: State
     process: subprocess.Popen[bytes]
@@ -129,36 +159,42 @@ class _Job:
 def _begin(state: State, jobs: int) -> _Job:
     stage = state.stage
     state.status, state.seconds = RUNNING, 0.0
-    # Only the leaderboard runs when a stage before it failed: it is made of the others.
+    # Only the leaderboard runs after a stage it needs failed: it shows the others.
     missing = {need.folder for need in stage.needs if not Path(need.folder).exists()}
     arguments = [word for word in stage.arguments if word not in missing]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    if jobs > 1:  # threads of stages that run side by side would be in each other's way
+    if jobs > 1:  # stages that run in parallel would compete with their threads
         environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // jobs)))
     assert state.log is not None
-    with state.log.open("ab") as log:
-        log.write(f"$ {' '.join(stage.command)}\n".encode())
-        log.flush()
-        process = subprocess.Popen(
-            [program_path(stage.program), *arguments],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches us; we tell the stage to save and stop
-            env=environment,
-            preexec_fn=_end_with_suite if sys.platform == "linux" else None,
-        )
+    try:
+        with state.log.open("ab") as file:
+            file.write(f"$ {' '.join(stage.command)}\n".encode())
+            file.flush()
+            process = subprocess.Popen(
+                [program_path(stage.program), *arguments],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches us; we tell the stage to save and stop
+                env=environment,
+                preexec_fn=_end_with_suite if sys.platform == "linux" else None,
+            )
+    except OSError as error:
+        raise KsclError(
+            f"{state.log}: The log of a stage cannot be written: {error.strerror}. Free disk space "
+            "or choose another output_dir; a new start continues here."
+        ) from error
     return _Job(state, process, time.monotonic())
 
 
 def _end_with_suite() -> None:
-    """In the stage's process: be told to stop when the suite is gone, even if it was killed."""
+    """Let the system tell the stage's process to stop when the suite ends, even if killed."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(running: list[_Job], stop: object) -> None:
-    """Until one ends, we are asked to stop, or it is time to show how far they are."""
+    """Wait until one ends, a stop is requested, or it is time to show how far they are."""
     until = time.monotonic() + SHOW_SECONDS
     while time.monotonic() < until and not stop:
         if any(job.process.poll() is not None for job in running):
@@ -173,12 +209,12 @@ def _finish(job: _Job, state_dir: Path) -> None:
     state.status = DONE if job.process.returncode == 0 else FAILED
     if state.status == DONE:
         seconds = round(time.monotonic() - job.start, 1)
-        note = {"key": stage.key, "kind": stage.kind, "seconds": seconds}
-        write_atomically(_note_path(state_dir, stage), json.dumps(note).encode())
+        note = _Note(stage.key, stage.kind, seconds)
+        write_atomically(_note_path(state_dir, stage), json.dumps(vars(note)).encode())
 
 
 def _end(job: _Job) -> None:
-    """Ask the stage to save and stop, and wait for it; then insist."""
+    """Ask the stage to save and stop, wait for it, then kill it."""
     job.state.status = FAILED
     for number in (signal.SIGTERM, signal.SIGKILL):
         if job.process.poll() is None:
@@ -187,17 +223,34 @@ def _end(job: _Job) -> None:
                 job.process.wait(TERMINATION_PATIENCE)
 
 
-def _result_is_there(stage: Stage) -> bool:
-    """A result that was deleted since is none; the leaderboard is quick and always made anew."""
+def _result_exists(stage: Stage) -> bool:
+    """Tell whether the result is still there; the leaderboard is quick and always made anew."""
     return stage.kind != "board" and Path(stage.folder).exists()
 
 
-def _read_note(state_dir: Path, stage: Stage) -> dict[str, float] | None:
-    path = _note_path(state_dir, stage)
-    if not path.is_file():
-        return None
-    note = json.loads(path.read_text())
-    return note if note["key"] == stage.key else None
+def _read_notes(state_dir: Path) -> tuple[dict[Path, _Note], dict[Path, str]]:
+    """Return the notes by path, and for every damaged one the reason."""
+    notes, damaged = {}, {}
+    for path in sorted(state_dir.glob("*.json")):
+        try:
+            if not path.is_file():  # a pipe would be waited for
+                raise ValueError("it is not a regular file")
+            notes[path] = _parse_note(json.loads(path.read_text(encoding="utf-8")))
+        except OSError as error:
+            damaged[path] = str(error.strerror)
+        except (ValueError, RecursionError) as error:
+            damaged[path] = one_line(str(error))
+    return notes, damaged
+
+
+def _parse_note(content: object) -> _Note:
+    problems = list(wrong_places(content, _Note, "the note"))
+    if problems:
+        raise ValueError(told(problems))
+    assert isinstance(content, dict)
+    if content["seconds"] < 0:
+        raise ValueError(f"the note.seconds is {content['seconds']}, which is negative")
+    return _Note(**content)
 
 
 def _note_path(state_dir: Path, stage: Stage) -> Path:

@@ -1,4 +1,7 @@
-"""What a suite file may say; every mistake in it is told at once."""
+"""The keys of a suite file; everything that is wrong in a file is reported at once.
+
+The comment of a key is its documentation: docs/suite.md shows it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
-import yaml
-
+from kscl.config.merge import COMMAND_LINE, load_config
+from kscl.config.reader import raise_problems, read_mapping
+from kscl.config.renamed import SHAPES_KEYS, SUITE_KEYS, new_key
 from kscl.config.shipped import find_config
-from kscl.errors import ConfigError, KsclError
+from kscl.config.tree import one_line
+from kscl.errors import ConfigError
 
 Overrides = dict[str, Any]
 
@@ -20,155 +25,211 @@ Overrides = dict[str, Any]
 class Contender:
     """Where a backbone comes from: a pretraining config, a file, or random weights."""
 
+    # The key of the contender, and the LABEL of its rows unless its overrides set another.
     name: str
-    pretrain: str = ""  # a config file
-    file: str = ""  # somebody's weights
-    arch: str = ""  # of a file that does not say it, or of random weights
+    # The config file of a pretraining.
+    pretrain: str = ""
+    # A file of weights, of this project or another one, instead of a pretraining.
+    file: str = ""
+    # The timm model: of a file that does not name it, or else of random weights.
+    arch: str = ""
+    # Arguments for timm.create_model, with arch.
     kwargs: dict[str, Any] = field(default_factory=dict)
+    # Settings of the pretraining that differ from its config, by full key.
     overrides: Overrides = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()  # the suite's, unless it has its own
+    # Seeds of this contender, instead of those of the suite.
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """Return what the leaderboard calls the contender."""
+        return str(self.overrides.get("LABEL", self.name))
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """One way of measuring every contender."""
 
-    kind: str  # "linear", "knn" or "detection"
+    # The key of the evaluation: linear, knn or detection.
+    kind: str
+    # The config file of the evaluation.
     config: str
-    trials: int = 1  # fine-tuning trials a backbone; detection only
+    # Fine-tuning trials per backbone, each with its own seed; only for detection.
+    trials: int = 1
+    # Settings that differ from the config, by full key.
     overrides: Overrides = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Suite:
+    """A comparison: every contender is measured by every evaluation."""
+
+    # The title of the leaderboard.
     name: str
+    # The folder for everything that is made; suites may share it.
     output_dir: str
+    # The backbones to compare, by name; see below.
     contenders: tuple[Contender, ...]
+    # What to measure, by kind; see below.
     evaluations: tuple[Evaluation, ...]
+    # Seeds of every contender: each is pretrained and evaluated once per seed.
     seeds: tuple[int, ...] = (0,)
+    # Processes per stage, on GPUs or else on cores.
     num_gpus: int = 1
-    jobs: int = 1  # stages that run side by side
-    shapes: dict[str, Any] = field(default_factory=dict)  # arguments of make_shapes, if it is used
-    pretrain_overrides: Overrides = field(default_factory=dict)  # of every pretraining
-    basis_image: str = ""  # drawn into the page for pretrained contenders
-    board: str = "leaderboard"  # its folder; suites may share all the others
-    baseline: tuple[str, ...] = ()  # methods that the board shows every row's difference to
+    # Number of stages to run at the same time.
+    jobs: int = 1
+    # Options of tools/make_shapes.py, if the suite needs the drawn data set.
+    shapes: dict[str, Any] = field(default_factory=dict)
+    # Settings of every pretraining, by full key.
+    pretrain_overrides: Overrides = field(default_factory=dict)
+    # An image whose basis images are shown on the page for every pretrained contender.
+    basis_image: str = ""
+    # The folder of the leaderboard inside output_dir.
+    board: str = "leaderboard"
+    # Labels of the rows to which the leaderboard shows the difference of every other row.
+    baseline: tuple[str, ...] = ()
 
 
-SUITE_KEYS = {
-    "name": str,
-    "output_dir": str,
-    "seeds": list,
-    "num_gpus": int,
-    "jobs": int,
-    "shapes": dict,
-    "pretrain_overrides": dict,
-    "basis_image": str,
-    "board": str,
-    "baseline": list,
-    "contenders": dict,
-    "evaluations": dict,
-}
-CONTENDER_KEYS = {
-    "pretrain": str,
-    "file": str,
-    "arch": str,
-    "kwargs": dict,
-    "overrides": dict,
-    "seeds": list,
-}
-EVALUATION_KEYS = {"config": str, "trials": int, "overrides": dict}
+def _kinds(declaration: type, *without: str) -> dict[str, type]:
+    """Return the keys that a file may use and the type of each value."""
+    return {
+        name: list if get_origin(hint) is tuple else get_origin(hint) or hint
+        for name, hint in get_type_hints(declaration).items()
+        if name not in without
+    }
+
+
+KEYS_OF_SUITE = _kinds(Suite) | {"contenders": dict, "evaluations": dict}
+KEYS_OF_CONTENDER = _kinds(Contender, "name")
+KEYS_OF_EVALUATION = _kinds(Evaluation, "kind")
 EVALUATION_KINDS = ("linear", "knn", "detection")
+REQUIRED = ("name", "output_dir", "contenders", "evaluations")
+IN_WORDS = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
 
 
 def read_suite(name: str | Path) -> Suite:
-    """The suite in this file, or a shipped one; or an error with everything that is wrong in it."""
+    """Return the suite in this file, or a shipped one; raise one error with all that is wrong."""
     path = find_config(name)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise KsclError(f"{path} cannot be read as a suite: {error}") from error
-    problems = list(_problems(values))
-    if problems:
-        lines = "\n".join(f"  {i}. {text}" for i, text in enumerate(problems, 1))
-        raise KsclError(f"{path} is not a suite that can run:\n{lines}")
+    values = read_mapping(path)
+    raise_problems(list(_problems(values)), f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
     contenders = (
-        Contender(label, **(about | {"seeds": tuple(about.get("seeds", seeds))}))
-        for label, about in values["contenders"].items()
+        Contender(key, **(about | {"seeds": tuple(about.get("seeds", seeds))}))
+        for key, about in values["contenders"].items()
     )
-    plain = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "seeds")}
+    others = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "seeds")}
     return Suite(
         contenders=tuple(contenders),
         evaluations=tuple(Evaluation(k, **v) for k, v in values["evaluations"].items()),
         seeds=seeds,
-        **plain,
+        **others,
     )
 
 
-def _problems(values: object) -> Iterator[str]:
-    if not isinstance(values, dict):
-        yield "a suite is a mapping with name, output_dir, contenders and evaluations"
-        return
-    yield from _keys("the suite", values, SUITE_KEYS)
-    for key in ("name", "output_dir", "contenders", "evaluations"):
+def override_words(overrides: Overrides) -> list[str]:
+    """Return overrides as the words KEY VALUE of a command line."""
+    return [
+        word
+        for key, value in overrides.items()
+        for word in (str(key), value if isinstance(value, str) else one_line(value))
+    ]
+
+
+def _problems(values: Mapping[str, Any]) -> Iterator[str]:
+    yield from _keys("the suite", values, KEYS_OF_SUITE, SUITE_KEYS)
+    for key in REQUIRED:
         if not values.get(key):
-            yield f"{key} is missing or empty"
+            yield f"{key} is missing or empty."
     yield from _seeds("the suite", values)
-    for label, about in _mapping(values, "contenders").items():
-        yield from _contender(f"contender {label}", about)
+    for old, new in SHAPES_KEYS.items():
+        if old in _mapping(values, "shapes"):
+            yield f"shapes: {old} has been renamed: write {new}."
+    shared = _mapping(values, "pretrain_overrides")
+    if "LABEL" in shared:
+        yield "pretrain_overrides: LABEL is for one contender: write it into its overrides."
+    for key, about in _mapping(values, "contenders").items():
+        yield from _contender(f"contender {key}", about, shared)
     for kind, about in _mapping(values, "evaluations").items():
-        if kind not in EVALUATION_KINDS:
-            yield f"there is no evaluation '{kind}'; choose from {', '.join(EVALUATION_KINDS)}"
-            continue
-        if not isinstance(about, dict):
-            yield f"evaluation {kind}: a mapping with a config"
-            continue
-        yield from _keys(f"evaluation {kind}", about, EVALUATION_KEYS)
-        yield from _config(f"evaluation {kind}", about, "config")
-        if isinstance(about.get("trials", 1), int) and about.get("trials", 1) < 1:
-            yield f"evaluation {kind}: trials is {about['trials']}, at least 1"
+        yield from _evaluation(kind, about)
 
 
-def _contender(where: str, about: object) -> Iterator[str]:
+def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
     if not isinstance(about, dict):
-        yield f"{where}: a mapping with pretrain, file or arch"
+        yield f"{where} must be a mapping with pretrain, file or arch."
         return
-    yield from _keys(where, about, CONTENDER_KEYS)
+    yield from _keys(where, about, KEYS_OF_CONTENDER)
     yield from _seeds(where, about)
+    overrides = _mapping(about, "overrides")
     if "pretrain" in about:
-        yield from _config(where, about, "pretrain")
         if "file" in about or "arch" in about or "kwargs" in about:
-            yield f"{where}: a pretraining config says what the network is; leave file and arch out"
-    elif "file" in about:
+            yield f"{where}: The pretraining names the network: remove file, arch and kwargs."
+        yield from _pretraining(where, about, {**shared, **overrides})
+        return
+    without_effect = [key for key in overrides if key != "LABEL"]
+    if without_effect:
+        yield f"{where}: {without_effect[0]} overrides a pretraining, and there is none: remove it."
+    if "file" in about:
         if isinstance(about["file"], str) and not Path(about["file"]).is_file():
-            yield f"{where}: file {about['file']}: no such file"
+            yield f"{where}: file {about['file']}: no such file."
     elif "arch" not in about:
-        yield f"{where}: where is the backbone from? pretrain, file, or arch (random weights)"
+        yield f"{where} has no backbone: set pretrain, file, or arch (random weights)."
 
 
-def _keys(where: str, about: Mapping[str, Any], known: Mapping[str, type]) -> Iterator[str]:
-    for key, value in about.items():
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key), list(known), n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(known)}"
-            yield f"{where}: there is no key '{key}'; {hint}"
-        elif not isinstance(value, known[key]) or isinstance(value, bool):
-            yield f"{where}: {key} takes a {known[key].__name__}, not {value!r}"
-
-
-def _config(where: str, about: Mapping[str, Any], key: str) -> Iterator[str]:
+def _pretraining(where: str, about: Mapping[str, Any], overrides: Overrides) -> Iterator[str]:
+    """Yield what is wrong with the config of a pretraining and its overrides."""
     try:
-        find_config(about.get(key, ""))
+        load_config(about["pretrain"], override_words(overrides))
     except ConfigError as error:
-        yield f"{where}: {key}: {error}"
+        yield f"{where}: {error}".replace(COMMAND_LINE, "overrides").replace("\n", "\n    ")
+    except TypeError:
+        yield f"{where}: pretrain must be the path of a config file."
+
+
+def _evaluation(kind: str, about: object) -> Iterator[str]:
+    where = f"evaluation {kind}"
+    if kind not in EVALUATION_KINDS:
+        yield f"There is no evaluation '{kind}'; choose from {', '.join(EVALUATION_KINDS)}."
+        return
+    if not isinstance(about, dict):
+        yield f"{where} must be a mapping with a config."
+        return
+    yield from _keys(where, about, KEYS_OF_EVALUATION)
+    try:
+        find_config(str(about.get("config", "")))
+    except ConfigError as error:
+        yield f"{where}: config: {error}"
+    trials = about.get("trials", 1)
+    if isinstance(trials, int) and trials < 1:
+        yield f"{where}: trials is {trials}; it must be at least 1."
+    if kind != "detection" and trials != 1:
+        yield f"{where}: trials is only for detection: remove it, or use more seeds."
+    for key in _mapping(about, "overrides"):  # their values are checked by the stage itself
+        if new := new_key(str(key)):
+            yield f"{where}: {key} has been renamed: write {new}."
+
+
+def _keys(
+    where: str,
+    about: Mapping[str, Any],
+    known: Mapping[str, type],
+    renamed: Mapping[str, str] | None = None,
+) -> Iterator[str]:
+    for key, value in about.items():
+        if key in (renamed or {}):
+            yield f"{where}: {key} has been renamed: write {(renamed or {})[key]}."
+        elif key not in known:
+            nearest = difflib.get_close_matches(str(key), list(known), n=1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(known)}."
+            yield f"{where}: {key} is not a key; {hint}"
+        elif not isinstance(value, known[key]) or isinstance(value, bool):
+            yield f"{where}: {key} takes {IN_WORDS[known[key]]}, not {value!r}."
 
 
 def _seeds(where: str, about: Mapping[str, Any]) -> Iterator[str]:
     seeds = about.get("seeds", [0])
     good = isinstance(seeds, list) and seeds and all(type(s) is int and s >= 0 for s in seeds)
     if not good or len(set(seeds)) != len(seeds):
-        yield f"{where}: seeds is {seeds!r}, not a list of different whole numbers"
+        yield f"{where}: seeds is {seeds!r}; it must be a list of different whole numbers."
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:

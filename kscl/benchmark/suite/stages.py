@@ -1,4 +1,4 @@
-"""From a suite to its stages: plain commands, each keyed by the hash of what goes into it."""
+"""Plan the stages of a suite: plain commands, each keyed by the hash of what goes into it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite
-from kscl.config.shipped import find_config
+from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
+from kscl.config.reader import file_values
+from kscl.config.tree import one_line
 from kscl.records.fingerprint import fingerprint
 from kscl.runtime.files import sha256_of
 
@@ -34,11 +32,12 @@ class Stage:
 
     @property
     def command(self) -> tuple[str, ...]:
+        """Return the program and its arguments."""
         return (self.program, *self.arguments)
 
 
 def plan(suite: Suite) -> list[Stage]:
-    """Every stage in an order in which each comes after those it needs."""
+    """Return every stage, each after those it needs."""
     data = [_shapes(suite)] if suite.shapes else []
     stages = list(data)
     shown: list[Stage] = []  # whose folders the leaderboard reads
@@ -54,20 +53,20 @@ def plan(suite: Suite) -> list[Stage]:
 def _contender_stages(
     suite: Suite, contender: Contender, seed: int, data: list[Stage]
 ) -> Iterator[Stage]:
-    place = f"{contender.name}/seed{seed}"
+    run = f"{contender.name}/seed{seed}"
     pretrain = None
     if contender.pretrain:
-        pretrain = _pretrain(suite, contender, seed, place, data)
+        pretrain = _pretrain(suite, contender, seed, run, data)
         yield pretrain
         if suite.basis_image:
-            yield _basis(suite, place, pretrain)
+            yield _basis(suite, run, pretrain)
     for evaluation in suite.evaluations:
         if evaluation.kind == "detection":
-            convert = _convert(suite, contender, seed, place, evaluation, pretrain)
+            convert = _convert(suite, contender, seed, run, evaluation, pretrain)
             yield convert
-            yield _detect(suite, seed, place, evaluation, [*data, convert], convert)
+            yield _detect(suite, seed, run, evaluation, [*data, convert], convert)
         else:
-            yield _probe(suite, contender, seed, place, evaluation, data, pretrain)
+            yield _probe(suite, contender, seed, run, evaluation, data, pretrain)
 
 
 def _shapes(suite: Suite) -> Stage:
@@ -78,22 +77,21 @@ def _shapes(suite: Suite) -> Stage:
     return _stage("shapes", "shapes", "kscl-make-shapes", arguments, [], folder, [])
 
 
-def _pretrain(
-    suite: Suite, contender: Contender, seed: int, place: str, data: list[Stage]
-) -> Stage:
-    overrides = {**suite.pretrain_overrides, **contender.overrides, "SEED": seed}
+def _pretrain(suite: Suite, contender: Contender, seed: int, run: str, data: list[Stage]) -> Stage:
+    overrides = {**suite.pretrain_overrides, **contender.overrides}
+    overrides |= {"LABEL": contender.label, "SEED": seed}
     arguments = ["--config-file", contender.pretrain, "--auto-resume", *_gpus(suite)]
     return _in_folder(
-        suite, f"{place}/pretrain", "pretrain", "kscl-pretrain", arguments, overrides, data,
+        suite, f"{run}/pretrain", "pretrain", "kscl-pretrain", arguments, overrides, data,
         [contender.pretrain],
     )  # fmt: skip
 
 
-def _basis(suite: Suite, place: str, pretrain: Stage) -> Stage:
+def _basis(suite: Suite, run: str, pretrain: Stage) -> Stage:
     output = f"{pretrain.folder}/basis.png"
     arguments = ["--checkpoint", pretrain.folder, "--image", suite.basis_image]
     arguments += ["--output", output]
-    name = f"{place}/basis"
+    name = f"{run}/basis"
     return _stage(name, "basis", "kscl-visualize-basis", arguments, [pretrain], output, [])
 
 
@@ -101,17 +99,17 @@ def _probe(
     suite: Suite,
     contender: Contender,
     seed: int,
-    place: str,
+    run: str,
     evaluation: Evaluation,
     data: list[Stage],
     pretrain: Stage | None,
 ) -> Stage:
-    overrides = {**evaluation.overrides, "LABEL": contender.name, "SEED": seed}
+    overrides = {"LABEL": contender.label, **evaluation.overrides, "SEED": seed}
     overrides |= _backbone_overrides(contender, pretrain)
     arguments = ["--config-file", evaluation.config, "--auto-resume", *_gpus(suite)]
     needs = data + ([pretrain] if pretrain else [])
     files = [evaluation.config, *([contender.file] if contender.file else [])]
-    name = f"{place}/{evaluation.kind}"
+    name = f"{run}/{evaluation.kind}"
     return _in_folder(
         suite, name, evaluation.kind, "kscl-linear-eval", arguments, overrides, needs, files
     )
@@ -131,7 +129,7 @@ def _convert(
     suite: Suite,
     contender: Contender,
     seed: int,
-    place: str,
+    run: str,
     evaluation: Evaluation,
     pretrain: Stage | None,
 ) -> Stage:
@@ -140,13 +138,13 @@ def _convert(
     else:
         source = [contender.file or "random"]
         if contender.arch:
-            source += ["--arch", contender.arch, "--arch-kwargs", _as_yaml(contender.kwargs)]
+            source += ["--arch", contender.arch, "--arch-kwargs", one_line(contender.kwargs)]
         if not contender.file:
             source += ["--seed", str(seed)]
     arguments = [*source, "--protocol", evaluation.config]
     files = [evaluation.config, *([contender.file] if contender.file else [])]
     needs = [pretrain] if pretrain else []
-    name = f"{place}/convert"
+    name = f"{run}/convert"
     key = _key("kscl-convert", arguments, needs, files)
     folder = f"{suite.output_dir}/{name}-{key[:KEY_LENGTH]}"
     arguments = [*arguments, "--output-dir", folder]
@@ -156,7 +154,7 @@ def _convert(
 def _detect(
     suite: Suite,
     seed: int,
-    place: str,
+    run: str,
     evaluation: Evaluation,
     needs: list[Stage],
     convert: Stage,
@@ -164,7 +162,7 @@ def _detect(
     overrides = {**evaluation.overrides, "SEED": seed * evaluation.trials}
     arguments = ["--config-file", f"{convert.folder}/config.yaml", "--auto-resume", *_gpus(suite)]
     arguments += ["--num-trials", str(evaluation.trials)]
-    name = f"{place}/detection"
+    name = f"{run}/detection"
     return _in_folder(suite, name, "detection", "kscl-train-net", arguments, overrides, needs, [])
 
 
@@ -188,8 +186,8 @@ def _in_folder(
     needs: list[Stage],
     files: list[str],
 ) -> Stage:
-    """A stage whose OUTPUT_DIR carries its key, so that a changed one never meets an old one."""
-    words = [*arguments, *_words(overrides)]
+    """Return a stage whose OUTPUT_DIR holds its key: a changed stage gets another folder."""
+    words = [*arguments, *override_words(overrides)]
     hashed = [*files, *(str(overrides[key]) for key in PATH_KEYS if overrides.get(key))]
     key = _key(program, words, needs, hashed)
     folder = f"{suite.output_dir}/{name}-{key[:KEY_LENGTH]}"
@@ -211,10 +209,10 @@ def _stage(
 
 
 def _key(program: str, arguments: list[str], needs: list[Stage], files: list[str]) -> str:
-    """Of the command, the stages before it, and the contents of the files and data it reads.
+    """Return the hash of a command, the stages before it, and the files and data it reads.
 
-    Data that a stage before it makes is known by that stage's key. The code is no part of it: a
-    result of older code is kept, and the leaderboard marks it as stale.
+    Data that an earlier stage makes is known by the key of that stage. The code is not part of it:
+    a result of older code is kept, and the leaderboard marks it as stale.
     """
     content = {
         "program": program,
@@ -226,37 +224,18 @@ def _key(program: str, arguments: list[str], needs: list[Stage], files: list[str
 
 
 def _content(name: str, needs: list[Stage]) -> str:
+    """Return a hash of what a file or folder holds; of a config, of the values that it sets."""
     path = Path(name)
     made_here = any(path.is_relative_to(stage.folder) for stage in needs)
     if made_here:
         return name
     if path.suffix in (".yaml", ".yml"):
-        return _config_content(find_config(name))
+        values = json.dumps(file_values(name), sort_keys=True, default=str)
+        return hashlib.sha256(values.encode()).hexdigest()
     if path.is_dir():
         return fingerprint(path).hash
     return sha256_of(path) if path.is_file() else name
 
 
-def _config_content(path: Path) -> str:
-    """Of a config file and of all that it inherits from."""
-    digest = hashlib.sha256(path.read_bytes())
-    values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    bases = values.get("_BASE_", []) if isinstance(values, dict) else []
-    for base in [bases] if isinstance(bases, str) else bases:
-        digest.update(_config_content(path.parent / Path(str(base)).expanduser()).encode())
-    return digest.hexdigest()
-
-
 def _gpus(suite: Suite) -> list[str]:
     return ["--num-gpus", str(suite.num_gpus)]
-
-
-def _words(overrides: Overrides) -> list[str]:
-    return [word for key, value in overrides.items() for word in (key, _as_yaml(value))]
-
-
-def _as_yaml(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9).strip()
-    return text.removesuffix("...").strip()

@@ -14,13 +14,15 @@ from pathlib import Path
 from kscl.errors import KsclError
 
 SHOWN_PER_KIND = 20  # on screen; `Problem`s are all kept
+SHOWN_CHARACTERS = 500  # of each part of a problem: a file may have anything in place of a name
+MAX_SIDE = 2**31  # pixels; a larger number is not a size
 
 Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to mend: where it is, what it is and how. A note is told but stops nothing."""
+    """One thing to fix: where it is, what it is and how. A note is told but stops nothing."""
 
     kind: str
     where: str
@@ -29,7 +31,14 @@ class Problem:
     fatal: bool = True
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}. {self.fix}."
+        return f"{_one_line(self.where)}: {_one_line(self.what)}. {_one_line(self.fix)}."
+
+
+def _one_line(text: str) -> str:
+    """Escape what breaks a line or a terminal, such as undecodable bytes, and shorten the text."""
+    if len(text) > SHOWN_CHARACTERS:
+        text = f"{text[:SHOWN_CHARACTERS]}…"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,8 @@ class AnnotatedObject:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedImage:
+    """One image and the objects in it."""
+
     id: str
     path: Path | None
     width: int
@@ -64,16 +75,17 @@ class AnnotatedSet:
     problems: list[Problem] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Objects of each class of the list that are to be found (difficult ones are not)."""
+        """Count the objects of each class that are to be found (difficult ones are not)."""
         found = Counter(o.name for image in self.images for o in image.objects if not o.difficult)
         return {name: found[name] for name in self.class_names}
 
     @property
     def usable(self) -> bool:
+        """Whether no problem is fatal."""
         return not any(problem.fatal for problem in self.problems)
 
     def checked(self) -> AnnotatedSet:
-        """This set, or one error with every problem that makes it unusable."""
+        """Return this set, or raise one KsclError with every problem that makes it unusable."""
         if not self.usable:
             fatal = [problem for problem in self.problems if problem.fatal]
             raise KsclError(f"{self.name} cannot be used:\n{list_problems(fatal)}")
@@ -81,7 +93,7 @@ class AnnotatedSet:
 
 
 def list_problems(problems: Iterable[Problem]) -> str:
-    """One line a problem, grouped by kind; of a kind that fills the screen the rest is counted."""
+    """Write one line per problem, grouped by kind; of a frequent kind the rest is counted."""
     by_kind: dict[str, list[Problem]] = {}
     for problem in problems:
         by_kind.setdefault(problem.kind, []).append(problem)
@@ -94,22 +106,24 @@ def list_problems(problems: Iterable[Problem]) -> str:
 
 
 def check_class_names(names: Sequence[str], where: str) -> tuple[str, ...]:
-    """The list as a tuple, or an error: an index into it must mean one class."""
+    """Return the list as a tuple; raise KsclError unless an index into it means one class."""
+    if not names or not all(isinstance(name, str) and name.strip() for name in names):
+        raise KsclError(
+            f"{where}: the class list {list(names)} is empty or has an entry that is not a name."
+        )
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise KsclError(f"{where}: {', '.join(repeated)} is in the class list twice. List it once.")
-    if not names or not all(isinstance(name, str) and name.strip() for name in names):
-        raise KsclError(f"{where}: the class list {list(names)} is empty or has an empty name.")
     return tuple(names)
 
 
 def is_ordered(box: Box) -> bool:
-    """Whether it can stand in a table of boxes; one without area can, one turned over cannot."""
+    """Return whether a table of boxes can hold it; one without area can, one turned over cannot."""
     return box[0] <= box[2] and box[1] <= box[3]
 
 
 def check_box(box: Box, width: int, height: int, where: str, what: str) -> list[Problem]:
-    """What is wrong with a box in an image of this size (0 x 0: not known, so not compared).
+    """Return what is wrong with a box in an image of this size (0 x 0: not known).
 
     `what` tells the object and its box as the file has them, for the message.
     """

@@ -1,19 +1,24 @@
-"""A COCO instances file: images, categories and boxes, with every problem told at once.
+"""Read a COCO instances file: images, categories and boxes, with every problem told at once.
 
-Classes are the categories in the order of their ids, as Detectron2 numbers them; a crowd is kept
-as difficult, so neither finding nor missing it counts.
+What Detectron2 and pycocotools would trip over or silently misread is a problem too: repeated
+annotation ids, an area that is not a number, "no" for a crowd flag. Classes are the categories in
+the order of their ids, as Detectron2 numbers them; a crowd is kept as difficult, so neither finding
+nor missing it counts.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from kscl.data.annotated.annotations import (
+    MAX_SIDE,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
@@ -23,9 +28,11 @@ from kscl.data.annotated.annotations import (
     check_class_names,
     is_ordered,
 )
+from kscl.data.annotated.voc_files import leads_out
+from kscl.data.source import open_regular
 from kscl.errors import KsclError
 
-MEND_JSON = "Write the file anew with the tool it came from"
+WRITE_ANEW = "Write the file anew with the tool it came from"
 
 
 def read_coco(
@@ -35,17 +42,17 @@ def read_coco(
     *,
     name: str | None = None,
 ) -> AnnotatedSet:
-    """Read a whole file; without an image folder only annotations are looked at."""
+    """Read a whole file; without an image folder only its annotations."""
     label = name or f"coco:{json_file}"
     where = str(json_file)
     try:
         content = load_json(json_file)
         categories = category_names(content, where)
     except KsclError as error:
-        problem = Problem("unreadable annotation", where, str(error), MEND_JSON)
+        problem = Problem("unreadable annotation", where, str(error), WRITE_ANEW)
         return AnnotatedSet(label, tuple(class_names or ()), problems=[problem])
     found = AnnotatedSet(label, check_class_names(class_names or list(categories.values()), label))
-    if image_root is not None and not Path(image_root).is_dir():
+    if image_root is not None and not os.path.isdir(image_root):
         problem = Problem("layout", str(image_root), "there is no such folder", "Check the path")
         found.problems.append(problem)
         return found
@@ -55,6 +62,7 @@ def read_coco(
         thing = _read_object(entry, images, categories, found, where)
         if thing is not None:
             objects[entry["image_id"]].append(thing)
+    found.problems += _id_problems(content["annotations"], where)
     for image_id, image in images.items():
         path = _path(image, image_root, found.problems) if image_root is not None else None
         if path is not None or image_root is None:
@@ -66,31 +74,32 @@ def read_coco(
 
 
 def load_json(json_file: str | Path) -> dict[str, Any]:
-    """The file's content, or an error unless it has the three lists of an instances file."""
+    """Return the file's content; raise KsclError unless it has the three lists of COCO."""
     try:
-        with open(json_file, encoding="utf-8") as file:
-            content = json.load(file)
+        with open_regular(json_file) as file:
+            content = json.loads(file.read().decode("utf-8-sig"))
     except OSError as error:
-        raise KsclError(f"cannot be read: {error.strerror}") from error
+        raise KsclError(f"cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise KsclError(f"is not JSON: {error}") from error
     for part in ("images", "categories", "annotations"):
         entries = content.get(part) if isinstance(content, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise KsclError(f"has no list '{part}', so it is no COCO instances file")
+            raise KsclError(f"has no list '{part}', so it is not a COCO instances file")
     return content
 
 
 def read_category_names(json_file: str | Path) -> dict[Any, str]:
-    """Class names by category id; a file of hundreds of megabytes is read once for them."""
+    """Return class names by category id; a file of hundreds of megabytes is read once for them."""
     path = Path(json_file)
     try:
         stat = path.stat()
         return dict(_remembered_names(path, stat.st_mtime_ns, stat.st_size))
-    except OSError as error:
-        raise KsclError(f"{path} cannot be read: {error.strerror}. Check the path.") from error
     except KsclError as error:
-        raise KsclError(f"{path} {error}. {MEND_JSON}.") from error
+        raise KsclError(f"{path} {error}. {WRITE_ANEW}.") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", "") or error
+        raise KsclError(f"{path} cannot be read: {reason}. Check the path.") from error
 
 
 @lru_cache(maxsize=64)
@@ -99,32 +108,38 @@ def _remembered_names(path: Path, _changed: int, _size: int) -> tuple[tuple[Any,
 
 
 def category_names(content: dict[str, Any], where: str) -> dict[Any, str]:
-    """Class names by category id, in the order of the ids."""
-    try:
-        names = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
-        ordered = dict(sorted(names.items()))
-    except (KeyError, TypeError) as error:
-        raise KsclError(f"a category lacks an id or a name ({error})") from error
-    if len(ordered) != len(content["categories"]):
-        raise KsclError("two categories have the same id")
-    check_class_names(list(ordered.values()), where)
-    return ordered
+    """Return class names by category id, in the order of the ids."""
+    categories = content["categories"]
+    for entry in categories:
+        if not _is_id(entry.get("id")) or not isinstance(entry.get("name"), str):
+            raise KsclError(f"is not usable: a category lacks an id or a name ({str(entry)[:200]})")
+    names = {entry["id"]: entry["name"] for entry in categories}
+    if len(names) != len(categories):
+        raise KsclError("has two categories with the same id")
+    if len({type(key) for key in names}) > 1:
+        raise KsclError("has numbers and texts as category ids")
+    check_class_names(list(names.values()), where)
+    return dict(sorted(names.items()))
 
 
 def _images_by_id(
     content: dict[str, Any], where: str, problems: list[Problem]
 ) -> dict[Any, dict[str, Any]]:
-    """Images in the order of their ids, as Detectron2 and pycocotools take them."""
+    """Return images in the order of their ids, as Detectron2 and pycocotools take them."""
     images: dict[Any, dict[str, Any]] = {}
     for entry in content["images"]:
         image_id, size = entry.get("id"), (entry.get("width"), entry.get("height"))
-        if not isinstance(image_id, int | str) or not isinstance(entry.get("file_name"), str):
+        if not _is_id(image_id) or not isinstance(entry.get("file_name"), str):
             what = f"the image {entry.get('file_name', image_id)!r} lacks an id or a file_name"
-            problems.append(Problem("bad image entry", where, what, MEND_JSON))
-        elif not all(isinstance(side, int | float) and 0 < side < math.inf for side in size):
+            problems.append(Problem("bad image entry", where, what, WRITE_ANEW))
+        elif not all(_is_side(side) for side in size):
             what = f"the image {entry['file_name']!r} has the size {size}"
             fix = "Write its width and height in pixels"
             problems.append(Problem("size", where, what, fix))
+        elif leads_out(entry["file_name"]):
+            what = f"the image {entry['file_name']!r} is not below the image folder"
+            fix = "Write its path relative to the image folder"
+            problems.append(Problem("bad image entry", where, what, fix))
         elif image_id in images:
             what = f"two images have the id {image_id!r}: {entry['file_name']!r} is the second"
             problems.append(Problem("duplicate id", where, what, "Give every image its own id"))
@@ -164,36 +179,89 @@ def _read_object(
         fix = f"Add it to the class list ({', '.join(found.class_names[:20])}), or correct it"
         found.problems.append(Problem("unknown class", where, text, fix))
         return None
+    kind = "bad box"
     try:
         box = _box(entry.get("bbox"))
-        area = float(entry["area"]) if entry.get("area") is not None else None
-    except (TypeError, ValueError):
-        text = f"{what} has the bbox {entry.get('bbox')!r} and the area {entry.get('area')!r}"
-        fix = "A bbox is [x, y, width, height], an area a number"
-        found.problems.append(Problem("bad box", where, text, fix))
+        kind = "bad annotation"
+        area = entry.get("area")
+        if area is not None and not _is_number(area, least=0):
+            raise ValueError(f"its area is {area!r}, not a number of pixels")
+        crowd = entry.get("iscrowd", 0)
+        if not isinstance(crowd, int | float) or crowd not in (0, 1):
+            raise ValueError(f"its iscrowd is {crowd!r}, not 0 or 1")
+        _check_segmentation(entry.get("segmentation"))
+    except ValueError as error:
+        fix = "Correct the annotation, or delete it"
+        found.problems.append(Problem(kind, where, f"{what}: {error}", fix))
         return None
-    crowd = bool(entry.get("iscrowd", 0))
     what += f" ('{name}', bbox {entry['bbox']})"
     found.problems += check_box(box, int(image["width"]), int(image["height"]), where, what)
     if not is_ordered(box):
         return None
-    return AnnotatedObject(str(name), box, difficult=crowd, area=area)
+    return AnnotatedObject(
+        str(name), box, difficult=bool(crowd), area=None if area is None else float(area)
+    )
 
 
-def _id(value: Any) -> int | float | str | None:
-    return value if isinstance(value, int | float | str) else None  # a list could not be looked up
+def _id_problems(entries: list[dict[str, Any]], where: str) -> list[Problem]:
+    """Return what is wrong with annotation ids, by which pycocotools looks annotations up."""
+    fix = "Number the annotations anew"
+    ids = [entry.get("id") for entry in entries]
+    bad = sum(not _is_id(value) for value in ids)
+    problems = []
+    if bad:
+        what = f"{bad} of {len(ids)} annotations have no id"
+        problems.append(Problem("annotation id", where, what, fix))
+    repeated = {k: n for k, n in Counter(value for value in ids if _is_id(value)).items() if n > 1}
+    for value, count in repeated.items():
+        what = f"{count} annotations have the id {value!r}"
+        problems.append(Problem("annotation id", where, what, fix))
+    return problems
+
+
+def _id(value: Any) -> int | str | None:
+    return value if _is_id(value) else None  # a list could not be looked up
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _is_number(value: Any, least: float = -math.inf) -> bool:
+    """Return whether a value is a finite number; NaN, texts and integers too large are not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return least <= value and abs(value) < 1e18
+
+
+def _is_side(value: Any) -> bool:
+    return _is_number(value, least=1) and value < MAX_SIDE and value == int(value)
 
 
 def _box(values: Any) -> Box:
+    if not (isinstance(values, list) and len(values) == 4 and all(map(_is_number, values))):
+        raise ValueError(f"its bbox is {values!r}, not [x, y, width, height]")
     x, y, width, height = (float(value) for value in values)
-    if not all(math.isfinite(value) for value in (x, y, width, height)):
-        raise ValueError("not finite")
     return x, y, x + width, y + height
+
+
+def _check_segmentation(value: Any) -> None:
+    """Raise ValueError if Detectron2 could not read a mask: polygons, or run lengths."""
+    if isinstance(value, list):
+        good = all(isinstance(part, list) and all(map(_is_number, part)) for part in value)
+    elif isinstance(value, dict):
+        size = value.get("size")
+        good = isinstance(size, list) and len(size) == 2 and all(map(_is_side, size))
+        good = good and isinstance(value.get("counts"), list | str)
+    else:
+        good = value is None
+    if not good:
+        raise ValueError("its segmentation is neither a list of polygons nor run lengths")
 
 
 def _path(image: dict[str, Any], image_root: str | Path, problems: list[Problem]) -> Path | None:
     path = Path(image_root, image["file_name"])
-    if path.is_file():
+    if os.path.isfile(path):
         return path
     fix = "Add the image, or correct its file_name or the image folder"
     problems.append(Problem("missing image", str(path), "there is no such file", fix))

@@ -14,13 +14,8 @@ from pathlib import Path
 
 from kscl.data.annotated.annotations import AnnotatedSet
 from kscl.data.annotated.coco import read_category_names, read_coco
-from kscl.data.annotated.voc import (
-    CLASSES_FILE,
-    VOC_CLASSES,
-    check_layout,
-    found_class_names,
-    read_voc,
-)
+from kscl.data.annotated.voc import CLASSES_FILE, VOC_CLASSES, found_class_names, read_voc
+from kscl.data.annotated.voc_files import check_layout
 from kscl.errors import KsclError
 
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
@@ -55,18 +50,19 @@ class Source:
 
     @property
     def is_voc(self) -> bool:
+        """Whether it has the layout of Pascal VOC."""
         return self.json_file is None
 
 
 def parse_source(name: str) -> Source:
-    """What a name in DATASETS.TRAIN or DATASETS.TEST stands for."""
+    """Return what a name in DATASETS.TRAIN or DATASETS.TEST stands for."""
     layout, _, rest = name.partition(":")
-    place, _, last = rest.rpartition(":")
-    if layout == "voc" and place and last:
-        return Source(name, Path(place).expanduser(), split=last)
-    if layout == "coco" and place and last:
-        return Source(name, Path(last).expanduser(), json_file=Path(place).expanduser())
-    root = Path(os.getenv(DATASETS_VARIABLE, "datasets")).expanduser()
+    first, _, last = rest.rpartition(":")
+    if layout == "voc" and first and last:
+        return Source(name, _path(first), split=last)
+    if layout == "coco" and first and last:
+        return Source(name, _path(last), json_file=_path(first))
+    root = _path(os.getenv(DATASETS_VARIABLE, "datasets"))
     if name in VOC_NAMES:
         folder, split = VOC_NAMES[name]
         return Source(name, root / folder, split=split, official=True)
@@ -76,13 +72,17 @@ def parse_source(name: str) -> Source:
         return Source(name, root / "coco" / images, json_file=json_file, official=True)
     near = difflib.get_close_matches(name, [*VOC_NAMES, *COCO_NAMES], 1)
     hint = f" Did you mean {near[0]}?" if near else ""
-    raise KsclError(f"'{name}' is no data set.{hint} Write {FORMS}.")
+    raise KsclError(f"'{name}' is not a data set.{hint} Write {FORMS}.")
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.expanduser(text))  # Path's own raises for a user who is not known
 
 
 def read_source(
     source: Source, class_names: Sequence[str] | None = None, with_images: bool = True
 ) -> AnnotatedSet:
-    """Read it whole; what is wrong with a public benchmark's boxes is noted, not refused."""
+    """Read a set; what is wrong with a public benchmark's boxes is noted, not refused."""
     classes = class_names or default_class_names(source)
     if source.json_file is None:
         found = read_voc(
@@ -101,12 +101,12 @@ def read_source(
 
 
 def default_class_names(source: Source) -> tuple[str, ...] | None:
-    """The list that holds where none is given: VOC's own 20, or None for what the files have."""
+    """Return the list to use if none is given: VOC's own 20, or None for what the files have."""
     return VOC_CLASSES if source.official and source.is_voc else None
 
 
 def shared_class_names(sources: Sequence[Source]) -> tuple[str, ...]:
-    """One class list for several training sets; an error where their own lists disagree."""
+    """Return one class list for several training sets; raise KsclError if theirs disagree."""
     lists = {source.name: _own_class_names(source) for source in sources}
     if len(set(lists.values())) == 1:
         return next(iter(lists.values()))
@@ -114,7 +114,7 @@ def shared_class_names(sources: Sequence[Source]) -> tuple[str, ...]:
         return tuple(sorted({name for names in lists.values() for name in names}))
     told = "\n".join(f"  {name}: {', '.join(names[:20])}" for name, names in lists.items())
     raise KsclError(
-        f"the training sets have different class lists:\n{told}\nGive the list to use by name."
+        f"The training sets have different class lists:\n{told}\nGive the list to use by name."
     )
 
 
@@ -131,5 +131,5 @@ def _own_class_names(source: Source) -> tuple[str, ...]:
 
 
 def _is_found_in_xml(source: Source) -> bool:
-    listed = (source.root / CLASSES_FILE).is_file()
+    listed = os.path.isfile(source.root / CLASSES_FILE)
     return source.is_voc and default_class_names(source) is None and not listed

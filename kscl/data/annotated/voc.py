@@ -2,7 +2,7 @@
 
 Any class list will do. Tags that many tools leave out are read as pose "Unspecified", truncated 0
 and difficult 0; a missing (or zero) <size> is taken from the image; coordinates may be fractions.
-The reader never stops at a problem: it notes it and goes on, so that all are told at once.
+The reader never stops at a problem: it notes it and continues, so that all are told at once.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
 from kscl.data.annotated.annotations import (
+    MAX_SIDE,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
@@ -24,11 +25,14 @@ from kscl.data.annotated.annotations import (
     check_class_names,
     is_ordered,
 )
-from kscl.data.annotated.image_size import IMAGE_SUFFIXES, image_size
+from kscl.data.annotated.image_size import image_size
+from kscl.data.annotated.voc_files import check_layout, image_files, read_split
 from kscl.data.annotated.xml import parse_xml
+from kscl.data.formats import IMAGE_EXTENSIONS, is_image
+from kscl.data.source import read_file
 from kscl.errors import KsclError
 
-CLASSES_FILE = "classes.txt"  # beside Annotations/: the class list, one name a line
+CLASSES_FILE = "classes.txt"  # beside Annotations/: the class list, one name per line
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
@@ -44,16 +48,16 @@ def read_voc(
     name: str | None = None,
     with_images: bool = True,
 ) -> AnnotatedSet:
-    """Read one split; without `with_images` only annotations are looked at (enough to score)."""
+    """Read one split; without `with_images` only its annotations (enough to score)."""
     root = Path(root)
     label = name or f"voc:{root}:{split}"
     problems = check_layout(root, split, with_images)
     if problems:
         return AnnotatedSet(label, tuple(class_names or ()), problems=problems)
     classes = check_class_names(class_names or found_class_names(root), label)
-    found = AnnotatedSet(label, classes)
-    ids = list(_split_ids(root, split, found.problems))
-    images = _image_index(root / "JPEGImages") if with_images else None
+    ids, problems = read_split(root, split)
+    found = AnnotatedSet(label, classes, problems=problems)
+    images = image_files(root / "JPEGImages") if with_images else None
     for image_id in ids:
         image = _read_image(root, image_id, classes, images, found.problems)
         if image is not None:
@@ -62,11 +66,11 @@ def read_voc(
 
 
 def found_class_names(root: Path) -> tuple[str, ...]:
-    """The names in classes.txt, or else every name in Annotations/ in alphabetical order."""
+    """Return the names in classes.txt, or else all names in Annotations/ in alphabetical order."""
     listed = root / CLASSES_FILE
-    if listed.is_file():
+    if os.path.isfile(listed):
         try:
-            lines = listed.read_text(encoding="utf-8-sig").splitlines()
+            lines = read_file(listed).decode("utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise KsclError(f"{listed} cannot be read: {error}. Save it as UTF-8.") from error
         return check_class_names([line.strip() for line in lines if line.strip()], str(listed))
@@ -86,78 +90,6 @@ def found_class_names(root: Path) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def check_layout(root: Path, split: str, with_images: bool = True) -> list[Problem]:
-    """The folders and the split file that must be there before anything else makes sense."""
-    if not root.is_dir():
-        return [Problem("layout", str(root), "there is no such folder", "Check the path")]
-    inner = sorted(path.parent for path in root.glob("*/ImageSets"))
-    wanted = ["Annotations", "ImageSets/Main", *(["JPEGImages"] if with_images else [])]
-    problems = []
-    for folder in wanted:
-        if not (root / folder).is_dir():
-            hint = f"Perhaps you mean {inner[0]}" if inner else "Arrange the set as Pascal VOC is"
-            problems.append(Problem("layout", str(root), f"it has no folder {folder}", hint))
-    lists = root / "ImageSets" / "Main"
-    if lists.is_dir() and not (lists / f"{split}.txt").is_file():
-        splits = sorted(path.stem for path in lists.glob("*.txt"))
-        near = difflib.get_close_matches(split, splits, 1)
-        fix = f"It has {', '.join(splits[:8]) or 'no split at all'}"
-        fix += f"; the nearest is '{near[0]}'" if near else ""
-        if split == "test" and "trainval" in splits:
-            fix += (
-                ". The official VOC2007 test is a separate archive: unpack it into the same folder"
-            )
-        where = str(lists / f"{split}.txt")
-        problems.append(Problem("layout", where, f"there is no split '{split}'", fix))
-    return problems
-
-
-def _split_ids(root: Path, split: str, problems: list[Problem]) -> Iterator[str]:
-    """The image ids of a split; of a per-class list those that hold the class (not marked -1)."""
-    path = root / "ImageSets" / "Main" / f"{split}.txt"
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        problems.append(Problem("split", str(path), f"cannot be read: {error}", "Save it as UTF-8"))
-        return
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    rows = [line.split() for line in lines]
-    per_class = bool(rows) and all(len(row) == 2 and row[1] in ("-1", "0", "1") for row in rows)
-    if per_class and not (root / "Annotations" / f"{lines[0]}.xml").exists():
-        ids = [row[0] for row in rows if row[1] != "-1"]
-        what = f"is a list for one class: {len(ids)} of its {len(rows)} images hold it and are used"
-        fix = "Name the split without the class to use all of them"
-        problems.append(Problem("per-class split", str(path), what, fix, fatal=False))
-    else:
-        ids = lines
-    if not ids:
-        fix = "Write one image id a line, or name another split"
-        problems.append(Problem("empty split", str(path), "the split lists no image", fix))
-    seen = set()
-    for image_id in ids:
-        if image_id in seen:
-            what = f"'{image_id}' is listed twice"
-            problems.append(Problem("duplicate id", str(path), what, "Delete one of the lines"))
-        elif ".." in Path(image_id).parts or Path(image_id).is_absolute():
-            what = f"'{image_id}' leads out of the data set"
-            problems.append(Problem("split", str(path), what, "Ids are file names without suffix"))
-        else:
-            seen.add(image_id)
-            yield image_id
-
-
-def _image_index(folder: Path) -> dict[str, list[Path]]:
-    """Image files by the id they stand for; one walk instead of a guess of suffixes an image."""
-    index: dict[str, list[Path]] = {}
-    for place, _, names in os.walk(folder):
-        for name in names:
-            path = Path(place, name)
-            if path.suffix.lower() in IMAGE_SUFFIXES:
-                image_id = path.relative_to(folder).with_suffix("").as_posix()
-                index.setdefault(image_id, []).append(path)
-    return index
-
-
 def _read_image(
     root: Path,
     image_id: str,
@@ -170,9 +102,9 @@ def _read_image(
     image_path = None
     if images is not None:
         image_path = _choose_image(root, image_id, images, problems)
-    if not path.exists():
+    if not os.path.exists(path):
         fix = "Add it (without <object> if the image shows none), or take the id off the split"
-        if Path(image_id).suffix.lower() in IMAGE_SUFFIXES:
+        if is_image(image_id):
             fix = "Ids in a split file have no suffix: take it off"
         problems.append(Problem("missing annotation", where, "there is no such file", fix))
         return None
@@ -210,7 +142,7 @@ def _choose_image(
         names = ", ".join(sorted(file.name for file in files))
         problems.append(Problem("ambiguous image", where, f"there are {names}", "Keep one of them"))
     else:
-        what = f"there is no image of this name ({', '.join(sorted(IMAGE_SUFFIXES))})"
+        what = f"there is no image of this name ({', '.join(IMAGE_EXTENSIONS)})"
         fix = "Add the image, or take the id off the split"
         problems.append(Problem("missing image", where, what, fix))
     return None
@@ -219,7 +151,7 @@ def _choose_image(
 def _size(
     tree: Element, image_path: Path | None, where: str, problems: list[Problem]
 ) -> tuple[int, int]:
-    """(width, height) as written, or of the image; (0, 0) where neither is to be had."""
+    """Return (width, height) as written, or of the image; (0, 0) if neither is known."""
     texts = _text(tree, "size/width"), _text(tree, "size/height")
     try:
         width, height = (int(float(text)) for text in texts if text) if any(texts) else (0, 0)
@@ -227,15 +159,15 @@ def _size(
         fix = "Correct it, or delete <size>: it is then read from the image"
         problems.append(Problem("size", where, f"<size> is {texts}, not two numbers", fix))
         return 0, 0
-    if width > 0 and height > 0:
+    if 0 < width < MAX_SIDE and 0 < height < MAX_SIDE:
         return width, height
     if image_path is None:
         return 0, 0
     try:
         return image_size(image_path)
-    except KsclError:  # the image itself is told by preflight; here it only hides the size
+    except KsclError as error:
         fix = "Replace the image, or take the id off the split"
-        what = "cannot be read, and its annotation has no <size>"
+        what = f"its annotation has no <size>, and it {error}"
         problems.append(Problem("unreadable image", str(image_path), what, fix))
         return 0, 0
 

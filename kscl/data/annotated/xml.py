@@ -6,26 +6,39 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 
+from kscl.data.source import read_file
 from kscl.errors import KsclError
 
 MAX_BYTES = 64 * 2**20  # the largest annotation files of public sets are a hundred times smaller
+MAX_DEPTH = 200  # elements within each other; annotations have five
 
 
 def parse_xml(path: Path) -> Element:
-    """The root element of a file, or a KsclError whose message says what is wrong with it."""
+    """Return the root element; the message of the KsclError for a bad file is the reason alone."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+        content = read_file(path, MAX_BYTES)
     except OSError as error:
-        raise KsclError(f"cannot be read: {error.strerror}") from error
-    if len(content) > MAX_BYTES:
-        raise KsclError(f"is larger than {MAX_BYTES // 2**20} MiB, which no annotation is")
+        raise KsclError(f"cannot be read: {error.strerror or error}") from error
     builder = TreeBuilder()
+    depth = 0
+
+    def start(tag: str, attributes: dict[str, str]) -> None:
+        nonlocal depth
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise KsclError(f"has elements nested more than {MAX_DEPTH} deep")
+        builder.start(tag, attributes)
+
+    def end(tag: str) -> None:
+        nonlocal depth
+        depth -= 1
+        builder.end(tag)
+
     parser = expat.ParserCreate()
     parser.buffer_text = True
     parser.EntityDeclHandler = _refuse_entity
-    parser.StartElementHandler = builder.start
-    parser.EndElementHandler = builder.end
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
     parser.CharacterDataHandler = builder.data
     try:
         parser.Parse(content, True)

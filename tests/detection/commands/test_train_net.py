@@ -39,6 +39,7 @@ def several_processes(shop: Path, output: Path, *more: str):
     return tool("train_net", *arguments(shop, output, *more))
 
 
+@pytest.mark.smoke
 def test_a_run_ends_in_a_record_that_can_be_traced(finished, shop):
     record = read_record(finished / "record.json")
     certificate = json.loads((shop / "weights0" / "certificate.json").read_text())

@@ -240,6 +240,7 @@ def test_a_protocol_without_the_c4_head_is_refused(narrow_file, tmp_path):
         convert(narrow_file, tmp_path / "out", protocol=tmp_path / "fpn.yaml")
 
 
+@pytest.mark.smoke
 def test_the_tool_converts_and_shows_the_proof(narrow_file, tmp_path):
     done = tool("convert", narrow_file, "--output-dir", tmp_path / "out")
     assert done.returncode == 0, done.stderr

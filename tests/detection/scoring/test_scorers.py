@@ -37,6 +37,7 @@ from kscl.data.annotated.coco import read_coco
 from kscl.errors import KsclError
 from tests.helpers.commands import run, tool
 from tests.helpers.voc_sets import (
+    StableNumpy,
     random_detections,
     random_things,
     small_coco,
@@ -45,16 +46,6 @@ from tests.helpers.voc_sets import (
 )
 
 VOC, COCO101 = "voc07-11pt", "coco-101pt"
-
-
-class StableNumpy:
-    """numpy for Detectron2's module, with the one change that makes its order of ties certain."""
-
-    def __getattr__(self, name):
-        return getattr(np, name)
-
-    def argsort(self, values):
-        return np.argsort(values, kind="stable")
 
 
 @pytest.fixture
@@ -605,7 +596,7 @@ def test_the_tool_says_what_is_wrong_and_needs_no_detectron2(tmp_path, small):
     assert "Traceback" not in done.stderr
     code = (
         "import sys; sys.modules['detectron2'] = None\n"
-        "import detection.scoring.cli, detection.voc_data, detection.preflight_cli\n"
+        "import detection.commands.score, kscl.data.annotated.voc, detection.commands.preflight\n"
         "assert 'torch' not in sys.modules"
     )
     assert run(sys.executable, "-c", code).returncode == 0

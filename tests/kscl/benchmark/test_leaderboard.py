@@ -46,12 +46,13 @@ def backbone_of(record: dict) -> str:
     return record["details"]["outputs"]["backbone"]
 
 
+@pytest.mark.smoke
 def test_a_row_joins_a_pretraining_with_its_evaluations(tmp_path):
     made = pretraining(*kscl(5, 0.4))
     sha256 = backbone_of(made)
     records = [linear(68.8, sha256), knn(60.1, sha256), detection(57.1, sha256), made]
     row = only(board_of(tmp_path, records).rows)
-    assert row.contender.shown == ("kscl", "resnet50", 200, 5, 0.4)
+    assert row.entry.shown == ("kscl", "resnet50", 200, 5, 0.4)
     assert row.figures["mean_rank"] == pytest.approx(1.48)
     means = {p.kind: {m: v.mean for m, v in r.measures.items()} for p, r in row.results.items()}
     assert means["linear"]["top1"] == 68.8
@@ -63,7 +64,7 @@ def test_a_row_joins_a_pretraining_with_its_evaluations(tmp_path):
 def test_seeds_of_one_config_are_one_row_and_other_settings_are_another(tmp_path):
     records = [*runs(kscl(5, 0.4), 68, seeds=3), *runs(kscl(5, 0.9), 67, seeds=2)]
     rows = board_of(tmp_path, records).rows
-    assert sorted((row.contender.rho, len(row.pretrainings)) for row in rows) == [
+    assert sorted((row.entry.rho, len(row.pretrainings)) for row in rows) == [
         (0.4, 3),
         (0.9, 2),
     ]
@@ -80,7 +81,7 @@ def test_pretraining_on_other_data_is_another_contender(tmp_path):
 def test_rho_is_left_out_where_there_is_nothing_to_cut(tmp_path):
     records = [pretraining(*MOCO), pretraining(*kscl(1, 0.4)), pretraining(*kscl(3, 0.4))]
     rows = board_of(tmp_path, records).rows
-    assert {(r.contender.method, r.contender.shots): r.contender.rho for r in rows} == {
+    assert {(r.entry.method, r.entry.shots): r.entry.rho for r in rows} == {
         ("moco_v2", 1): None,
         ("kscl", 1): None,
         ("kscl", 3): 0.4,
@@ -93,7 +94,7 @@ def test_rows_that_look_the_same_are_told_apart_by_what_differs(tmp_path):
         pretraining("METHOD.TEMPERATURE", "0.1"),
         pretraining(*kscl(3, 0.4)),
     ]
-    tags = {(row.contender.shots, row.tag) for row in board_of(tmp_path, records).rows}
+    tags = {(row.entry.shots, row.tag) for row in board_of(tmp_path, records).rows}
     assert tags == {(5, "temperature 0.2"), (5, "temperature 0.1"), (3, "")}
 
 
@@ -103,7 +104,7 @@ def test_a_backbone_without_a_pretraining_record_speaks_for_itself(tmp_path):
         for seed in range(3)
     ]
     row = only(board_of(tmp_path, records).rows)
-    assert (row.contender.method, row.contender.backbone) == ("random", "resnet50")
+    assert (row.entry.method, row.entry.backbone) == ("random", "resnet50")
     (result,) = row.results.values()
     assert result.n_pretrain == 3
     assert result.measures["top1"].mean == 21
@@ -128,7 +129,7 @@ def test_evaluators_need_not_describe_a_backbone_in_the_same_words(tmp_path):
         detection(58, sha("byol"), details={"backbone": converter}),
     ]
     row = only(board_of(tmp_path, records).rows)
-    assert row.contender.shown == ("byol", "resnet50", 300, None, None)
+    assert row.entry.shown == ("byol", "resnet50", 300, None, None)
     assert len(row.results) == 2
 
 
@@ -179,7 +180,7 @@ def test_the_interval_of_a_single_trial_is_labelled_test_sampling_only(tmp_path)
         linear(62, sha("c"), details=described("c")),
     ]
     rows = board_of(tmp_path, records).rows
-    found = {row.contender.method: next(iter(row.results.values())).measures for row in rows}
+    found = {row.entry.method: next(iter(row.results.values())).measures for row in rows}
     assert found["a"]["top1"].interval == pytest.approx((59.0, 65.0), abs=0.1)
     assert found["b"]["top1"].interval == (60.0, 64.0)
     assert found["b"]["top5"].interval == pytest.approx((79.5, 84.4), abs=0.2)
@@ -198,7 +199,7 @@ def test_rows_are_ranked_within_one_protocol_id_and_hash_only(tmp_path):
         details = described("c", seed)
         records.append(linear(90 + seed / 10, sha("c", seed), protocol=changed, details=details))
     board = board_of(tmp_path, records)
-    methods = [[row.contender.method for row in section.rows] for section in board.sections]
+    methods = [[row.entry.method for row in section.rows] for section in board.sections]
     assert sorted(methods) == [["a", "b"], ["c"]]
     section = next(s for s in board.sections if len(s.rows) == 2)
     best, below = (row.results[section.protocol].measures["top1"].standing for row in section.rows)
@@ -227,7 +228,7 @@ def test_published_rows_stand_under_their_protocol_and_in_no_test(tmp_path):
     assert {row.metrics["top1"] for row in probe.reported} >= {67.5, 68.8, 71.4, 60.8}
     assert {row.metrics["AP"] for row in voc.reported} == {53.5, 55.9, 57.0, 57.4, 57.1, 57.5}
     assert all(row.source for section in board.sections for row in section.reported)
-    assert only(board.rows).contender.method not in {row.method for row in voc.reported}
+    assert only(board.rows).entry.method not in {row.method for row in voc.reported}
     without = board_of(tmp_path / "again", records, with_reported=False)
     assert not any(section.reported for section in without.sections)
 
@@ -238,7 +239,7 @@ def test_a_copied_record_counts_once_and_is_told(tmp_path):
     board = build_board([folder], check_stale=False)
     assert board.records == 4
     assert board.problems == [
-        "zz_copy/record.json: the same record as run_0001/record.json; it counts once"
+        "zz_copy/record.json: It is the same record as run_0001/record.json, which is counted once."
     ]
 
 
@@ -251,13 +252,15 @@ def test_broken_and_future_records_are_told_by_name(tmp_path):
     board = build_board([folder], check_stale=False)
     assert board.records == 2
     broken, future = board.problems
-    assert broken.startswith("run_0001/record.json: not readable as JSON")
-    assert future.startswith("run_0002/record.json: written by a newer release")
+    assert broken.startswith("run_0001/record.json: It is not readable as JSON")
+    assert future.startswith("run_0002/record.json: It was written by a newer release")
 
 
 def test_a_folder_without_a_record_is_an_error_that_lists_what_was_found(tmp_path):
     (tmp_path / "record.json").write_text("[]")
-    with pytest.raises(RecordError, match=r"no record to make a leaderboard of\n  record\.json"):
+    with pytest.raises(
+        RecordError, match=r"There is no record to make a leaderboard of.\n  record\.json"
+    ):
         build_board([tmp_path])
 
 
@@ -268,9 +271,7 @@ def test_folders_of_two_machines_give_one_board(tmp_path):
     write_all(tmp_path / "two", records[1::2] + records[:3])
     merged = build_board([tmp_path / "one", tmp_path / "two"], check_stale=False)
     assert len(merged.problems) == 3
-    shown = [
-        [(row.contender, row.results.keys()) for row in board.rows] for board in (whole, merged)
-    ]
+    shown = [[(row.entry, row.results.keys()) for row in board.rows] for board in (whole, merged)]
     assert shown[0] == shown[1]
     for row, same in zip(whole.rows, merged.rows, strict=True):
         for protocol, result in row.results.items():
@@ -301,7 +302,7 @@ def test_a_row_is_stale_when_its_backbone_file_changed(tmp_path):
     assert only(build_board([folder]).rows).stale == []
     file.write_bytes(b"other weights")
     (reason,) = only(build_board([folder]).rows).stale
-    assert reason.startswith("backbone file was")
+    assert "backbone file" in reason
 
 
 def test_a_row_is_stale_when_its_data_changed(tmp_path):
@@ -314,7 +315,7 @@ def test_a_row_is_stale_when_its_data_changed(tmp_path):
     assert only(build_board([folder]).rows).stale == []
     (data / "b.png").write_bytes(b"b")
     (reason,) = only(build_board([folder]).rows).stale
-    assert reason.startswith("train data was")
+    assert "train data" in reason
     shutil.rmtree(data)
     assert only(build_board([folder]).rows).stale == []
 
@@ -328,7 +329,7 @@ def test_a_row_is_stale_when_the_code_changed(tmp_path, monkeypatch):
         "kscl.benchmark.leaderboard.rows.source_hash", lambda kind: "0123456789abcdef"
     )
     then = (record["code"]["source_hash"] for record in (made, detected))
-    expected = {f"code was {code}, is 0123456789abcdef" for code in then}
+    expected = {f"The code was {code} and is 0123456789abcdef." for code in then}
     assert set(only(build_board([folder]).rows).stale) == expected
 
 

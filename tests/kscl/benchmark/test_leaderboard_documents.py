@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kscl.benchmark.leaderboard.costs import costs
 from kscl.benchmark.leaderboard.differences import differences
-from kscl.benchmark.leaderboard.document import both_scorers, insert, time_at_work
+from kscl.benchmark.leaderboard.document import both_scorers, insert, running_time
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.statistics import welch_interval
 from kscl.commands.leaderboard import main
@@ -76,8 +76,12 @@ def test_rows_differ_from_the_named_one_by_welch_and_by_seed(records):
 
 
 def test_a_base_that_is_not_there_is_refused_with_those_that_are(records):
-    with pytest.raises(KsclError, match="no such method; there are kscl, moco, one"):
+    with pytest.raises(KsclError, match="mocco.* kscl, moco, one"):
         differences(build_board([records]), "mocco")
+
+
+def epochs_in(table):
+    return [cells_of(line)[2] for line in table.splitlines() if line.startswith("| moco")]
 
 
 def test_a_base_of_two_lengths_is_named_with_its_epochs(tmp_path):
@@ -86,13 +90,12 @@ def test_a_base_of_two_lengths_is_named_with_its_epochs(tmp_path):
         settings = ("LABEL", "moco", "SOLVER.EPOCHS", str(epochs))
         made += runs(settings, level, seeds=2)
     board = build_board([write_all(tmp_path, made)], check_stale=False)
-    with pytest.raises(KsclError, match="which of moco resnet50 200 5 40%; moco resnet50 100"):
+    with pytest.raises(KsclError, match="moco resnet50 200 5 40%; moco resnet50 100"):
         differences(board, "moco")
     shown = differences(board, "moco@200")
-    assert "| moco   | resnet50 |    100 |" in shown
-    assert "| moco   | resnet50 |    200 |" not in shown
-    assert "| moco   | resnet50 |    100 |" in differences(board, "moco@200,K=5,40%")
-    with pytest.raises(KsclError, match="no such method"):
+    assert set(epochs_in(shown)) == {"100"}
+    assert set(epochs_in(differences(board, "moco@200,K=5,40%"))) == {"100"}
+    with pytest.raises(KsclError, match="moco@200,K=3"):
         differences(board, "moco@200,K=3")
 
 
@@ -198,8 +201,8 @@ def test_detections_are_shown_by_both_scorers(tmp_path):
     assert cells_of(row)[2:] == ["60.00", "40.00", "41.00", "61.00", "39.50"]
 
 
-def test_the_time_at_work_leaves_pauses_out_and_counts_overlaps_once():
-    assert time_at_work([(100, 160), (0, 60), (30, 90), (40, 50)]) == 150
+def test_the_running_time_leaves_pauses_out_and_counts_overlaps_once():
+    assert running_time([(100, 160), (0, 60), (30, 90), (40, 50)]) == 150
 
 
 def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp_path, capsys):

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kscl.benchmark.leaderboard.document import document
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.page_data import page_data
 from kscl.benchmark.leaderboard.rows import Board, build_board
 from kscl.benchmark.leaderboard.tables import markdown, overview, text
 from kscl.commands.leaderboard import FORMATS, main, write_board
-from kscl.records.record import Json, check_record, make_record
+from kscl.records.record import Json, make_record, parse_record, record_id
 from tests.helpers.commands import tool
 from tests.helpers.leaderboard_records import (
     LINEAR,
@@ -201,23 +202,23 @@ def base_record() -> Json:
 def test_whatever_a_valid_record_holds_the_board_is_made(
     tmp_path_factory, base_record, details, values, prints, linked
 ):
-    from kscl.records.record import _record_id
-
     made = base_record | {
         "kind": "pretrain" if linked else "linear",
         "details": details,
-        "config": {"hash": "h", "values": values},
-        "data": {"train": prints},
-        "hardware": {"gpus": values},
-        "code": {"version": values, "commit": None, "dirty": prints, "source_hash": "x"},
-        "inputs": {"backbone": values},
+        "config": {"hash": "h", "values": {"METHOD": values, "SOLVER": prints, "LABEL": values}},
+        "data": {"train": {"hash": "x", "files": prints, "path": values, "parts": values}},
+        "hardware": {"gpus": values, "cpu": prints, "cores": values},
+        "code": {"version": "", "commit": None, "dirty": None, "source_hash": "x"},
+        "inputs": {"backbone": str(values)},
     }
     for record in (made, base_record):
-        record["id"] = _record_id(record)
-        check_record(record)
+        record["id"] = record_id(record)
+        parse_record(record)
     folder = write_all(tmp_path_factory.mktemp("odd"), [made, base_record])
-    for path in write_board(build_board([folder]), folder / "board").values():
+    board = build_board([folder])
+    for path in write_board(board, folder / "board").values():
         assert path.stat().st_size
+    assert document(board, {"linear": ""})
 
 
 def test_the_command_writes_every_format_and_prints_the_table(tmp_path):
@@ -230,15 +231,15 @@ def test_the_command_writes_every_format_and_prints_the_table(tmp_path):
     )
     assert done.stdout.startswith("| method")
     assert done.stdout.endswith("leaderboard.html\n")
-    assert "not counted: run_0000/record.json: not a record" in done.stderr
+    assert "Not counted: run_0000/record.json: It is not a record" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (["nowhere"], "nowhere: no such folder of records"),
+        (["nowhere"], "nowhere: There is no such folder"),
         ([".", "--formats", "pdf"], "'pdf' is not one of md, csv, json, html"),
-        ([".", "--formats", ","], "choose some of md, csv, json, html"),
+        ([".", "--formats", ","], "Choose some of md, csv, json, html"),
     ],
 )
 def test_what_a_user_can_get_wrong_is_said_in_one_line(
@@ -271,5 +272,5 @@ def test_a_record_that_says_nothing_of_its_backbone_is_a_row_under_its_own_name(
         cfg=config(),
         data={},
     )
-    board = build_board([write_all(tmp_path, [record])], check_stale=False)
-    assert board.rows[0].contender.method == "bare"
+    board = build_board([write_all(tmp_path, [record.as_dict()])], check_stale=False)
+    assert board.rows[0].entry.method == "bare"

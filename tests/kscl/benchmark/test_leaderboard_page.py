@@ -218,7 +218,7 @@ def test_a_row_opens_to_its_provenance(page, files):
     told = page.execute_script("return arguments[0].textContent", panel)
     made = row.pretrainings[0].record
     wanted = [
-        *(made["config"]["hash"], row.contender.config, made["code"]["source_hash"]),
+        *(made["config"]["hash"], row.entry.config, made["code"]["source_hash"]),
         *(made["code"]["commit"] or "")[:10].split(),
         *(made["data"]["train"]["hash"], made["details"]["outputs"]["backbone"]),
         *("0, 1, 2", "tolerance", "NUM_SHOTS", "torch", "cores", "iterations"),

@@ -13,10 +13,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from detection.commands import train_net
 from kscl.benchmark.suite.execute import program_path
 from kscl.benchmark.suite.spec import read_suite
-from kscl.benchmark.suite.stages import plan
+from kscl.benchmark.suite.stages import Stage, plan
+from kscl.commands import make_shapes, pretrain
+from kscl.config.tree import value_at
 from kscl.errors import KsclError
+from linear_eval.commands import linear_eval
 from tests.helpers.commands import ROOT, tool
 
 NETWORK = {"channels": [8, 16, 32, 64]}
@@ -113,6 +117,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.smoke
 def test_one_command_goes_from_pixels_to_the_leaderboard(undisturbed):
     board = undisturbed / "output" / "leaderboard"
     assert {path.suffix for path in board.iterdir()} == {".md", ".csv", ".json", ".html"}
@@ -167,11 +172,11 @@ def test_only_what_depends_on_a_change_gets_another_key(tmp_path):
 def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(tmp_path):
     suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
     del suite["evaluations"]["detection"]
-    suite["contenders"]["kscl"]["overrides"]["METHOD.RHO"] = 7
+    suite["contenders"]["kscl"]["overrides"]["DATA.TRAIN"] = str(tmp_path / "nowhere")
     done = tool("run_suite", smoke_suite(tmp_path, **suite))
     assert done.returncode == 1
     assert "kscl/seed0/pretrain failed" in done.stdout
-    assert "METHOD.RHO is 7.0" in done.stdout
+    assert str(tmp_path / "nowhere") in done.stdout
     assert "kscl/seed0/knn: not run" in done.stdout
     assert "random/seed0/knn: done" in done.stdout
     assert (tmp_path / "output" / "leaderboard" / "leaderboard.html").exists()
@@ -181,20 +186,91 @@ def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):
     path = tmp_path / "suite.yaml"
     path.write_text(
         "name: x\noutput_dr: y\nseeds: [0, 0]\ncontenders:\n  a: {pretrain: nowhere.yaml}\n"
-        "  b: {}\n  c: {file: nowhere.pth}\nevaluations:\n  segmentation: {config: x}\n"
+        "  b: {}\n  c: {file: nowhere.pth}\n  d: {arch: resnet50, overrides: {METHOD.RHO: 1}}\n"
+        "evaluations:\n  segmentation: {config: x}\n"
+        "  knn: {config: linear_eval/knn.yaml, trials: 2}\npretrain_overrides: {LABEL: x}\n"
     )
     with pytest.raises(KsclError) as error:
         read_suite(path)
     for part in (
-        "there is no key 'output_dr'; did you mean output_dir?",
+        "output_dr is not a key; did you mean output_dir?",
         "output_dir is missing",
         "seeds is [0, 0]",
-        "contender a: pretrain: nowhere.yaml: no such config file",
-        "contender b: where is the backbone from?",
-        "contender c: file nowhere.pth: no such file",
-        "there is no evaluation 'segmentation'",
+        "contender a: nowhere.yaml",
+        "contender b has no backbone",
+        "contender c: file nowhere.pth",
+        "contender d: METHOD.RHO",
+        "evaluation knn: trials",
+        "'segmentation'",
+        "pretrain_overrides: LABEL",
     ):
         assert part in str(error.value)
+    assert str(error.value).startswith("10 problems")
+
+
+def test_the_overrides_of_a_pretraining_are_checked_when_the_suite_is_read(tmp_path):
+    suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
+    suite["contenders"]["kscl"]["overrides"] |= {"METHOD.RHO": 7, "METHOD.NUM_SHOT": 3}
+    with pytest.raises(KsclError) as error:
+        read_suite(smoke_suite(tmp_path, **suite))
+    assert "contender kscl: 2 problems" in str(error.value)
+    assert "overrides: METHOD.NUM_SHOT is not a key; did you mean METHOD.NUM_SHOTS" in str(
+        error.value
+    )
+    assert "METHOD.RHO is 7.0 (overrides)" in str(error.value)
+
+
+def test_a_contender_that_is_written_twice_is_an_error(tmp_path):
+    path = tmp_path / "suite.yaml"
+    path.write_text("contenders:\n  a: {arch: resnet50}\n  a: {arch: resnet18}\n")
+    with pytest.raises(KsclError, match=f"{path}:3: a appears twice"):
+        read_suite(path)
+
+
+def settings(stage: Stage) -> dict[str, str]:
+    """The overrides KEY VALUE of a stage's command."""
+    words = list(stage.arguments)
+    first = words.index("--num-gpus") + 2
+    return dict(zip(words[first::2], words[first + 1 :: 2], strict=True))
+
+
+def test_a_contenders_key_is_the_label_of_its_stages_unless_it_has_another(tmp_path):
+    config = "pretrain/shapes_moco.yaml"  # which has a label of its own
+    contenders = {
+        "mine": {"pretrain": config},
+        "longer": {"pretrain": config, "overrides": {"LABEL": "moco_v2", "SOLVER.EPOCHS": 9}},
+        "untrained": {"arch": "resnet50", "kwargs": NETWORK},
+    }
+    evaluations = {"knn": {"config": "linear_eval/shapes_knn.yaml"}}
+    suite = smoke_suite(tmp_path, contenders=contenders, evaluations=evaluations, basis_image="")
+    stages = [s for s in plan(read_suite(suite)) if s.kind in ("pretrain", "knn")]
+    assert {stage.name: settings(stage)["LABEL"] for stage in stages} == {
+        "mine/seed0/pretrain": "mine",
+        "mine/seed0/knn": "mine",
+        "longer/seed0/pretrain": "moco_v2",
+        "longer/seed0/knn": "moco_v2",
+        "untrained/seed0/knn": "untrained",
+    }
+
+
+def test_a_stage_depends_on_the_values_of_its_config_and_not_on_comments(tmp_path):
+    base, child = tmp_path / "base.yaml", tmp_path / "child.yaml"
+    base.write_text("_BASE_: " + str(ROOT / "configs/pretrain/shapes_moco.yaml") + "\n")
+    child.write_text("_BASE_: base.yaml\nMETHOD: {TEMPERATURE: 0.3}\n")
+
+    def key() -> str:
+        contenders = {"mine": {"pretrain": str(child)}}
+        stages = plan(read_suite(smoke_suite(tmp_path, contenders=contenders)))
+        return next(stage.key for stage in stages if stage.kind == "pretrain")
+
+    before = key()
+    child.write_text("# A remark.\n_BASE_: base.yaml\nMETHOD:\n  TEMPERATURE: 0.3  # Warm.\n")
+    assert key() == before
+    base.write_text(base.read_text() + "SOLVER: {MOMENTUM: 0.8}\n")
+    changed = key()
+    assert changed != before
+    child.write_text("_BASE_: base.yaml\nMETHOD: {TEMPERATURE: 0.4}\n")
+    assert key() not in (before, changed)
 
 
 @pytest.mark.slow
@@ -220,7 +296,37 @@ def next_log(folder: Path, name: str):
     return lambda: list((folder / "output" / ".stages").glob(pattern))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "suites").rglob("*.yaml")), ids=str)
+SHIPPED = sorted((ROOT / "configs" / "suites").rglob("*.yaml"))
+MAINS = {
+    "pretrain": pretrain.main,
+    "linear": linear_eval.main,
+    "knn": linear_eval.main,
+    "detection": train_net.main,
+}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=str)
 def test_every_shipped_suite_can_be_planned(path):
     stages = plan(read_suite(path))
     assert stages[-1].kind == "board"
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=str)
+def test_every_override_of_every_shipped_suite_is_valid(path, capsys):
+    suite = read_suite(path)
+    protocols = {each.kind: each.config for each in suite.evaluations}
+    checked = set()
+    for stage in plan(suite):
+        words = list(stage.arguments)
+        if stage.kind == "shapes":
+            make_shapes._parser().parse_args(words)  # exits at an option that there is not
+        elif stage.kind in MAINS:
+            if stage.kind == "detection":  # its own config is written by the stage before
+                words[words.index("--config-file") + 1] = protocols["detection"]
+            assert MAINS[stage.kind](["--print-config", *words]) == 0, capsys.readouterr().err
+            resolved = yaml.safe_load(capsys.readouterr().out)
+            for key, text in settings(stage).items():
+                if stage.kind != "detection":
+                    assert str(value_at(resolved, key)) in (text, str(yaml.safe_load(text))), key
+            checked.add(stage.kind)
+    assert checked == {"pretrain", *protocols}

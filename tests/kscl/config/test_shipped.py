@@ -6,7 +6,9 @@ import pytest
 
 from kscl.config.merge import load_config
 from kscl.config.shipped import shipped_configs
+from kscl.config.tree import value_at
 from kscl.engine.schedule import learning_rate
+from kscl.views.recipes import with_defaults
 
 PRETRAIN = sorted((shipped_configs() / "pretrain").glob("*.yaml"))
 FOLDERS = {"pretrain", "linear_eval", "detection", "suites"}
@@ -89,28 +91,56 @@ def test_every_pretraining_config_is_valid_and_has_an_output_folder_of_its_own(p
 def test_the_papers_recipes_say_what_the_paper_says(name):
     cfg = load_config(f"pretrain/{name}.yaml")
     for key, value in (COMMON | RECIPES[name]).items():
-        node = cfg
-        for part in key.split("."):
-            node = node[part]
-        assert node == value, key
+        assert value_at(cfg, key) == value, key
 
 
-def test_moco_augmentation_is_moco_s():
-    v1 = load_config("pretrain/moco_v1_r50_200ep.yaml").AUGMENT
-    assert [op["op"] for op in v1] == [
-        "random_resized_crop",
-        "grayscale",
-        "color_jitter",
-        "horizontal_flip",
-    ]
-    v2 = load_config("pretrain/moco_v2_r50_200ep.yaml").AUGMENT
-    assert [op["op"] for op in v2] == [
-        "random_resized_crop",
-        "color_jitter",
-        "grayscale",
-        "gaussian_blur",
-        "horizontal_flip",
-    ]
+# Every number of the sources: main_moco.py with and without --aug-plus, and the SimCLR paper's
+# appendix A with color strength 1.
+CROP = {"op": "random_resized_crop", "ratio": (3 / 4, 4 / 3)}
+GRAY = {"op": "grayscale", "p": 0.2}
+FLIP = {"op": "horizontal_flip", "p": 0.5}
+BLUR = {"op": "gaussian_blur", "sigma": (0.1, 2.0), "p": 0.5}
+AUGMENT = {
+    "moco_v1_r50_200ep": [
+        CROP | {"scale": (0.2, 1.0)},
+        GRAY,
+        {"op": "color_jitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.4}
+        | {"p": 1.0},
+        FLIP,
+    ],
+    "moco_v2_r50_200ep": [
+        CROP | {"scale": (0.2, 1.0)},
+        {"op": "color_jitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+        | {"p": 0.8},
+        GRAY,
+        BLUR,
+        FLIP,
+    ],
+    "simclr_r50_200ep": [
+        CROP | {"scale": (0.08, 1.0)},
+        FLIP,
+        {"op": "color_jitter", "brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
+        | {"p": 0.8},
+        GRAY,
+        BLUR,
+    ],
+}
+
+
+def augmentation_of(name: str) -> list[dict]:
+    """The recipe with every number written out, ranges as tuples."""
+    ops = with_defaults(load_config(f"pretrain/{name}.yaml").AUGMENT)
+    return [{k: tuple(v) if isinstance(v, list) else v for k, v in op.items()} for op in ops]
+
+
+@pytest.mark.parametrize("name", AUGMENT)
+def test_the_augmentation_is_the_sources_in_every_number(name):
+    assert augmentation_of(name) == AUGMENT[name]
+
+
+@pytest.mark.parametrize("name", sorted(set(RECIPES) - set(AUGMENT)))
+def test_every_other_recipe_augments_as_moco_v2(name):
+    assert augmentation_of(name) == AUGMENT["moco_v2_r50_200ep"]
 
 
 def test_simclr_at_its_large_batch_has_its_own_learning_rate():

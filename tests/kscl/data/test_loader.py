@@ -16,7 +16,7 @@ from kscl.data.loader import StepSampler, ViewDataset, epoch_order
 from kscl.data.open import open_source
 from kscl.data.throughput import Budget, measure_budget
 from kscl.errors import KsclError
-from kscl.views.normalize import normalise
+from kscl.views.normalize import normalize
 from kscl.views.recipes import MOCO_V2
 from tests.helpers.photos import jpeg, photo
 
@@ -153,7 +153,7 @@ def test_a_batch_that_ranks_cannot_share_or_images_cannot_fill_is_an_error(confi
     with pytest.raises(KsclError, match="3 processes cannot share"):
         all_batches(config, world_size=3)
     config.SOLVER.BATCH_SIZE = COUNT + 1
-    with pytest.raises(KsclError, match="make the batch smaller"):
+    with pytest.raises(KsclError, match=f"SOLVER.BATCH_SIZE is {COUNT + 1}"):
         all_batches(config)
 
 
@@ -162,7 +162,7 @@ def test_floats_from_a_worker_equal_bytes_normalised_on_the_device(config):
     config.DATA.NORMALIZE_ON_DEVICE = False
     config.DATA.NUM_WORKERS = 1
     for floats, plain in zip(all_batches(config, last_step=2), as_bytes, strict=True):
-        expected = normalise(plain.views, config.INPUT.MEAN, config.INPUT.STD)
+        expected = normalize(plain.views, config.INPUT.MEAN, config.INPUT.STD)
         assert floats.views.dtype == torch.float32
         assert torch.allclose(floats.views, expected, atol=1e-6)
 
@@ -243,7 +243,7 @@ def test_no_readable_image_is_an_error_before_training(config, tmp_path):
     for number in range(5):
         (tmp_path / f"broken/{number}.png").write_bytes(b"broken")
     config.DATA.TRAIN = str(tmp_path / "broken")
-    with pytest.raises(KsclError, match=r"no image of .*broken can be read: 5 of 5 were tried"):
+    with pytest.raises(KsclError, match=r"broken can be read: 5 of 5 were tried"):
         build_train_loader(config, last_step=1)
 
 

@@ -148,9 +148,9 @@ def test_a_split_of_a_voc_folder_gives_its_images(tmp_path):
         b"JPEGImages/b.jpg",
         b"JPEGImages/a.png",
     ]
-    with pytest.raises(KsclError, match=r"no image of c \(and 1 others\), which .*val.txt lists"):
+    with pytest.raises(KsclError, match=r"no image of c \(and 1 others\).*val\.txt"):
         open_source(f"voc:{tmp_path}:val")
-    with pytest.raises(KsclError, match=r"test.txt: No such file"):
+    with pytest.raises(KsclError, match=r"test\.txt.*No such file"):
         open_source(f"voc:{tmp_path}:test")
 
 
@@ -263,7 +263,7 @@ def test_a_registered_remote_handler_serves_folders_lists_and_shards(elsewhere):
 def scans(monkeypatch):
     """How often a folder was walked or a shard looked through."""
     counted = []
-    for module, name in ((image_files, "_walk_local"), (shards, "_samples")):
+    for module, name in ((image_files, "_walk_local"), (shards, "_scan")):
         original = getattr(module, name)
 
         def count(path, original=original):

@@ -11,6 +11,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, STL10
 
 import kscl.datasets.cifar10 as sets
+import kscl.datasets.stl10 as stl10
 from kscl.commands.prepare_data import main
 from kscl.config.shipped import shipped_configs
 from kscl.errors import KsclError
@@ -113,8 +114,8 @@ def test_unlabelled_pictures_of_stl10_lie_in_no_class(tmp_path, monkeypatch):
         def __iter__(self):
             return ((Image.new("RGB", (4, 4)), label) for label in self.labels)
 
-    monkeypatch.setattr(sets, "STL10", Small)
-    folder = sets.prepare_stl10(tmp_path, tmp_path)
+    monkeypatch.setattr(stl10, "STL10", Small)
+    folder = stl10.prepare_stl10(tmp_path, tmp_path)
     assert sorted(pictures(folder)) == [
         *("test/dog/000000.png", "train/cat/000000.png", "train/dog/000001.png"),
         *("unlabelled/000000.png", "unlabelled/000001.png"),

@@ -15,6 +15,8 @@ from kscl.engine.knn import knn_predict
 from kscl.errors import KsclError
 from tests.helpers.commands import run
 
+pytestmark = pytest.mark.portable
+
 
 @pytest.fixture(scope="module")
 def features():

@@ -61,6 +61,7 @@ def error_of(capsys):
     return run
 
 
+@pytest.mark.smoke
 def test_timm_takes_the_backbone_as_it_is(finished):
     path = finished.folder / "backbone.safetensors"
     model = timm.create_model("test_resnet", num_classes=0, checkpoint_path=str(path))
@@ -91,6 +92,7 @@ def test_a_checkpoint_is_as_good_a_source_as_the_exported_backbone(finished):
     assert from_checkpoint.description.arch == exported.description.arch
 
 
+@pytest.mark.smoke
 def test_the_record_holds_the_figures_of_the_run(finished):
     record = read_record(finished.folder / "record.json")
     assert record["kind"] == "pretrain"
@@ -117,6 +119,7 @@ def test_the_nearest_neighbor_check_runs_every_so_many_epochs_and_at_the_end(fin
     assert record["metrics"]["knn_top1"] > 60  # two colours, which even a tiny network tells apart
 
 
+@pytest.mark.smoke
 def test_tensorboard_has_every_figure(finished):
     events = EventAccumulator(str(finished.folder / "tensorboard")).Reload()
     assert {"loss", "learning_rate", "mean_rank", "images_per_second", "knn_top1"} <= set(

@@ -12,12 +12,13 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from kscl.commands.visualize_basis import draw, in_words, main, to_display
+from kscl.commands.visualize_basis import main
 from kscl.config.merge import load_config
 from kscl.config.tree import config_values
 from kscl.errors import KsclError
 from kscl.method.basis_images import basis_images
 from kscl.method.build import build_learner
+from kscl.method.draw_basis import draw, in_words, to_display
 from kscl.method.subspace import fit_subspaces
 from tests.helpers.photos import jpeg, photo
 
@@ -47,6 +48,7 @@ def save_checkpoint(folder: Path, settings: list[str]) -> Path:
     return folder / "checkpoint.pt"
 
 
+@pytest.mark.portable
 class TestBasisImages:
     def test_weights_are_inner_products_with_the_eigenvectors_of_the_d_by_d_matrix(self) -> None:
         views, keys = views_and_keys()
@@ -59,7 +61,7 @@ class TestBasisImages:
             torch.testing.assert_close(basis.weights[i], expected)
             combined = sum(weight * view for weight, view in zip(expected, views, strict=True))
             torch.testing.assert_close(basis.images[i], combined)
-            assert basis.share[i].item() == pytest.approx(values[-1 - i].item() / 4)
+            assert basis.fractions[i].item() == pytest.approx(values[-1 - i].item() / 4)
 
     @pytest.mark.parametrize("rho", [0.4, 0.9, 1.0])
     def test_as_many_are_kept_as_the_subspace_has(self, rho: float) -> None:
@@ -133,7 +135,7 @@ class TestTool:
         assert [word for word in words if word in ("kept", "dropped")] == (
             ["kept"] * basis.kept + ["dropped"] * (3 - basis.kept)
         )
-        shares = [f"{share:.1%} of the mass" for share in basis.share.tolist()]
+        shares = [f"{share:.1%} of the mass" for share in basis.fractions.tolist()]
         assert [word for word in words if word.endswith("% of the mass")][1:] == shares
         weights = [float(w.replace("−", "-")) for w in words if re.fullmatch(r"[+−]?\d\.\d\d", w)]
         assert weights == pytest.approx(basis.weights.flatten().tolist(), abs=0.006)
@@ -178,7 +180,7 @@ class TestTool:
         ("arguments", "named"),
         [
             (["--image", "no.jpg", "--random-weights"], "no.jpg cannot be read"),
-            (["--image", "{text}", "--random-weights"], "no image that can be read"),
+            (["--image", "{text}", "--random-weights"], "notes.txt is not an image"),
             (["--image", "{picture}", "--checkpoint", "{text}"], "notes.txt"),
             (["--image", "{picture}", "--random-weights", "--rho", "1.5"], "rho is 1.5"),
             (["--image", "{picture}", "--random-weights", "--num-shots", "0"], "0 key views"),

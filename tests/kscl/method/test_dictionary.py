@@ -16,7 +16,10 @@ import kscl.method.kernels
 from kscl.errors import KsclError
 from kscl.method.dictionary import MemoryBank, Minibatch, Queue
 from kscl.method.kernels import all_lengths, log_sum_of_negatives
-from kscl.method.subspace import Subspaces, fit_subspaces, mean_direction
+from kscl.method.similarity import mean_direction
+from kscl.method.subspace import Subspaces, fit_subspaces
+
+pytestmark = pytest.mark.portable
 
 DIM = 12
 TAU = 0.2
@@ -48,8 +51,8 @@ def entries(dictionary: Queue | MemoryBank) -> Tensor:
     return dictionary.slots.transpose(0, 1)
 
 
-def queue_of(length: int, fitted: Subspaces, signed: bool = False) -> Queue:
-    queue = Queue(length, fitted.basis.shape[1], DIM, signed=signed).double()
+def queue_of(length: int, fitted: Subspaces, similarity: str = "projection") -> Queue:
+    queue = Queue(length, fitted.basis.shape[1], DIM, similarity=similarity).double()
     queue.store(fitted, place(len(fitted.basis)))
     return queue
 
@@ -182,9 +185,9 @@ class TestNegatives:
             torch.autograd.grad((expected / TAU).logsumexp(1).sum(), query),
         )
 
-    def test_signed_entries_are_compared_by_cosine(self) -> None:
+    def test_entries_of_cosine_are_compared_by_cosine(self) -> None:
         keys, query = unit(37, 1, DIM), unit(6, DIM, seed=1).requires_grad_()
-        queue = queue_of(40, mean_direction(keys), signed=True)
+        queue = queue_of(40, mean_direction(keys), "cosine")
         answer = queue.negatives(query, place(6), keys, TAU)
         expected = (query @ keys[:, 0].T / TAU).logsumexp(1)
         torch.testing.assert_close(answer.log_sum, expected)
@@ -251,9 +254,9 @@ class TestMemoryBank:
         assert (to_old > 0.9).all()
         assert (to_old < 1 - 1e-6).all()
 
-    def test_signed_momentum_is_a_normalised_average(self) -> None:
+    def test_momentum_of_directions_is_a_normalized_average(self) -> None:
         old, new = (mean_direction(unit(4, 1, DIM, seed=s)) for s in (1, 2))
-        bank = MemoryBank(4, 1, DIM, momentum=0.5, signed=True).double()
+        bank = MemoryBank(4, 1, DIM, momentum=0.5, similarity="cosine").double()
         for fitted in (old, new):
             bank.store(fitted, place(4))
         torch.testing.assert_close(entries(bank), F.normalize(old.basis + new.basis, dim=2))
@@ -264,17 +267,17 @@ class TestMemoryBank:
 
 
 class TestMinibatch:
-    @pytest.mark.parametrize("signed", [False, True])
+    @pytest.mark.parametrize("similarity", ["projection", "cosine"])
     def test_every_other_instance_counts_and_gradients_reach_queries_and_bases(
-        self, signed: bool
+        self, similarity: str
     ) -> None:
         basis = subspaces(6, 2).basis.requires_grad_()
         query = unit(6, DIM).requires_grad_()
         instance = torch.tensor([0, 0, 1, 1, 2, 2])
-        answer = Minibatch(signed=signed).negatives(query, instance, basis, TAU)
-        similarity = query @ basis[:, 0].T if signed else by_hand(query, basis)
+        answer = Minibatch(similarity=similarity).negatives(query, instance, basis, TAU)
+        near = by_hand(query, basis) if similarity == "projection" else query @ basis[:, 0].T
         expected = torch.stack(
-            [(similarity[m][instance != instance[m]] / TAU).logsumexp(0) for m in range(6)]
+            [(near[m][instance != instance[m]] / TAU).logsumexp(0) for m in range(6)]
         )
         torch.testing.assert_close(answer.log_sum, expected)
         torch.testing.assert_close(

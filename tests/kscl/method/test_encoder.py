@@ -1,4 +1,4 @@
-"""Backbones, heads, the momentum twin and its BatchNorm statistics."""
+"""Backbones, heads, the momentum encoder and its BatchNorm statistics."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kscl.method.encoder import (
     build_encoder,
     feature_dim,
 )
-from kscl.method.momentum import TwinUpdate, momentum_twin
+from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
 
 NARROW = {"channels": [4, 8, 8, 16]}
 
@@ -71,7 +71,7 @@ class TestHeadWithBatchNorm:
             "3.bias": (32,),
         }
 
-    def test_centres_its_hidden_units_and_spreads_embeddings_that_are_much_alike(self) -> None:
+    def test_centers_its_hidden_units_and_spreads_embeddings_that_are_much_alike(self) -> None:
         images = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.3 + 2
         drift = {
             head: self.encoder(head)(images).mean(0).norm().item() for head in ("mlp", "mlp_bn")
@@ -86,7 +86,7 @@ class TestHeadWithBatchNorm:
 
     def test_gives_the_same_embedding_alone_and_in_company_in_eval_mode(self) -> None:
         encoder, images = self.encoder(), torch.randn(8, 3, 32, 32)
-        calibrate_batch_norm(encoder, images[:, None])
+        calibrate_batch_norm(encoder, [images])
         encoder.eval()
         torch.testing.assert_close(encoder(images[:1]), encoder(images)[:1], atol=1e-4, rtol=0)
 
@@ -126,26 +126,26 @@ def test_what_cannot_be_built_is_named(
         build_encoder(name, kwargs, **{"input_size": 32, **settings})  # type: ignore[arg-type]
 
 
-class TestTwin:
+class TestMomentumEncoder:
     def test_starts_equal_and_takes_no_gradient(self) -> None:
         encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
-        twin = momentum_twin(encoder)
-        assert not any(p.requires_grad for p in twin.parameters())
+        slow = make_momentum_encoder(encoder)
+        assert not any(p.requires_grad for p in slow.parameters())
         assert all(p.requires_grad for p in encoder.parameters())
-        for ours, theirs in zip(twin.parameters(), encoder.parameters(), strict=True):
+        for ours, theirs in zip(slow.parameters(), encoder.parameters(), strict=True):
             assert ours is not theirs
             assert torch.equal(ours, theirs)
 
     @pytest.mark.parametrize("buffers", [False, True])
     def test_moves_by_one_minus_momentum(self, buffers: bool) -> None:
         encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
-        twin = momentum_twin(encoder)
-        before = {key: value.clone() for key, value in twin.state_dict().items()}
+        slow = make_momentum_encoder(encoder)
+        before = {key: value.clone() for key, value in slow.state_dict().items()}
         with torch.no_grad():
             for tensor in (*encoder.parameters(), *encoder.buffers()):
                 tensor += 1
-        TwinUpdate(twin, encoder, buffers=buffers)(0.9)
-        for key, value in twin.state_dict().items():
+        MomentumUpdate(slow, encoder, buffers=buffers)(0.9)
+        for key, value in slow.state_dict().items():
             moved = "running" not in key or buffers
             if "num_batches" not in key:
                 torch.testing.assert_close(value, before[key] + (0.1 if moved else 0))
@@ -153,13 +153,13 @@ class TestTwin:
     def test_calibrated_statistics_are_those_of_the_views(self) -> None:
         encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
         views = torch.randn(8, 2, 3, 32, 32) * 3 + 1
-        calibrate_batch_norm(encoder, views)
+        calibrate_batch_norm(encoder, views.unbind(1))
         stem = encoder.backbone.conv1(views.flatten(0, 1))
         norm = encoder.backbone.bn1
         assert isinstance(norm, nn.BatchNorm2d)
         torch.testing.assert_close(norm.running_mean, stem.mean((0, 2, 3)), atol=1e-4, rtol=1e-4)
         assert norm.momentum == 0.1
-        other = momentum_twin(build_encoder("resnet18", NARROW, dim=6, input_size=32))
+        other = make_momentum_encoder(build_encoder("resnet18", NARROW, dim=6, input_size=32))
         copy_statistics(encoder, other)
         assert torch.equal(other.backbone.bn1.running_var, norm.running_var)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The learner from step to step: what it stores, how it normalises, and that it learns."""
+"""The learner from step to step: what it stores, how it normalizes, and that it learns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from kscl.method.build import build_learner
 from kscl.method.dictionary import MemoryBank, Queue
 from kscl.method.encoder import build_encoder
 from kscl.method.learner import Learner, leave_one_out
-from tests.helpers.learners import DIM, make, one_step, views_of
+from tests.helpers.learners import DIM, make, one_step, views_of, without_gauge
+
+pytestmark = pytest.mark.portable
 
 
 class TestSteps:
@@ -31,7 +33,9 @@ class TestSteps:
         together(torch.cat([one, two]))
         learner.after_step()
         together.after_step()
-        torch.testing.assert_close(learner.state_dict(), together.state_dict())
+        torch.testing.assert_close(
+            without_gauge(learner.state_dict()), without_gauge(together.state_dict())
+        )
         assert int(learner.dictionary.count) == 8
         after = list(learner.key_encoder.parameters())  # type: ignore[union-attr]
         torch.testing.assert_close(after, before)  # no optimizer ran: nothing to follow
@@ -55,7 +59,7 @@ class TestSteps:
 
     @pytest.mark.parametrize("norm", ["train", "eval"])
     @pytest.mark.parametrize("dictionary", ["queue", "bank"])
-    def test_a_restored_run_goes_on_to_the_bit(self, dictionary: str, norm: str) -> None:
+    def test_a_restored_run_resumes_to_the_bit(self, dictionary: str, norm: str) -> None:
         def fresh() -> tuple[Learner, torch.optim.Optimizer]:
             torch.manual_seed(0)
             encoder = build_encoder("resnet18", {"channels": [4, 4, 8, 8]}, dim=8, input_size=32)
@@ -90,26 +94,26 @@ class TestBatchNorm:
         learner, views = self.learner("train"), torch.randn(6, 3, 3, 32, 32)
         keys = learner.embed_keys(views)
         views[:, 0] *= 10
-        other = learner.embed_keys(views)
-        assert torch.equal(keys[:, 1:], other[:, 1:])
-        twin = copy.deepcopy(learner.encoder).train()
-        torch.testing.assert_close(keys[:, 2], twin(views[:, 2]))
+        changed = learner.embed_keys(views)
+        assert torch.equal(keys[:, 1:], changed[:, 1:])
+        other = copy.deepcopy(learner.encoder).train()
+        torch.testing.assert_close(keys[:, 2], other(views[:, 2]))
 
     def test_averaged_statistics_follow_the_query_encoder(self) -> None:
         learner, views = self.learner("eval"), torch.randn(6, 4, 3, 32, 32) * 2 + 1
-        twin = learner.key_encoder
-        assert twin is not None
+        other = learner.key_encoder
+        assert other is not None
         learner.train()
         assert learner.encoder.training
-        assert not twin.training
+        assert not other.training
         figures = learner(views)
         assert figures["embedding_spread"] > 0.01
-        calibrated = twin.backbone.bn1.running_mean.clone()  # type: ignore[operator, union-attr]
+        calibrated = other.backbone.bn1.running_mean.clone()  # type: ignore[operator, union-attr]
         assert calibrated.abs().max() > 0.05
         query = learner.encoder.backbone.bn1.running_mean  # type: ignore[union-attr]
         expected = 0.999 * calibrated + 0.001 * query  # type: ignore[operator]
         learner.after_step()
-        torch.testing.assert_close(twin.backbone.bn1.running_mean, expected)  # type: ignore[union-attr]
+        torch.testing.assert_close(other.backbone.bn1.running_mean, expected)  # type: ignore[union-attr]
 
 
 class TestPrecision:
@@ -167,22 +171,39 @@ def mean_of(figures: list[dict[str, Tensor]], key: str) -> float:
     return sum(one[key].item() for one in figures) / len(figures)
 
 
+# Two blocks and a low learning rate: a deep, narrow ResNet in so few steps is chaotic, and rounding
+# alone decides how far it gets. Measured over 20 seeds and more (mean ± standard deviation; the
+# bounds lie more than four standard deviations below every mean):
+#                               loss falls by    instance_top1 at the end
+#   KSCL                        1.50 ± 0.15      0.85 ± 0.07
+#   KSCL, averaged statistics   1.21 ± 0.22      0.73 ± 0.06
+#   KSCL in a memory bank       1.54 ± 0.14      0.84 ± 0.06
+#   KSCL in the minibatch       1.36 ± 0.16      0.94 ± 0.04
+#   KSCL end to end             0.96 ± 0.16      0.99 ± 0.01
+#   mean of the keys            1.67 ± 0.17      0.90 ± 0.04
+#   MoCo v1                     1.92 ± 0.27      0.98 ± 0.03
+#   MoCo v2                     1.69 ± 0.17      0.84 ± 0.05
+#   SimCLR                      1.40 ± 0.28      0.99 ± 0.01
+SHALLOW = [*NARROW, "BACKBONE.KWARGS", "{channels: [16, 16, 16, 16], layers: [1, 1, 0, 0]}"]
+LEAST_FALL, LEAST_TOP1 = 0.25, 0.45  # a learner that does not learn: 0, and chance is 1/16 or less
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_method_is_a_setting_and_learns_to_tell_images_apart(name: str) -> None:
     small = ["INPUT.SIZE", "16", "DICTIONARY.QUEUE_LENGTH", "32", "SOLVER.BATCH_SIZE", "16"]
-    cfg = load_config(None, [*NARROW, *small, "KEY_ENCODER.MOMENTUM", "0.9", *SETTINGS[name]])
+    cfg = load_config(None, [*SHALLOW, *small, "KEY_ENCODER.MOMENTUM", "0.9", *SETTINGS[name]])
     torch.manual_seed(1)
     learner = build_learner(cfg, num_images=48)
-    optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.05, momentum=0.9)
-    images = F.interpolate(torch.randn(48, 3, 2, 2), size=16)[:, None]  # four coloured squares
+    optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.02, momentum=0.9)
+    images = F.interpolate(torch.randn(48, 3, 2, 2), size=16)[:, None]  # four colored squares
     figures = []
     for step in range(30):
         indices = torch.arange(16) + 16 * (step % 3)
-        views = images[indices] + 0.5 * torch.randn(16, learner.num_shots + 1, 3, 16, 16)
+        views = images[indices] + torch.randn(16, learner.num_shots + 1, 3, 16, 16)
         figures.append(one_step(learner, views, optimizer, indices=indices))
     first, last = figures[3:8], figures[-5:]  # from the fourth step on every dictionary is full
-    assert mean_of(last, "loss") < mean_of(first, "loss")
-    assert mean_of(last, "instance_top1") > mean_of(first, "instance_top1") + 0.1
+    assert mean_of(last, "loss") < mean_of(first, "loss") - LEAST_FALL
+    assert mean_of(last, "instance_top1") > LEAST_TOP1
 
 
 @pytest.mark.parametrize(("method", "vectors"), [([], 2), (["METHOD.RHO", "0.9"], 5)])

@@ -59,7 +59,7 @@ class TestErrors:
             ("queue", {"similarity": "cosine", "num_shots": 2}, "cosine compares with one key"),
             ("queue", {"similarity": "dot"}, "similarity 'dot'"),
             ("queue", {"key_batch_norm": "off"}, "'off'"),
-            ("queue", {"key_encoder": "twin"}, "'twin'"),
+            ("queue", {"key_encoder": "slow"}, "'slow'"),
             ("queue", {"momentum": 1.5}, "momentum is 1.5"),
             ("queue", {"grad_through_keys": True}, "minibatch dictionary"),
             ("minibatch", {"grad_through_keys": True}, "shared encoder"),
@@ -77,7 +77,7 @@ class TestErrors:
 
     def test_a_dictionary_for_other_settings_is_refused(self) -> None:
         with pytest.raises(KsclError, match="not made for"):
-            Learner(small_encoder(), Queue(8, 2, DIM, signed=True))
+            Learner(small_encoder(), Queue(8, 2, DIM, similarity="cosine"))
         with pytest.raises(KsclError, match="stores 1 basis vectors"):
             Learner(small_encoder(), Queue(8, 1, DIM))
         with pytest.raises(KsclError, match="temperature"):

@@ -23,7 +23,7 @@ from tests.helpers.learners import (
     views_of,
 )
 
-pytestmark = pytest.mark.usefixtures("_precision")
+pytestmark = [pytest.mark.portable, pytest.mark.usefixtures("_precision")]
 
 
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["single", "double"])
@@ -190,7 +190,7 @@ class TestKscl:
         torch.testing.assert_close(query_only, gradients(momentum, momentum(views)["loss"]))
         assert not torch.allclose(gradients(with_keys, one)[0], query_only[0])
 
-    def test_control_compares_with_the_normalised_mean_of_the_keys(self) -> None:
+    def test_control_compares_with_the_normalized_mean_of_the_keys(self) -> None:
         learner = make("minibatch", num_shots=5, similarity="mean_cosine")
         views = views_of(4, 5)
         means = F.normalize(learner.embed_keys(views[:, 1:]).mean(1), dim=1)

@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kscl.errors import KsclError
+from kscl.method.similarity import blend_subspaces, mean_direction
 from kscl.method.subspace import (
-    blend_subspaces,
     fit_subspaces,
     instance_probability,
     kept_rank,
     max_rank,
-    mean_direction,
     own_projection_length,
     projection_distance,
     projection_length,
     retrieve_instance,
 )
+
+pytestmark = pytest.mark.portable
 
 DTYPES = [torch.float32, torch.float64]
 TOLERANCE = {torch.float32: 5e-6, torch.float64: 1e-10}
@@ -34,7 +35,7 @@ def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
     return F.normalize(torch.randn(*shape, generator=generator, dtype=dtype), dim=-1)
 
 
-def views_around_a_centre(
+def views_around_a_center(
     batch: int,
     shots: int,
     dim: int,
@@ -43,8 +44,8 @@ def views_around_a_centre(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Unit views that resemble each other, as those of one image do."""
-    centre, noise = unit(batch, 1, dim, seed=seed), unit(batch, shots, dim, seed=seed + 1)
-    return F.normalize(centre + spread * noise, dim=-1).to(dtype)
+    center, noise = unit(batch, 1, dim, seed=seed), unit(batch, shots, dim, seed=seed + 1)
+    return F.normalize(center + spread * noise, dim=-1).to(dtype)
 
 
 def projector(basis: Tensor) -> Tensor:
@@ -84,7 +85,7 @@ AWKWARD = {
         3, 4, d
     ),
     "random": lambda d: unit(3, 4, d),
-    "similar": lambda d: views_around_a_centre(3, 4, d, 0.5),
+    "similar": lambda d: views_around_a_center(3, 4, d, 0.5),
 }
 
 
@@ -105,7 +106,7 @@ class TestFit:
     def test_equals_the_eigendecomposition_of_the_d_by_d_matrix(
         self, shots: int, rho: float, dtype: torch.dtype
     ) -> None:
-        keys = views_around_a_centre(16, shots, 24, 1.0, seed=shots, dtype=dtype)
+        keys = views_around_a_center(16, shots, 24, 1.0, seed=shots, dtype=dtype)
         fitted = fit_subspaces(keys, rho)
         expected, ranks = reference_projector(keys, rho)
         assert fitted.rank.tolist() == ranks
@@ -134,7 +135,7 @@ class TestFit:
     def test_views_that_are_almost_the_same_have_an_orthonormal_basis_too(
         self, spread: float
     ) -> None:
-        keys = views_around_a_centre(50, 5, 64, spread, dtype=torch.float32)
+        keys = views_around_a_center(50, 5, 64, spread, dtype=torch.float32)
         fitted = fit_subspaces(keys, 1.0)
         expected = torch.diag_embed((torch.arange(5) < fitted.rank[:, None]).float())
         torch.testing.assert_close(fitted.basis @ fitted.basis.mT, expected, atol=5e-6, rtol=0)
@@ -212,7 +213,7 @@ class TestRank:
     def test_rank_is_the_smallest_that_holds_the_mass(
         self, shots: int, dim: int, rho: float, seed: int
     ) -> None:
-        keys = views_around_a_centre(4, shots, dim, 0.8, seed, torch.float32)
+        keys = views_around_a_center(4, shots, dim, 0.8, seed, torch.float32)
         fitted = fit_subspaces(keys, rho)
         basis, rank, mass = fitted.basis, fitted.rank, fitted.mass
         assert basis.shape == (4, max_rank(shots, rho), dim)
@@ -245,13 +246,13 @@ class TestInvariance:
 
     @pytest.mark.parametrize("rho", [0.4, 0.9, 1.0])
     def test_order_and_sign_of_the_views_do_not_matter(self, rho: float) -> None:
-        keys = views_around_a_centre(20, 5, 16, 1.0)
+        keys = views_around_a_center(20, 5, 16, 1.0)
         signs = torch.tensor([1.0, -1, 1, -1, -1]).double()[:, None]
         self.same(keys, (keys * signs)[:, [3, 0, 4, 1, 2]], rho)
 
     @pytest.mark.parametrize("rho", [0.4, 0.9, 1.0])
     def test_rotation_of_the_embedding_space_rotates_the_subspace(self, rho: float) -> None:
-        keys, query = views_around_a_centre(20, 5, 16, 1.0), unit(7, 16, seed=9)
+        keys, query = views_around_a_center(20, 5, 16, 1.0), unit(7, 16, seed=9)
         rotation = torch.linalg.qr(torch.randn(16, 16).double())[0]
         before, after = fit_subspaces(keys, rho), fit_subspaces(keys @ rotation, rho)
         clear = gap_at_the_cut(keys, before.rank) > 1e-3
@@ -279,7 +280,7 @@ class TestInvariance:
     def test_a_larger_rho_never_shortens_the_projection(
         self, one: float, two: float, seed: int
     ) -> None:
-        keys, query = views_around_a_centre(6, 5, 16, 1.0, seed), unit(4, 16, seed=seed + 2)
+        keys, query = views_around_a_center(6, 5, 16, 1.0, seed), unit(4, 16, seed=seed + 2)
         less, more = (fit_subspaces(keys, rho).basis for rho in sorted((one, two)))
         assert (projection_length(query, less) <= projection_length(query, more) + 1e-9).all()
 
@@ -311,7 +312,7 @@ class TestLengths:
         torch.testing.assert_close(lengths, (query @ keys[:, 0].T).abs())
 
     def test_probabilities_are_a_softmax_and_the_nearest_subspace_is_retrieved(self) -> None:
-        keys = views_around_a_centre(9, 5, 32, 0.3)
+        keys = views_around_a_center(9, 5, 32, 0.3)
         basis, query = fit_subspaces(keys, 0.4).basis, keys[:, 2]
         probability = instance_probability(query, basis, temperature=0.2)
         by_hand = (projection_length(query, basis) / 0.2).exp()
@@ -334,7 +335,7 @@ class TestLengths:
         assert not torch.autograd.grad(distance.sum(), query)[0].any()
 
     def test_lengths_stay_within_zero_and_one(self) -> None:
-        keys = views_around_a_centre(50, 6, 64, 0.01, dtype=torch.float32)
+        keys = views_around_a_center(50, 6, 64, 0.01, dtype=torch.float32)
         lengths = projection_length(keys.flatten(0, 1), fit_subspaces(keys, 1.0).basis)
         assert lengths.min() >= 0
         assert lengths.max() <= 1 + 1e-5
@@ -388,7 +389,7 @@ class TestGradientThroughTheKeys:
     def test_passes_gradcheck_for_any_shape_and_rho(
         self, shots: int, dim: int, rho: float, seed: int
     ) -> None:
-        keys = views_around_a_centre(2, shots, dim, 1.0, seed)
+        keys = views_around_a_center(2, shots, dim, 1.0, seed)
         assume((gap_at_the_cut(keys, fit_subspaces(keys, rho).rank) > 1e-2).all())
         lengths = projection_length(unit(6, dim, seed=5), fit_subspaces(keys, rho).basis)
         assume(lengths.min() > 1e-3)
@@ -407,23 +408,23 @@ class TestGradientThroughTheKeys:
 
 
 class TestOtherSubspaces:
-    def test_mean_direction_is_the_normalised_mean(self) -> None:
-        keys = views_around_a_centre(6, 5, 16, 0.5)
+    def test_mean_direction_is_the_normalized_mean(self) -> None:
+        keys = views_around_a_center(6, 5, 16, 0.5)
         fitted = mean_direction(keys)
         torch.testing.assert_close(fitted.basis[:, 0], F.normalize(keys.mean(1), dim=1))
         assert fitted.rank.tolist() == [1] * 6
         assert (fitted.mass <= fit_subspaces(keys, 0.01).mass + 1e-9).all()
 
     def test_a_blend_of_equal_subspaces_is_that_subspace(self) -> None:
-        new = fit_subspaces(views_around_a_centre(6, 5, 16, 1.0), 0.7)
+        new = fit_subspaces(views_around_a_center(6, 5, 16, 1.0), 0.7)
         turned = new.basis.flip(1).roll(1, 1) * -1
         blend = blend_subspaces(turned, new, 0.5)
-        torch.testing.assert_close(projector(blend.basis), projector(new.basis), rtol=0, atol=1e-7)
+        torch.testing.assert_close(projector(blend), projector(new.basis), rtol=0, atol=1e-7)
 
     def test_a_blend_lies_nearer_to_the_heavier_one(self) -> None:
         old, new = (fit_subspaces(unit(6, 1, 16, seed=s), 1.0) for s in (0, 1))
         for momentum in (0.1, 0.9):
-            basis = blend_subspaces(old.basis, new, momentum).basis
+            basis = blend_subspaces(old.basis, new, momentum)
             to_old = own_projection_length(basis[:, 0], old.basis)
             to_new = own_projection_length(basis[:, 0], new.basis)
             assert ((to_old > to_new) == (momentum > 0.5)).all()

@@ -58,9 +58,9 @@ def test_a_single_file_has_a_fingerprint_and_its_ends_count(tmp_path):
 
 
 def test_nothing_to_fingerprint_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="holds no file"):
+    with pytest.raises(ValueError, match=tmp_path.name):
         fingerprint(tmp_path)
-    with pytest.raises(ValueError, match="nothing to take"):
+    with pytest.raises(ValueError, match="nowhere"):
         fingerprint(tmp_path / "nowhere")
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision import transforms as T
 
-from kscl.rng import VIEWS, uniforms
+from kscl.rng import Stream, uniforms
 from kscl.views.augment import carry_out, crop_and_resize, make_views, numbers_needed
 from kscl.views.blur import blur, blur_kernel
-from kscl.views.normalize import normalise, normalise_planes
+from kscl.views.normalize import normalize, normalize_planes
 from kscl.views.recipes import MOCO_V2, RECIPES, with_defaults
 from kscl.views.sample import Box, draws_per_view, sample_view
 from tests.helpers.photos import photo
@@ -49,7 +49,7 @@ def test_views_of_a_recipe_are_close_to_torchvisions_with_the_same_choices(recip
     ops = with_defaults(RECIPES[recipe])
     differences = []
     for index, picture in enumerate(PHOTOS):
-        for draws in uniforms(5, 0, VIEWS, index, 16 * draws_per_view(ops)).reshape(16, -1):
+        for draws in uniforms(5, 0, Stream.VIEWS, index, 16 * draws_per_view(ops)).reshape(16, -1):
             steps = sample_view(ops, *picture.shape[:2], 224, draws.tolist())
             differences.append(compare(picture, steps))
     assert np.mean(differences) <= CLOSE / 2
@@ -165,7 +165,7 @@ def test_an_image_of_any_size_gives_views_of_the_size_asked_for(shape):
     for recipe in RECIPES.values():
         ops = with_defaults(recipe)
         views = np.empty((3, 3, 32, 32), np.uint8)
-        make_views(picture, ops, 32, uniforms(0, 0, VIEWS, 0, numbers_needed(ops, 3)), views)
+        make_views(picture, ops, 32, uniforms(0, 0, Stream.VIEWS, 0, numbers_needed(ops, 3)), views)
 
 
 def test_a_view_does_not_depend_on_how_many_views_there_are():
@@ -173,7 +173,11 @@ def test_a_view_does_not_depend_on_how_many_views_there_are():
     few, many = np.empty((2, 3, 64, 64), np.uint8), np.empty((6, 3, 64, 64), np.uint8)
     for views in (few, many):
         make_views(
-            PHOTOS[0], ops, 64, uniforms(0, 0, VIEWS, 0, numbers_needed(ops, len(views))), views
+            PHOTOS[0],
+            ops,
+            64,
+            uniforms(0, 0, Stream.VIEWS, 0, numbers_needed(ops, len(views))),
+            views,
         )
     assert np.array_equal(few, many[:2])
 
@@ -202,7 +206,7 @@ def test_normalising_equals_torchvisions_on_the_device_and_in_a_worker():
     view = PHOTOS[0][:64, :64]
     reference = T.Normalize(mean, std)(T.ToTensor()(Image.fromarray(view)))
     planes = view.transpose(2, 0, 1).copy()[None]
-    assert torch.allclose(normalise(torch.from_numpy(planes), mean, std)[0], reference, atol=1e-6)
+    assert torch.allclose(normalize(torch.from_numpy(planes), mean, std)[0], reference, atol=1e-6)
     in_worker = np.empty(planes.shape, np.float32)
-    normalise_planes(planes, mean, std, in_worker)
+    normalize_planes(planes, mean, std, in_worker)
     assert torch.allclose(torch.from_numpy(in_worker)[0], reference, atol=1e-6)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision import transforms as T
 
-from kscl.rng import VIEWS, permutation, uniforms
+from kscl.rng import Stream, permutation, uniforms
 from kscl.views.recipes import MOCO_V2, RECIPES, with_defaults
 from kscl.views.sample import Box, draws_per_view, sample_view
 
@@ -27,7 +27,7 @@ SAME = 1e-3  # a p-value below this says that two samples come from different di
 
 def sample_many(ops, height=375, width=500, size=224, count=COUNT):
     ops = with_defaults(ops)
-    numbers = uniforms(7, 0, VIEWS, 0, count * draws_per_view(ops)).reshape(count, -1)
+    numbers = uniforms(7, 0, Stream.VIEWS, 0, count * draws_per_view(ops)).reshape(count, -1)
     return [sample_view(ops, height, width, size, row) for row in numbers.tolist()]
 
 
@@ -149,7 +149,7 @@ def test_choices_of_one_view_are_independent_of_each_other():
 def test_a_crop_lies_inside_any_image_and_the_numbers_suffice(height, width, recipe, seed):
     ops = with_defaults(RECIPES[recipe])
     name, box = sample_view(
-        ops, height, width, 224, uniforms(seed, 1, VIEWS, 2, draws_per_view(ops))
+        ops, height, width, 224, uniforms(seed, 1, Stream.VIEWS, 2, draws_per_view(ops))
     )[0]
     assert name == "crop"
     assert box.height > 0
@@ -175,7 +175,7 @@ def test_a_crop_in_the_middle_of_a_recipe_sees_what_came_before_it():
 
 
 def test_numbers_depend_on_every_part_of_their_address_and_on_nothing_else():
-    address = (1, 2, VIEWS, 3)
+    address = (1, 2, Stream.VIEWS, 3)
     numbers = uniforms(*address, 50)
     assert np.array_equal(uniforms(*address, 50), numbers)
     assert np.array_equal(uniforms(*address, 10), numbers[:10])
@@ -183,7 +183,7 @@ def test_numbers_depend_on_every_part_of_their_address_and_on_nothing_else():
         other = list(address)
         other[place] += 1
         assert not np.intersect1d(uniforms(*other, 50), numbers).size
-    assert stats.kstest(uniforms(0, 0, VIEWS, 0, 10_000), "uniform").pvalue > SAME
+    assert stats.kstest(uniforms(0, 0, Stream.VIEWS, 0, 10_000), "uniform").pvalue > SAME
 
 
 def test_numbers_never_change_between_versions():

@@ -39,6 +39,7 @@ def backbone(digits, tmp_path):
     return load_backbone("random", "resnet18", kwargs, seed=5).backbone, kwargs
 
 
+@pytest.mark.smoke
 def test_three_seeds_give_three_records_and_one_line(digits, tmp_path, capsys):
     assert main(["--num-seeds", "3", *overrides(digits, tmp_path, *CACHED)]) == 0
     records = find_records(tmp_path).records

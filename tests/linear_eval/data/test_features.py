@@ -131,7 +131,7 @@ def test_a_changed_file_is_noticed_also_where_the_fingerprints_sample_misses_it(
     digits, tmp_path, extracted, monkeypatch
 ):
     always = fingerprint(digits / "train")
-    monkeypatch.setattr("linear_eval.data.fingerprint", lambda where: always)
+    monkeypatch.setattr("linear_eval.data.images.fingerprint", lambda where, cache_dir: always)
     keep = ("BACKBONE.BATCH_NORM", "keep")  # statistics of the images would give it away
     features_of(config(digits, tmp_path / "a", *keep))
     shutil.copy(digits / "train/digit_3/004.png", digits / "train/digit_3/005.png")

@@ -11,9 +11,10 @@ from PIL import Image
 from torchvision import transforms
 
 from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD
+from kscl.views.normalize import normalize_exactly
 from linear_eval.config import load_linear_eval_config
 from linear_eval.data.images import ViewsOfImages, load_batches, open_data
-from linear_eval.data.views import NUM_DRAWS, geometry, normalise, to_bytes
+from linear_eval.data.views import NUM_DRAWS, geometry, to_bytes
 from linear_eval.errors import LinearEvalError
 from linear_eval.splits import few_of_each_class, hold_out
 from tests.helpers.digits import config, write_digits
@@ -42,13 +43,13 @@ def test_the_test_view_is_torchvisions_bit_for_bit(picture):
         ]
     )
     ours = to_bytes(geometry(load_linear_eval_config()).centre(picture))[None]
-    assert torch.equal(normalise(ours, MEAN, STD)[0], theirs(picture))
+    assert torch.equal(normalize_exactly(ours, MEAN, STD)[0], theirs(picture))
 
 
 def test_the_train_view_is_torchvisions_bit_for_bit_given_its_crop(picture, monkeypatch):
     shape = geometry(load_linear_eval_config())
     box = (13, 50, 201, 160)
-    monkeypatch.setattr("linear_eval.views.sample_crop", lambda *arguments: box)
+    monkeypatch.setattr("linear_eval.data.views.sample_crop", lambda *arguments: box)
     monkeypatch.setattr(transforms.RandomResizedCrop, "get_params", lambda *arguments: box)
     for flips, numbers in ((1.0, np.zeros(NUM_DRAWS)), (0.0, np.full(NUM_DRAWS, 0.99))):
         theirs = transforms.Compose(
@@ -60,7 +61,7 @@ def test_the_train_view_is_torchvisions_bit_for_bit_given_its_crop(picture, monk
             ]
         )
         ours = to_bytes(shape.random_crop(picture, numbers))[None]
-        assert torch.equal(normalise(ours, MEAN, STD)[0], theirs(picture))
+        assert torch.equal(normalize_exactly(ours, MEAN, STD)[0], theirs(picture))
 
 
 def test_random_crops_are_drawn_as_torchvision_draws_them():
@@ -130,7 +131,7 @@ def test_val_classes_that_differ_are_listed(digits, tmp_path):
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("", "set DATA.TRAIN"), ("nowhere", "no folder"), ("flat", "class folder")],
+    [("", "DATA.TRAIN"), ("nowhere", "nowhere"), ("flat", "class folder")],
 )
 def test_a_folder_without_classes_is_refused(digits, tmp_path, where, reason):
     flat = tmp_path / "flat"

@@ -58,7 +58,8 @@ def test_without_augmentation_the_online_and_the_cached_probe_agree(digits, tmp_
     assert one["details"]["curves"]["val_loss"][-1] == pytest.approx(
         other["details"]["val_loss"], abs=1e-4
     )
-    assert one["metrics"] == other["metrics"]
+    # The two round differently, which may turn one of the 60 images where two classes are as good.
+    assert one["metrics"] == pytest.approx(other["metrics"], abs=100 / 60 + 1e-6)
 
 
 def test_the_last_epoch_is_reported_and_the_best_is_marked_as_picked_on_val(undisturbed):

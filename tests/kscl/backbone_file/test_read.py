@@ -1,17 +1,18 @@
-"""Backbone files: ours and other people's, whole or not at all."""
+"""Reading backbones: files of ours and other people's, whole or not at all."""
 
 from __future__ import annotations
 
-import json
+import http.server
 import pickle
+import threading
 
 import pytest
-import timm
 import torch
 
 from kscl.backbone_file import Description, load_backbone, save_backbone, tensors_hash
 from kscl.errors import KsclError
 from kscl.method.encoder import build_backbone
+from kscl.runtime.files import sha256_of
 
 NARROW = {"channels": [8, 16, 32, 64]}
 
@@ -38,54 +39,6 @@ def test_our_file_says_what_it_is_and_comes_back_the_same(backbone, tmp_path):
     assert load_backbone(path, "resnet50", {"channels": (8, 16, 32, 64)}).description == description
 
 
-def test_timm_takes_our_file_as_it_is(backbone, tmp_path):
-    path = tmp_path / "backbone.safetensors"
-    save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW))
-    arguments = {"num_classes": 0, "channels": (8, 16, 32, 64)}
-    theirs = timm.create_model("resnet50", checkpoint_path=str(path), **arguments).eval()
-    image = torch.randn(1, 3, 64, 64)
-    assert torch.equal(theirs(image), backbone(image))
-
-
-def foreign(layout: str, state: dict) -> dict:
-    head = {"fc.weight": torch.zeros(3, 3), "fc.bias": torch.zeros(3)}
-    if layout == "moco":
-        both = with_prefix(state | head, "module.encoder_q.")
-        both |= with_prefix(state | head, "module.encoder_k.")
-        both |= {"module.queue": torch.zeros(2), "module.queue_ptr": torch.zeros(1)}
-        return {"epoch": 200, "arch": "resnet50", "state_dict": both, "optimizer": {"lr": 1.0}}
-    if layout == "simclr (state_dict, backbone)":
-        tensors = with_prefix(state, "backbone.") | {"projector.0.weight": torch.zeros(2)}
-        return {"state_dict": tensors}
-    if layout == "kscl checkpoint":
-        rest = {"encoder.head.0.weight": torch.zeros(2), "dictionary.slots": torch.zeros(2)}
-        return {"learner": with_prefix(state, "encoder.backbone.") | rest}
-    if layout == "plain":
-        return state | head
-    if layout == "distributed (state_dict)":
-        return {"state_dict": with_prefix(state | head, "module.")}
-    raise AssertionError(layout)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [
-        "moco",
-        "simclr (state_dict, backbone)",
-        "kscl checkpoint",
-        "plain",
-        "distributed (state_dict)",
-    ],
-)
-def test_a_foreign_checkpoint_is_recognised_by_its_layout(backbone, tmp_path, layout):
-    path = tmp_path / "x.pth"
-    torch.save(foreign(layout, backbone.state_dict()), path)
-    loaded = load_backbone(path, "resnet50", NARROW)
-    assert loaded.layout == layout
-    assert loaded.tensors_sha256 == tensors_hash(backbone)
-    assert not any("layer1" in key and "encoder_k" not in key for key in loaded.left_behind)
-
-
 def test_old_files_without_batch_counters_load(backbone, tmp_path):
     path = tmp_path / "x.pth"
     state = backbone.state_dict()
@@ -105,21 +58,21 @@ def test_a_missing_tensor_is_named(backbone, tmp_path):
     state = backbone.state_dict()
     del state["layer3.0.conv2.weight"]
     torch.save(state, path)
-    with pytest.raises(KsclError, match=r"layer3\.0\.conv2\.weight would be missing"):
+    with pytest.raises(KsclError, match=r"layer3\.0\.conv2\.weight"):
         load_backbone(path, "resnet50", NARROW)
 
 
 def test_a_tensor_that_has_no_place_is_named(tmp_path):
     path = tmp_path / "x.pth"
     torch.save(build_backbone("seresnet50", NARROW).state_dict(), path)
-    with pytest.raises(KsclError, match=r"se\.fc1\.weight.* would have no place"):
+    with pytest.raises(KsclError, match=r"se\.fc1\.weight"):
         load_backbone(path, "resnet50", NARROW)
 
 
 def test_a_network_of_another_width_is_refused(backbone, tmp_path):
     path = tmp_path / "x.pth"
     torch.save(backbone.state_dict(), path)
-    with pytest.raises(KsclError, match="another size"):
+    with pytest.raises(KsclError, match=r"conv1\.weight"):
         load_backbone(path, "resnet50")
 
 
@@ -150,7 +103,7 @@ def test_a_pickle_with_code_is_refused_and_nothing_runs(tmp_path):
     torch.save({"state_dict": Exploit(canary)}, tmp_path / "x.pth")
     (tmp_path / "y.pth").write_bytes(pickle.dumps(Exploit(canary)))
     for name in ("x.pth", "y.pth"):
-        with pytest.raises(KsclError, match="was not read"):
+        with pytest.raises(KsclError, match=name):
             load_backbone(tmp_path / name, "resnet50")
     assert not canary.exists()
 
@@ -164,7 +117,7 @@ def test_a_damaged_file_is_named(tmp_path, name, content):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(KsclError, match="no such file"):
+    with pytest.raises(KsclError, match=r"none\.pth"):
         load_backbone(tmp_path / "none.pth", "resnet50")
 
 
@@ -179,10 +132,75 @@ def test_random_weights_follow_from_the_seed_and_leave_the_generator_alone():
     assert one.tensors_sha256 == again.tensors_sha256 != other.tensors_sha256
 
 
-def test_the_description_in_the_file_is_plain_json(backbone, tmp_path):
-    path = tmp_path / "backbone.safetensors"
-    save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW))
-    header = path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")]
-    about = json.loads(json.loads(header)["__metadata__"]["kscl_backbone"])
-    assert about["arch"] == "resnet50"
-    assert about["version"] == 1
+def complex_weights(state: dict) -> dict:
+    return state | {"conv1.weight": state["conv1.weight"].to(torch.complex64)}
+
+
+def whole_number_weights(state: dict) -> dict:
+    return state | {"conv1.weight": state["conv1.weight"].to(torch.int32)}
+
+
+@pytest.mark.parametrize("spoil", [complex_weights, whole_number_weights])
+def test_weights_that_are_not_real_floating_point_numbers_are_refused(backbone, tmp_path, spoil):
+    path = tmp_path / "x.pth"
+    torch.save(spoil(backbone.state_dict()), path)
+    with pytest.raises(KsclError, match=r"x\.pth.*conv1\.weight is torch\.(complex64|int32)"):
+        load_backbone(path, "resnet50", NARROW)
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A web server on this machine that serves a folder and counts the requests."""
+    folder = tmp_path / "served"
+    folder.mkdir()
+    asked: list[str] = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *arguments, **more):
+            super().__init__(*arguments, directory=str(folder), **more)
+
+        def do_GET(self):
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread.start()
+        yield folder, f"http://127.0.0.1:{running.server_address[1]}", asked
+        running.shutdown()
+
+
+def test_weights_at_an_address_are_downloaded_once_and_hashed(
+    backbone, tmp_path, server, monkeypatch
+):
+    folder, address, asked = server
+    monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
+    for place in ("a", "b"):  # the same name in two folders: two files
+        (folder / place).mkdir()
+    save_backbone(
+        folder / "a/b.safetensors", backbone.state_dict(), Description("resnet50", NARROW)
+    )
+    torch.save(backbone.state_dict(), folder / "b/b.safetensors.pth")
+    ours = load_backbone(f"{address}/a/b.safetensors")
+    assert ours.layout == "kscl backbone"
+    assert ours.file_sha256 == sha256_of(folder / "a/b.safetensors")
+    again = load_backbone(f"{address}/a/b.safetensors")
+    assert again.file_sha256 == ours.file_sha256
+    assert asked == ["/a/b.safetensors"]
+    theirs = load_backbone(f"{address}/b/b.safetensors.pth", "resnet50", NARROW)
+    assert theirs.layout == "plain"
+    assert theirs.file_sha256 == sha256_of(folder / "b/b.safetensors.pth")
+
+
+def test_an_address_that_serves_nothing_is_an_error_that_names_it_and_leaves_no_file(
+    tmp_path, server, monkeypatch
+):
+    _, address, _ = server
+    monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
+    for wrong in (f"{address}/none.pth", "http://127.0.0.1:1/none.pth"):
+        with pytest.raises(KsclError, match=wrong):
+            load_backbone(wrong, "resnet50", NARROW)
+    assert not [p for p in (tmp_path / "cache").rglob("*none.pth*") if p.suffix != ".lock"]

@@ -1,0 +1,111 @@
+"""The three ways to compare a query with an instance, in one table.
+
+projection     KSCL: the length of the query's projection on the subspace of the K keys
+cosine         MoCo and SimCLR (section 4.3): the cosine to the one key, K = 1
+mean_cosine    a control that the paper lacks: the cosine to the normalized mean of the K keys
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kscl.errors import KsclError
+from kscl.method.kernels import full_precision, orthonormalized
+from kscl.method.subspace import (
+    Subspaces,
+    eigenpairs,
+    fit_subspaces,
+    is_kept,
+    max_rank,
+    own_projection_length,
+    projection_length,
+)
+
+
+def mean_direction(keys: Tensor, rho: float = 1.0) -> Subspaces:
+    """Return the normalized mean of the keys (B, K, D) as a subspace of one signed vector.
+
+    With K = 1 it is the key itself. There is nothing to cut, so `rho` has no effect.
+    """
+    with full_precision(keys) as (keys,):
+        basis = F.normalize(keys.mean(1, keepdim=True), dim=2)  # (B, 1, D)
+        fraction = (keys.detach() @ basis.detach().mT).square().mean(1)  # (B, 1) of that direction
+        return Subspaces(basis, torch.ones_like(fraction[:, 0], dtype=torch.long), fraction)
+
+
+def one_vector(num_shots: int, rho: float) -> int:
+    """Return 1: a direction is one vector, whatever K and ρ are."""
+    return 1
+
+
+def own_cosine(query: Tensor, basis: Tensor) -> Tensor:
+    """Return the cosine of query n (B, D) to the vector of entry n (B, 1, D): (B,)."""
+    return (query * basis[:, 0]).sum(1)
+
+
+def cosine(query: Tensor, basis: Tensor) -> Tensor:
+    """Return the cosines of queries (M, D) to the vectors of all entries (N, 1, D): (M, N)."""
+    with full_precision(query, basis) as (query, basis):
+        return query @ basis[:, 0].T
+
+
+def blend_subspaces(old: Tensor, new: Subspaces, momentum: float) -> Tensor:
+    """Return the leading directions of m·P_old + (1 − m)·P_new, as many as `new` keeps: (B, L, D).
+
+    Projectors P = W̃W̃ᵀ are averaged and not basis vectors, whose signs and order mean nothing.
+    """
+    weighted = torch.cat([old * momentum**0.5, new.basis * (1 - momentum) ** 0.5], 1)  # (B, 2L, D)
+    eigenvalues, vectors = eigenpairs(weighted @ weighted.mT)  # (B, 2L), (B, 2L, 2L)
+    length = new.basis.shape[1]
+    eigenvalues, vectors = eigenvalues[:, :length], vectors[:, :, :length]
+    kept = is_kept(new.rank, eigenvalues)  # (B, L)
+    scale = torch.where(kept, eigenvalues.clamp_min(1e-6).rsqrt(), 0)  # (B, L)
+    return orthonormalized((vectors * scale[:, None]).mT @ weighted)  # (B, L, D)
+
+
+def blend_directions(old: Tensor, new: Subspaces, momentum: float) -> Tensor:
+    """Return the normalized m·old + (1 − m)·new of signed vectors (B, 1, D)."""
+    return F.normalize(old * momentum + new.basis * (1 - momentum), dim=2)
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """What is kept of an instance's keys, and how near a query is to it."""
+
+    fit: Callable[[Tensor, float], Subspaces]  # keys (B, K, D), ρ
+    own: Callable[[Tensor, Tensor], Tensor]  # query n (B, D) to basis n (B, L, D): (B,)
+    every: Callable[[Tensor, Tensor], Tensor]  # queries (M, D) to bases (N, L, D): (M, N)
+    blend: Callable[[Tensor, Subspaces, float], Tensor]  # a memory bank's entry and a newer one
+    max_rank: Callable[[int, float], int]  # vectors per instance, from K and ρ
+    signed: bool  # opposite vectors are far apart, and not the same line
+    one_key: bool = False  # K must be 1
+
+
+SIMILARITIES: dict[str, Similarity] = {
+    "projection": Similarity(
+        fit=fit_subspaces,
+        own=own_projection_length,
+        every=projection_length,
+        blend=blend_subspaces,
+        max_rank=max_rank,
+        signed=False,
+    ),
+    "cosine": Similarity(
+        mean_direction, own_cosine, cosine, blend_directions, one_vector, signed=True, one_key=True
+    ),
+    "mean_cosine": Similarity(
+        mean_direction, own_cosine, cosine, blend_directions, one_vector, signed=True
+    ),
+}
+
+
+def find_similarity(name: str) -> Similarity:
+    """Return the similarity of this name, or raise an error that lists the names there are."""
+    if name not in SIMILARITIES:
+        raise KsclError(f"There is no similarity '{name}': choose {', '.join(SIMILARITIES)}.")
+    return SIMILARITIES[name]
