@@ -1,4 +1,4 @@
-"""Each test process takes one core: two of them run side by side (make test)."""
+"""Give each test process one core: two of them run side by side (make test)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ from kscl.runtime.logs import reset_logging  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def quiet_logger():
-    """A tool that ran in this process has set up its logging; the next test finds none."""
+    """Remove the logging that a tool has set up in this process."""
     yield
     reset_logging()

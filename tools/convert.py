@@ -1,4 +1,4 @@
-"""Convert a pretrained backbone for Detectron2, with proof (see detection/commands/convert.py)."""
+"""Convert a pretrained backbone for Detectron2, with proof."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Say what is installed here, what is missing and how to mend it (see kscl/commands/doctor.py)."""
+"""Say what is installed here, what is missing and how to fix it."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Make the leaderboard from run records (see kscl/commands/leaderboard.py)."""
+"""Make the leaderboard from run records."""
 
 import sys
 

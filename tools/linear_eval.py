@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # or this file hides its package
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this file would hide the package
 
 from linear_eval.commands.linear_eval import main
 

@@ -1,7 +1,8 @@
-#!/usr/bin/env python
 """Draw the data set of textured shapes that the demo runs on."""
+
+import sys
 
 from kscl.commands.make_shapes import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

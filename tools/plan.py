@@ -1,4 +1,4 @@
-"""Say on paper what a pretraining run takes, before it starts (see kscl/commands/plan.py)."""
+"""Estimate what a pretraining run takes, before it starts."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Check data sets before a run (see detection/commands/preflight.py)."""
+"""Check data sets before a run."""
 
 import sys
 

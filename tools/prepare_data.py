@@ -1,4 +1,4 @@
-"""Get VOC into Detectron2's layout, or check ImageNet's (see kscl/commands/prepare_data.py)."""
+"""Bring VOC into Detectron2's layout, or check ImageNet's."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Pretrain a backbone on a folder of images (see kscl/commands/pretrain.py)."""
+"""Pretrain a backbone on a folder of images."""
 
 import sys
 

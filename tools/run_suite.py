@@ -1,4 +1,4 @@
-"""Run the whole chain from one file (see kscl/commands/run_suite.py)."""
+"""Run the whole chain from one file."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Score saved detections again (see detection/commands/score.py)."""
+"""Score saved detections again."""
 
 import sys
 

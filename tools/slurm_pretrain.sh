@@ -6,7 +6,7 @@
 #
 # Two minutes before the time is up, the ranks are asked to stop, save their step, and the job puts
 # itself back into the queue; a job that was preempted or lost a machine is queued again by SLURM.
-# Each start goes on where the last one ended, so OUTPUT_DIR must be on storage that all share.
+# Each start resumes where the last one ended, so OUTPUT_DIR must be on storage that all share.
 
 #SBATCH --job-name=kscl-pretrain
 #SBATCH --nodes=2

@@ -1,4 +1,4 @@
-"""Fine-tune and score a detector (see detection/commands/train_net.py)."""
+"""Fine-tune and score a detector."""
 
 import sys
 

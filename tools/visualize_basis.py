@@ -1,4 +1,4 @@
-"""Draw the basis images of one picture's views (see kscl/commands/visualize_basis.py)."""
+"""Draw the basis images of one picture's views."""
 
 import sys
 

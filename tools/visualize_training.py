@@ -1,4 +1,4 @@
-"""Draw the curves of training runs side by side (see kscl/commands/visualize_training.py)."""
+"""Draw the curves of training runs side by side."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What CPUs need: memory that stays with the process, and bf16 without matrix tiles that fail.
+"""What CPUs need: memory that stays with the process, and bf16 without broken matrix tiles.
 
 Many virtual machines announce matrix tiles (AMX) and cannot run them.
 """
@@ -21,13 +21,17 @@ PROBE = "import torch; x = torch.ones(16, 96, dtype=torch.bfloat16); x @ x.T"
 
 
 def avoid_broken_amx() -> None:
-    """Before any computation: an instruction that is announced and missing ends the process."""
+    """Disable AMX if this CPU announces it but cannot run it; call it before any computation.
+
+    An instruction that is announced and missing would end the process.
+    """
     if LIMIT not in os.environ and announces_amx() and not amx_works():
         os.environ[LIMIT] = WITHOUT_TILES
-        log.info("this CPU announces AMX but cannot run it: bf16 goes without (%s)", LIMIT)
+        log.info("This CPU announces AMX but cannot run it: bf16 runs without (%s).", LIMIT)
 
 
 def announces_amx() -> bool:
+    """Return whether the CPU announces AMX for bf16."""
     try:
         return " amx_bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -36,7 +40,7 @@ def announces_amx() -> bool:
 
 @functools.cache
 def amx_works() -> bool:
-    """Asked of another process, as this one would not survive the answer no."""
+    """Return whether AMX runs, tried in another process, as this one would not survive a no."""
     return subprocess.run([sys.executable, "-c", PROBE], capture_output=True).returncode == 0
 
 

@@ -7,6 +7,7 @@ import errno
 import re
 import shutil
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kscl.errors import KsclError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
+LOADER = "torch.utils.data.dataloader"
 SHARED_MEMORY = Path("/dev/shm")
 NO_SHARED_MEMORY = ("unable to allocate shared memory", "unable to mmap", "signal: Bus error")
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -35,7 +37,7 @@ def explained(workers_key: str = "DATA.NUM_WORKERS") -> Iterator[None]:
     hook, threading.excepthook = threading.excepthook, _quiet_on_full_disk
     try:
         yield
-    except (KsclError, OSError, RuntimeError, MemoryError) as error:
+    except (KsclError, OSError, EOFError, RuntimeError, MemoryError) as error:
         text = explain(error, workers_key)
         if text is None:
             raise
@@ -50,16 +52,15 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
     if isinstance(error, KsclError):
         raised_in_worker = FROM_A_WORKER.search(text)
         return raised_in_worker[1].strip() if raised_in_worker else None
-    if isinstance(error, OSError):
-        return _of_file(error)
     if any(words in text for words in NO_SHARED_MEMORY):
         return _shared_memory(workers_key)
     if dead := DEAD_WORKER.search(text):
-        cause = f"was ended by signal {dead[2]}" if dead[2] else "has died"
-        return (
-            f"Loader worker {dead[1]} {cause}. If nobody ended it, memory has run out: use fewer "
-            f"workers ({workers_key}). --resume continues from the last checkpoint."
-        )
+        cause = f"was ended by signal {dead[2]}" if dead[2] else "died"
+        return _dead_worker(f" {dead[1]}", cause, workers_key)
+    if isinstance(error, ConnectionError | EOFError | FileNotFoundError) and _met_in_loader(error):
+        return _dead_worker("", f"died ({type(error).__name__})", workers_key)
+    if isinstance(error, OSError):
+        return _of_file(error)
     out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if out_of_memory or any(words in text for words in NO_MEMORY):
         return (
@@ -67,6 +68,20 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
             f"smaller batch, smaller images or fewer workers ({workers_key})."
         )
     return None
+
+
+def _met_in_loader(error: Exception) -> bool:
+    """Return whether the main process met the error while it waited for a worker's batch."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    waited = any(frame.f_globals.get("__name__") == LOADER for frame in frames)
+    return waited and "in DataLoader worker process" not in str(error)
+
+
+def _dead_worker(number: str, cause: str, workers_key: str) -> str:
+    return (
+        f"Loader worker{number} {cause}. If nobody ended it, memory has run out: use fewer workers "
+        f"({workers_key}). --resume continues from the last checkpoint."
+    )
 
 
 def _of_file(error: OSError) -> str | None:

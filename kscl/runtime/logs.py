@@ -5,6 +5,7 @@ Only rank 0 logs. Progress is a bar on a terminal, and a plain line now and then
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -44,7 +45,8 @@ class _LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        self.close()
+        with contextlib.suppress(OSError):
+            self.close()
         logging.getLogger(LOGGER).removeHandler(self)
         print(f"warning: {self.baseFilename} is no longer written: {error}.", file=sys.stderr)
 

@@ -43,7 +43,7 @@ LOG: {PERIOD: 3}
 
 
 def draw_images(folder: Path, count: int = 96, side: int = 40) -> Path:
-    """Pictures of coarse noise in two class folders, told apart by their colour."""
+    """Pictures of coarse noise in two class folders, told apart by their color."""
     random = np.random.default_rng(0)
     for number in range(count):
         picture = random.integers(0, 255, (6, 6, 3), dtype=np.uint8)
@@ -75,7 +75,7 @@ class Run:
         more: Sequence[object] = (),
         before: Callable[[], None] | None = None,
     ) -> list[BaseProcess]:
-        """One process a rank, as torchrun would start them."""
+        """Start one process per rank, as torchrun would."""
         port = free_port()
         processes: list[BaseProcess] = []
         for rank in range(self.ranks):
@@ -95,7 +95,7 @@ class Run:
         assert codes == [0] * self.ranks, f"{codes}\n{self.log.read_text()[-1500:]}"
 
     def state(self) -> dict[str, Any]:
-        """What the newest checkpoint holds."""
+        """Return what the newest checkpoint holds."""
         newest = load_newest(self.folder / CHECKPOINT_FOLDER)
         assert newest is not None
         return newest[1]
@@ -120,19 +120,19 @@ def is_finished(processes: Sequence[BaseProcess]) -> bool:
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
+        assert time.monotonic() < deadline, "It did not happen in time."
         time.sleep(0.01)
 
 
 def children(pid: int) -> list[int]:
-    """All descendants of a process."""
+    """Return the descendants of a process."""
     path = Path(f"/proc/{pid}/task/{pid}/children")
     own = [int(child) for child in path.read_text().split()] if path.exists() else []
     return [*own, *(below for child in own for below in children(child))]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs: an orphan that has ended may wait for somebody to notice."""
+    """Return whether a process runs; one that has ended may wait for its parent to notice."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -140,7 +140,7 @@ def is_alive(pid: int) -> bool:
 
 
 def same_bits(one: Any, other: Any) -> bool:
-    """Nested dicts, lists and tensors, equal to the last bit."""
+    """Return whether nested dicts, lists and tensors are equal to the last bit."""
     if isinstance(one, torch.Tensor):
         same_kind = one.dtype == other.dtype and one.shape == other.shape
         return same_kind and one.numpy().tobytes() == other.numpy().tobytes()

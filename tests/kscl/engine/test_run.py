@@ -116,7 +116,7 @@ def test_the_record_holds_the_figures_of_the_run(finished):
 def test_the_nearest_neighbor_check_runs_every_so_many_epochs_and_at_the_end(finished):
     record = read_record(finished.folder / "record.json")
     assert [step for step, _ in record["details"]["knn_curve"]] == [12, 18]
-    assert record["metrics"]["knn_top1"] > 60  # two colours, which even a tiny network tells apart
+    assert record["metrics"]["knn_top1"] > 60  # two colors, which even a tiny network tells apart
 
 
 @pytest.mark.smoke
@@ -199,17 +199,21 @@ def test_a_folder_with_something_else_is_refused_whatever_is_asked(images, tmp_p
     run.folder.mkdir()
     (run.folder / "thesis.tex").write_text("years of work")
     for flags in ([], ["--auto-resume"], ["--resume"]):
-        assert "thesis.tex" in error_of(run.command(*flags))
+        text = error_of(run.command(*flags))
+        assert str(run.folder) in text
+        assert "thesis.tex" in text
 
 
 def test_resume_without_anything_to_resume_is_an_error(images, tmp_path, error_of):
     run = Run(tmp_path / "run", images)
-    assert "nothing to resume" in error_of(run.command("--resume"))
+    text = error_of(run.command("--resume"))
+    assert str(run.folder) in text
+    assert "--auto-resume" in text
 
 
 def test_a_refused_start_leaves_the_folder_free_for_the_next(images, tmp_path, error_of):
     run = Run(tmp_path / "run", images, *ONE_EPOCH)
-    assert "is not there" in error_of(run.command(more=["DATA.TRAIN", tmp_path / "none"]))
+    assert str(tmp_path / "none") in error_of(run.command(more=["DATA.TRAIN", tmp_path / "none"]))
     assert main(run.command()) == 0
 
 
@@ -225,12 +229,17 @@ def unfinished(tmp_path_factory, images):
     return run
 
 
+def words_of(line):
+    return {word.strip(",.:;") for word in line.split()}
+
+
 def test_resuming_with_settings_that_matter_changed_names_the_keys(unfinished, error_of):
     changed = ["METHOD.TEMPERATURE", 0.07, "SOLVER.EPOCHS", 9, "DATA.NUM_WORKERS", 2]
     for flag in ("--resume", "--auto-resume"):
         text = error_of(unfinished.command(flag, more=changed))
-        assert "METHOD.TEMPERATURE: 0.2 before, 0.07 now" in text
-        assert "SOLVER.EPOCHS: 3 before, 9 now" in text
+        lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
+        assert {"0.2", "0.07"} <= words_of(lines["METHOD.TEMPERATURE"])
+        assert {"3", "9"} <= words_of(lines["SOLVER.EPOCHS"])
         assert "NUM_WORKERS" not in text
 
 
@@ -238,7 +247,8 @@ def test_resuming_with_other_images_is_refused(unfinished, images, tmp_path, err
     other = shutil.copytree(images, tmp_path / "images")
     next(other.rglob("*.jpg")).write_bytes(b"changed")
     text = error_of(unfinished.command("--resume", more=["DATA.TRAIN", other]))
-    assert "has changed since the checkpoint was written" in text
+    assert f"DATA.TRAIN {other}" in text
+    assert "fingerprint" in text
 
 
 def test_two_processes_never_write_to_one_folder(images, tmp_path, error_of, monkeypatch):
@@ -269,29 +279,31 @@ def test_a_batch_that_ranks_cannot_share_is_refused(images, tmp_path):
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [2, 2]
-    assert "make it a multiple of 2" in run.log.read_text()
+    assert "multiple of 2" in run.log.read_text()
 
 
 def test_more_gpus_than_there_are_and_torchrun_with_num_gpus_are_refused(
     finished, error_of, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert "this machine has 1" in error_of(finished.command("--num-gpus", "4"))
+    assert "has 1" in error_of(finished.command("--num-gpus", "4"))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
-    assert "leave --num-gpus out" in error_of(finished.command("--num-gpus", "4"))
+    text = error_of(finished.command("--num-gpus", "4"))
+    assert "torchrun" in text
+    assert "--num-gpus" in text
 
 
 def test_the_nearest_neighbor_check_needs_two_sets_with_the_same_classes(
     images, tmp_path, error_of
 ):
     run = Run(tmp_path / "run", images, "EVAL.KNN_PERIOD", 1)
-    assert "name both" in error_of(run.command())
+    assert "EVAL.KNN_TRAIN" in error_of(run.command())
     one_class = images / "class0"
     (tmp_path / "val").mkdir()
     shutil.copytree(one_class, tmp_path / "val" / "class0")
     sets = ["EVAL.KNN_TRAIN", images, "EVAL.KNN_VAL", tmp_path / "val"]
-    assert "class1 are in one of them only" in error_of(run.command(more=sets))
+    assert "class1" in error_of(run.command(more=sets))
     assert [path.name for path in run.folder.iterdir()] == [".lock"]
 
 

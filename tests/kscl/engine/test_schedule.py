@@ -62,7 +62,7 @@ def test_the_rate_is_scaled_with_the_batch():
     ("name", "kind", "everything_decays"),
     [("sgd", torch.optim.SGD, True), ("adamw", torch.optim.AdamW, False), ("lars", Lars, False)],
 )
-def test_each_optimiser_trains_the_encoder_alone_and_decays_what_its_recipe_decays(
+def test_each_optimizer_trains_the_encoder_alone_and_decays_what_its_recipe_decays(
     name, kind, everything_decays
 ):
     cfg = load_config(None, [*TINY, "SOLVER.OPTIMIZER", name])

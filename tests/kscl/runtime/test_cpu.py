@@ -1,4 +1,4 @@
-"""Memory that was freed is used again without asking the system."""
+"""Memory that was freed is reused without asking the system."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.commands import ROOT
 COUNT_FAULTS = """
 import resource, sys
 import torch
-from kscl.memory import keep_freed_memory
+from kscl.runtime.cpu import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

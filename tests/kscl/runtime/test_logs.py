@@ -59,3 +59,14 @@ def test_lines_go_to_what_stderr_is_now_not_to_what_it_was(monkeypatch, capsys):
     before.close()
     logger.info("still heard")
     assert "still heard" in capsys.readouterr().err
+
+
+def test_a_log_file_on_a_full_disk_is_given_up_in_one_line(tmp_path, capsys):
+    (tmp_path / LOG_FILE).symlink_to("/dev/full")
+    logger = set_up_logging(tmp_path)
+    for number in range(3):
+        logger.info("line %d", number)
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    assert text.count(f"{tmp_path / LOG_FILE} is no longer written") == 1
+    assert "line 2" in text
