@@ -65,7 +65,7 @@ top-level package `tools`. The Python files of `detectron2` are those of the whe
 
 
 def require_detectron2() -> None:
-    """Raise an error that says how to install Detectron2 where it is missing."""
+    """Raise an error that says how to install Detectron2 if it is missing."""
     try:
         import detectron2  # noqa: F401
     except ImportError as error:
@@ -76,7 +76,7 @@ def require_detectron2() -> None:
 
 
 def importable_version() -> str | None:
-    """The version of a Detectron2 that imports, asked in a new process: nothing is cached there."""
+    """Return the version of a Detectron2 that imports, from a new process without caches."""
     code = "import detectron2.modeling, detectron2; print(detectron2.__version__)"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
@@ -85,6 +85,7 @@ def importable_version() -> str | None:
 
 
 def installed_as() -> str | None:
+    """Return the version that pip knows, or None."""
     try:
         return importlib.metadata.version("detectron2")
     except importlib.metadata.PackageNotFoundError:
@@ -92,17 +93,20 @@ def installed_as() -> str | None:
 
 
 def pip(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run pip with this Python."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
     return subprocess.run(command, capture_output=True, text=True)
 
 
 def pip_error(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the lines of pip's output that say what went wrong."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]
     return "\n  ".join((errors or lines or ["pip said nothing"])[-3:])
 
 
 def download_carrier(folder: Path) -> Path:
+    """Download the pinned wheel into a folder and return its path."""
     # The wheel is tagged for Python 3.10; only its pure Python files are used, under any version.
     done = pip(
         *("download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.10"),
@@ -120,6 +124,7 @@ def download_carrier(folder: Path) -> Path:
 
 
 def check_hash(wheel: Path) -> None:
+    """Raise an error unless the wheel is the one that was checked."""
     try:
         found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     except OSError as error:
@@ -128,17 +133,18 @@ def check_hash(wheel: Path) -> None:
         raise KsclError(
             f"{wheel.name} is not the file that was checked, so nothing was installed:\n"
             f"  expected sha256 {CARRIER_SHA256}\n  found    sha256 {found}\n"
-            "Delete it (and pip's cache: `pip cache purge`) and try again; if it stays like this, "
+            "Delete it (and pip's cache: `pip cache purge`) and try again; if that does not help, "
             "do not use it: build the official one with --from-source."
         )
 
 
 def wanted(name: str) -> bool:
+    """Return whether a file of the carrier belongs into our wheel."""
     return name.startswith("detectron2/") and not Path(name).name.startswith("_C.")
 
 
 def repack(carrier: Path, folder: Path) -> Path:
-    """Write a wheel called detectron2 that holds only what is wanted, with metadata of its own."""
+    """Write a wheel called detectron2 with only the wanted files and its own metadata."""
     info = f"detectron2-{VERSION}.dist-info"
     target = folder / f"detectron2-{VERSION}-{WHEEL_TAG}.whl"
     recorded: list[tuple[str, str, int]] = []
@@ -166,6 +172,7 @@ def repack(carrier: Path, folder: Path) -> Path:
 
 
 def install_wheel(wheel: Path) -> None:
+    """Install one wheel without looking at any index."""
     done = pip("install", "-q", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
     if done.returncode:
         raise KsclError(
@@ -175,6 +182,7 @@ def install_wheel(wheel: Path) -> None:
 
 
 def install_pinned(wheel: Path | None) -> None:
+    """Check, repack and install the pinned wheel, downloading it if none is given."""
     with tempfile.TemporaryDirectory() as folder:
         carrier = wheel or download_carrier(Path(folder))
         check_hash(carrier)
@@ -182,20 +190,21 @@ def install_pinned(wheel: Path | None) -> None:
 
 
 def install_from_source() -> None:
-    print(f"building {UPSTREAM} (git, a C++ compiler and some minutes are needed)", flush=True)
+    """Build and install the official repository."""
+    print(f"Building {UPSTREAM} (git, a C++ compiler and some minutes are needed)", flush=True)
     done = pip("install", *FROM_SOURCE)
     if done.returncode:
         raise KsclError(
-            f"the official Detectron2 could not be built:\n  {pip_error(done)}\n"
+            f"The official Detectron2 could not be built:\n  {pip_error(done)}\n"
             "Without --from-source the pinned pure-Python one is installed; it needs no compiler."
         )
 
 
 def install(from_source: bool = False, wheel: Path | None = None, force: bool = False) -> str:
-    """Install Detectron2 unless one imports already; return what there is now, in words."""
+    """Install Detectron2 unless one imports already; return a sentence on what there is now."""
     present = importable_version()
     if present and not force:
-        return f"kept: Detectron2 {installed_as() or present} imports already"
+        return f"Kept: Detectron2 {installed_as() or present} imports already."
     if from_source:
         install_from_source()
     else:
@@ -207,4 +216,4 @@ def install(from_source: bool = False, wheel: Path | None = None, force: bool = 
             "Detectron2 was installed but does not import: its requirements are missing or do not "
             "fit. `make setup` installs versions that are known to work together."
         )
-    return f"installed: Detectron2 {installed_as()}, from {UPSTREAM}"
+    return f"Installed: Detectron2 {installed_as()}, from {UPSTREAM}."

@@ -1,6 +1,6 @@
 """Convert a pretrained backbone for Detectron2, with proof.
 
-Writes a folder with the weights, the Detectron2 config that fits them and a certificate of the
+Write a folder with the weights, the Detectron2 config that fits them and a certificate of the
 proof: the same images through the source network and through the detector, stage by stage. If they
 differ, nothing is written and the message says where and why.
 """
@@ -33,6 +33,7 @@ EXAMPLES = """  our own file says what it is:
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
     arguments = _parser().parse_args(argv)
     require_detectron2()
     from detection.convert import converter as convert  # needs Detectron2
@@ -60,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         "source",
         help="a file of weights (ours, MoCo's, SimCLR-style, torchvision's, timm's), or 'random'",
     )
-    add("--output-dir", required=True, metavar="FOLDER", help="the folder to make")
+    add("--output-dir", required=True, metavar="FOLDER", help="the folder to write")
     add("--arch", help="the timm model, for files that do not say it themselves")
     add("--arch-kwargs", default="{}", metavar="YAML", help="its arguments")
     add("--seed", type=int, default=0, help="of random weights (0)")
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the config the network is put into (configs/detection/voc0712_c4_24k_moco.yaml)",
     )
     add("--format", choices=("pth", "pkl"), default="pth", help="of the weights (pth)")
-    add("--force", action="store_true", help="write over a conversion of other weights")
+    add("--force", action="store_true", help="overwrite a conversion of other weights")
     return parser
 
 
@@ -81,10 +82,10 @@ def _kwargs(text: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise KsclError(f"--arch-kwargs is not YAML: {error}") from error
+        raise KsclError(f"--arch-kwargs is not YAML: {error}.") from error
     if not isinstance(values, dict):
         raise KsclError(
-            f"--arch-kwargs takes a mapping, '{{channels: [8, 16, 32, 64]}}', not {text}"
+            f"--arch-kwargs takes a mapping such as '{{channels: [8, 16, 32, 64]}}', not {text}."
         )
     return values
 
@@ -115,7 +116,7 @@ def _report(converted: Any) -> str:
 
 
 def in_kinds(names: Sequence[str]) -> str:
-    """Tensors counted by what they belong to: of MoCo's two encoders one sees which was left."""
+    """Count tensors by what they belong to: of MoCo's two encoders, one sees which was left."""
     kinds: Counter[str] = Counter()
     for name in names:
         is_counter = name.startswith(("bn1.", "layer"))  # the backbone's own: all else is used

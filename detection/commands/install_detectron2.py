@@ -23,6 +23,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
     parser = argparse.ArgumentParser(
         prog=os.path.basename(sys.argv[0]),
         description=__doc__,
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--from-source", action="store_true", help="build the official repository")
-    parser.add_argument("--wheel", type=Path, help="take this file instead of downloading it")
+    parser.add_argument("--wheel", type=Path, help="use this file instead of downloading it")
     parser.add_argument("--force", action="store_true", help="replace one that imports already")
     arguments = parser.parse_args(argv)
     try:

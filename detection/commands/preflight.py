@@ -1,4 +1,4 @@
-"""Check training and test sets before a run; every problem is told at once, with its fix."""
+"""Check training and test sets before a run; report every problem at once, with its fix."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ EXAMPLES = """  python tools/preflight.py --train voc:data/BCCD:trainval --test 
   python tools/preflight.py --train coco:train.json:images --test coco:val.json:images --full
   python tools/preflight.py --test voc:data/BCCD:test --classes RBC WBC Platelets --json
 
-Exit code 1 if a problem was found; notes alone are no problem.
+The exit code is 1 if a problem was found; notes alone are not a problem.
 """
 
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     forms = "voc:FOLDER:SPLIT, coco:FILE.json:IMAGES, or a name of Detectron2's"
     parser.add_argument("--train", nargs="+", default=[], metavar="SET", help=forms)
     parser.add_argument("--test", nargs="+", default=[], metavar="SET", help=forms)
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="default: found in the data")
-    parser.add_argument("--num-classes", type=int, metavar="N", help="the model's, to be compared")
+    parser.add_argument("--num-classes", type=int, metavar="N", help="the model's, to compare with")
     parser.add_argument("--full", action="store_true", help="decode every image, not a sample")
     parser.add_argument(
-        "--sample", type=int, default=DECODED_SAMPLE, help="images a set to decode (%(default)s)"
+        "--sample", type=int, default=DECODED_SAMPLE, help="images per set to decode (%(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args(argv)

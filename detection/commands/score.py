@@ -1,20 +1,14 @@
-"""Score saved detections again: no model, no GPU, both scorers or one."""
+"""Score saved detections again, by both scorers or one; neither model nor GPU is needed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from detection.scoring import SCORERS, as_table, score
-from detection.scoring.boxes import (
-    GroundTruth,
-    make_ground_truth,
-    read_detections,
-    read_ground_truth,
-)
+from detection.scoring.boxes import read_detections
+from detection.scoring.truth import find_ground_truth
 from kscl import cli
-from kscl.data.annotated.specs import Source, parse_source, read_source
 
 EXAMPLES = """  python tools/score.py --detections run/detections.npz --annotations VOC2007:test
   python tools/score.py --detections run/detections.npz --annotations run/ground_truth.npz
@@ -25,6 +19,7 @@ EXAMPLES = """  python tools/score.py --detections run/detections.npz --annotati
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("--detections", required=True, metavar="FILE", help="of an evaluation")
     parser.add_argument(
@@ -42,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="store_true",
         help="score although the annotations have changed since the detections were made",
     )
-    parser.add_argument("--json", action="store_true", help="everything, curves too, as JSON")
+    parser.add_argument("--json", action="store_true", help="print everything, curves too, as JSON")
     arguments = parser.parse_args(argv)
     detections = read_detections(arguments.detections)
     truth = find_ground_truth(arguments.annotations, detections.class_names)
@@ -54,22 +49,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(json.dumps(scores, indent=2) if arguments.json else as_table(scores))
     return 0
-
-
-def find_ground_truth(where: str, class_names: tuple[str, ...]) -> GroundTruth:
-    """The annotations meant by --annotations, read without looking at any image."""
-    if where.endswith(".npz"):
-        return read_ground_truth(where)
-    return make_ground_truth(read_source(_source(where), class_names, with_images=False).checked())
-
-
-def _source(where: str) -> Source:
-    """Also what needs no `voc:` or `coco:` before it here: a folder, FOLDER:split, FILE.json."""
-    if where.endswith(".json"):
-        return Source(where, Path(), json_file=Path(where))
-    if Path(where).is_dir():
-        return Source(where, Path(where), split="test")
-    folder, _, split = where.rpartition(":")
-    if split and Path(folder).is_dir():
-        return Source(where, Path(folder), split=split)
-    return parse_source(where)

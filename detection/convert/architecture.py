@@ -43,7 +43,7 @@ OTHER_BLOCKS = {
 }
 NO_C4_FOR_BASIC_BLOCKS = (
     "basic blocks (resnet18, resnet34): the C4 head of Detectron2 is always three bottleneck "
-    "blocks, so res5 would have no place. These networks fit Detectron2's FPN "
+    "blocks, so res5 would not fit. These networks fit Detectron2's FPN "
     "(build_resnet_fpn_backbone with RES2_OUT_CHANNELS 64), or pretrain a narrow resnet50"
 )
 DILATION = "dilation or a smaller output stride (output_stride)"
@@ -60,10 +60,10 @@ class Architecture:
     width_per_group: int
     res2_out_channels: int
     stem_out_channels: int
-    norm_family: str  # "BN" or "GN"; which flavour of BatchNorm is the protocol's choice
+    norm_family: str  # "BN" or "GN"; which kind of BatchNorm is the protocol's choice
 
     def detectron2_keys(self) -> dict[str, Any]:
-        """The config keys that make Detectron2 build this very network."""
+        """Return the config keys that make Detectron2 build this very network."""
         return {
             "MODEL.RESNETS.DEPTH": self.depth,
             "MODEL.RESNETS.NUM_GROUPS": self.num_groups,
@@ -78,7 +78,7 @@ class Architecture:
 
 
 def examine(backbone: nn.Module, name: str) -> Architecture:
-    """The network in Detectron2's terms, or an error that names every feature that has none."""
+    """Describe a network in Detectron2's terms; one error names every feature that has none."""
     places: dict[str, list[str]] = {}
     for feature, where in _misfits(backbone):
         places.setdefault(feature, []).append(where)
@@ -151,7 +151,7 @@ def _stem_misfits(backbone: Any) -> Iterator[Misfit]:
     else:
         yield from _conv_misfits(conv, "conv1", kernel=7, stride=2)
         if getattr(conv, "in_channels", 3) != 3:
-            yield f"in_chans {conv.in_channels} (Detectron2 reads colour images, 3)", "conv1"
+            yield f"in_chans {conv.in_channels} (Detectron2 reads color images, 3)", "conv1"
     yield from _norm_misfits(backbone.bn1, "bn1")
     yield from _activation_misfits(backbone.act1, "act1")
     if any(isinstance(module, nn.Conv2d) for module in pool.modules()):
@@ -173,7 +173,7 @@ def _block_misfits(block: Any, where: str, stride: int) -> Iterator[Misfit]:
     if smoothed:
         yield "anti-aliasing", f"{where}.aa ({type(block.aa).__name__})"
     groups = block.conv2.groups
-    # Where something smooths, it also takes the stride; one feature is named once.
+    # Anti-aliasing also takes the stride; one feature is named once.
     stride_of_conv2 = 1 if smoothed else stride
     yield from _conv_misfits(block.conv1, f"{where}.conv1", kernel=1, stride=1)
     yield from _conv_misfits(block.conv2, f"{where}.conv2", 3, stride_of_conv2, groups)

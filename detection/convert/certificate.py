@@ -128,7 +128,7 @@ def verify(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
 
 
 def _check_proof(certificate: Certificate, weights: str | Path) -> None:
-    """Every stage was compared, and none differed by more than our own tolerance."""
+    """Require that every stage was compared and differed by no more than our own tolerance."""
     proven = certificate.differences
     missing = [stage for stage in STAGES if stage not in proven]
     failed = [stage for stage in proven if stage not in STAGES or not _is_small(proven[stage])]
@@ -147,7 +147,7 @@ def _is_small(value: Any) -> bool:
 def _check_network(
     certificate: Certificate, tensors: dict[str, Tensor], weights: str | Path
 ) -> None:
-    """The network that the certificate names has these tensors and these keys."""
+    """Compare tensors and keys with those of the network that the certificate names."""
     with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
         backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
     shapes = {

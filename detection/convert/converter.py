@@ -1,7 +1,7 @@
-"""Conversion: a backbone file in, weights, config and certificate for Detectron2 out, or nothing.
+"""Convert a backbone file to weights, config and certificate for Detectron2, or write nothing.
 
-The three files are made in a folder of their own, the proof is run on the very bytes that would be
-delivered, and only then the folder gets its name.
+The three files are made in a temporary folder, the proof is run on the very bytes that would be
+delivered, and only then the folder is renamed.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def convert(
 ) -> Converted:
     """Convert a backbone for a protocol's detector, prove it, and deliver the folder `output`.
 
-    `mean` and `std` (RGB in [0, 1]) are for files that do not say what their input was; without
-    them ImageNet's are assumed, as in all of the reference checkpoints.
+    `mean` and `std` (RGB in [0, 1]) are for files that do not say what their input was; the
+    default is ImageNet's, as in all of the reference checkpoints.
     """
     output = Path(output)
     cfg = load_detection_config(protocol)
@@ -117,14 +117,18 @@ def convert(
 def _with_input(
     loaded: Loaded, given: Mapping[str, tuple[float, ...] | None], says_itself: bool, name: str
 ) -> Description:
-    """What the source says of its input, or what the user says where it does not."""
+    """Return what the source says of its input, or what the user says if it does not."""
     chosen = {key: tuple(value) for key, value in given.items() if value is not None}
     for key, value in chosen.items():
         if len(value) != 3 or not all(0 <= v <= 1 for v in value) or (key == "std" and 0 in value):
-            raise DetectionError(f"{key} is {value}: three numbers from 0 to 1, red, green, blue")
+            raise DetectionError(
+                f"--{key} is {value}. Give three numbers from 0 to 1: red, green, blue."
+            )
         known = getattr(loaded.description, key)
         if says_itself and value != tuple(known):
-            raise DetectionError(f"{name} says that its {key} is {known}, not {value}")
+            raise DetectionError(
+                f"{name} says that its {key} is {known}, not {value}. Leave --{key} out."
+            )
     return replace(loaded.description, **chosen)  # type: ignore[arg-type]
 
 
@@ -132,13 +136,13 @@ def _check_finite(tensors: Mapping[str, Tensor], name: str) -> None:
     broken = [key for key, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
         raise DetectionError(
-            f"{name}: {broken[0]} and {len(broken) - 1} other tensors hold values that are no "
-            "numbers: the pretraining diverged, or the file is damaged"
+            f"{name}: {broken[0]} and {len(broken) - 1} other tensors hold NaN or infinite values: "
+            "the pretraining diverged, or the file is damaged. Use another checkpoint."
         )
 
 
 def _weights_bytes(tensors: dict[str, Tensor], file_format: str) -> bytes:
-    """Names without the model's prefix: Detectron2's matching puts res5 into the head of a C4."""
+    """Serialize under names without a prefix: Detectron2 then puts res5 into the head of a C4."""
     marks = {"matching_heuristics": True, "__author__": AUTHOR}
     if file_format == "pkl":
         return pickle.dumps({"model": as_arrays(tensors), **marks}, protocol=4)
@@ -179,17 +183,17 @@ def _config_text(cfg: CfgNode, certificate: Certificate) -> str:
 
 
 def _check_output(output: Path, loaded: Loaded, force: bool) -> None:
-    """An earlier conversion of the same backbone may be made anew; nothing else is lost unasked."""
+    """Raise an error if a folder holds anything but an earlier conversion of this backbone."""
     if not output.exists():
         return
     if not output.is_dir():
-        raise DetectionError(f"{output} is a file: --output names a folder")
+        raise DetectionError(f"{output} is a file. Name a folder with --output-dir.")
     names = {path.name for path in output.iterdir()}
     foreign = names - {CONFIG_FILE, CERTIFICATE_FILE, *FORMATS.values()}
     if foreign:
         raise DetectionError(
-            f"{output} holds other things ({', '.join(sorted(foreign)[:3])}): choose a folder of "
-            "its own"
+            f"{output} holds other things ({', '.join(sorted(foreign)[:3])}). Choose an empty "
+            "folder."
         )
     if not names or force:
         return
@@ -199,32 +203,36 @@ def _check_output(output: Path, loaded: Loaded, force: bool) -> None:
         before = {}
     if before.get("tensors_sha256") != loaded.tensors_sha256:
         raise DetectionError(
-            f"{output} holds a conversion of other weights ({before.get('name', 'unknown')}): "
-            "choose another folder, or write over it with --force"
+            f"{output} holds a conversion of other weights ({before.get('name', 'unknown')}). "
+            "Choose another folder, or overwrite it with --force."
         )
 
 
 @contextmanager
 def _delivery(output: Path) -> Iterator[Path]:
-    """A folder to fill, which gets the name `output` if all went well and is gone if not."""
+    """Yield a folder to fill, which is renamed to `output` on success and removed otherwise."""
     target = output.resolve()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     except OSError as error:
-        raise DetectionError(f"{output} cannot be made: {error.strerror}") from error
+        raise DetectionError(
+            f"{output} cannot be made: {error.strerror}. Choose another folder."
+        ) from error
     try:
         folder.chmod(0o755)
         yield folder
-        _give_name(folder, target)
+        _rename(folder, target)
     except OSError as error:
-        raise DetectionError(f"{output} cannot be written: {error.strerror}") from error
+        raise DetectionError(
+            f"{output} cannot be written: {error.strerror}. Choose another folder."
+        ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _give_name(folder: Path, target: Path) -> None:
-    """What was there goes first, as a whole, so that no mixture is ever seen."""
+def _rename(folder: Path, target: Path) -> None:
+    """Move what was there away first, as a whole, so that no mixture is ever seen."""
     if not target.exists():
         folder.rename(target)
         return

@@ -1,4 +1,4 @@
-"""What timm and Detectron2 call the same tensor of a ResNet; total, both ways."""
+"""What timm and Detectron2 call the same tensor of a ResNet, in both directions."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ _DETECTRON2 = re.compile(
 
 
 def to_detectron2(name: str) -> str:
-    """timm's name of a tensor in Detectron2's words; a name that is no such tensor is an error."""
+    """Return Detectron2's name of a tensor of timm's; another name is an error."""
     match = _TIMM.fullmatch(name)
     layer = LAYERS.get(match["layer"]) if match else None
     if match is None or layer is None or not _exists(match["stage"], layer, match["tensor"]):
-        raise DetectionError(f"{name} is no tensor of a plain timm ResNet")
-    place = f"res{int(match['stage']) + 1}.{match['block']}" if match["stage"] else "stem"
-    return f"{place}.{layer}.{match['tensor']}"
+        raise DetectionError(f"{name} is not a tensor of a plain timm ResNet.")
+    block = f"res{int(match['stage']) + 1}.{match['block']}" if match["stage"] else "stem"
+    return f"{block}.{layer}.{match['tensor']}"
 
 
 def to_timm(name: str) -> str:
-    """Detectron2's name of a tensor, without the model's prefix, in timm's words."""
+    """Return timm's name of a tensor of Detectron2's, which is given without its prefix."""
     match = _DETECTRON2.fullmatch(name)
     if match is None or without_prefix(name) != name:
-        raise DetectionError(f"{name} is no tensor of a Detectron2 ResNet")
-    place = f"layer{int(match['stage']) - 1}.{match['block']}." if match["stage"] else ""
-    return f"{place}{LAYERS_BACK[match['layer']]}.{match['tensor']}"
+        raise DetectionError(f"{name} is not a tensor of a Detectron2 ResNet.")
+    block = f"layer{int(match['stage']) - 1}.{match['block']}." if match["stage"] else ""
+    return f"{block}{LAYERS_BACK[match['layer']]}.{match['tensor']}"
 
 
 def rename(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """A timm backbone's tensors by Detectron2's names, and the names of the counters left out."""
+    """Return a timm backbone's tensors by Detectron2's names, and the counters left out."""
     counters = [name for name in tensors if name.rpartition(".")[2] == COUNTER]
     carried = {
         to_detectron2(name): tensor.detach().cpu().contiguous()
@@ -65,12 +65,12 @@ def rename(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def network_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of a built model's tensors those of its ResNet, without the model's prefix."""
+    """Return those tensors of a built model that are its ResNet's, without the prefix."""
     return {bare: state[name] for name in state if (bare := without_prefix(name)) is not None}
 
 
 def without_prefix(name: str) -> str | None:
-    """A tensor's name inside the ResNet, or None if it belongs to another part of the model."""
+    """Return a tensor's name inside the ResNet, or None if it belongs to another part."""
     for prefix in MODEL_PREFIXES:
         bare = name.removeprefix(prefix)
         match = _DETECTRON2.fullmatch(bare)

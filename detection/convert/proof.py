@@ -1,7 +1,7 @@
-"""The proof of a conversion: the same images through timm and through the built Detectron2 model.
+"""Prove a conversion: pass the same images through timm and through the built Detectron2 model.
 
 Names and shapes cannot tell a right conversion from one with another stride, channel order,
-BatchNorm eps or smoothing; what the two networks compute can. Detectron2's own reading and
+BatchNorm eps or smoothing; the outputs of the two networks can. Detectron2's own reading and
 preprocessing of images is part of what is compared.
 """
 
@@ -32,42 +32,42 @@ from detection.convert.weights import (
 from detection.errors import DetectionError
 from detection.train.roi_heads import EXTRA_NORM
 
-TOLERANCE = 1e-4  # right conversions stay below 3e-5; the mildest wrong one known is at 5e-3
+TOLERANCE = 1e-4  # right conversions stay below 3e-5; the mildest known mistake gives 5e-3
 TRUNK = ("stem", "res2", "res3", "res4", "res5")
 HEAD = "roi_heads.res5"
 STAGES = (*TRUNK, HEAD)
 TIMM_MODULES = dict(zip(TRUNK, ("maxpool", "layer1", "layer2", "layer3", "layer4"), strict=True))
 IMAGE_SIZE = (107, 133)  # odd, so that paddings and roundings show
 ROIS = ((3.0, 5.0, 97.5, 80.0), (40.25, 10.0, 130.0, 104.0))
-SMALL = 0.1  # differences below are another constant inside; above, another input or structure
+SMALL = 0.1  # smaller differences come from another constant, larger from input or structure
 
 Outputs = dict[str, Tensor]
-Colour = tuple[float, ...]
+Color = tuple[float, ...]
 
 
 @torch.no_grad()
 def stage_differences(
     backbone: nn.Module,
-    mean: Colour,
-    std: Colour,
+    mean: Color,
+    std: Color,
     cfg: CfgNode,
     weights: Path,
 ) -> dict[str, float]:
-    """Relative L2 difference at every stage between timm's network and the one `cfg` builds."""
+    """Return the relative L2 difference at every stage between timm's network and `cfg`'s."""
     model, trunk = _build(cfg, weights)
-    # A branch whose last scale is zero (zero_init_last) is invisible; lifted in all three alike.
+    # A branch whose last scale is zero (zero_init_last) is invisible: set to one in all three.
     backbone = copy.deepcopy(backbone).float().eval()
     for network in (backbone, model, trunk):
         _lift_zero_scales(network)
     images = _images()
     with quietly("torch.fx"):
         theirs = _detectron2_outputs(model, trunk, images, cfg.INPUT.FORMAT)
-    ours = _timm_outputs(backbone, _normalised(images, mean, std), model.roi_heads.pooler)
+    ours = _timm_outputs(backbone, _normalized(images, mean, std), model.roi_heads.pooler)
     return {stage: _difference(ours[stage], theirs[stage], stage) for stage in STAGES}
 
 
 def check_proof(differences: Mapping[str, float], tolerance: float = TOLERANCE) -> None:
-    """Nothing, or an error that names the first stage that differs and what that usually means."""
+    """Raise an error that names the first stage that differs and what that usually means."""
     failed = [stage for stage, value in differences.items() if not value <= tolerance]
     if not failed:
         return
@@ -77,14 +77,14 @@ def check_proof(differences: Mapping[str, float], tolerance: float = TOLERANCE) 
     )
     first = failed[0]
     raise DetectionError(
-        "the Detectron2 model does not compute what the source network computes; it differs first "
+        "The Detectron2 model does not compute what the source network computes; it differs first "
         f"at {first} (by {differences[first]:.2e}, allowed is {tolerance:g}).{table}\n"
-        f"Usually this means: {usual_cause(first, differences[first])}\nNothing was written."
+        f"Usually this means: {usual_cause(first, differences[first])}. Nothing was written."
     )
 
 
 def usual_cause(stage: str, difference: float) -> str:
-    """What a difference that begins at this stage has turned out to be."""
+    """Return the usual cause of a difference that begins at this stage."""
     if stage == HEAD:
         return "the head's res5 was not loaded, or is another block than the trunk's"
     if difference < SMALL:
@@ -105,14 +105,14 @@ def usual_cause(stage: str, difference: float) -> str:
 
 
 def _build(cfg: CfgNode, weights: Path) -> tuple[Any, Any]:
-    """The detector that the config describes and its trunk with res5, with the file's weights."""
+    """Build the config's detector and its trunk with res5, both with the file's weights."""
     cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "cpu"
     if "res5" not in cfg.MODEL.ROI_HEADS.NAME.lower():
         raise DetectionError(
             f"MODEL.ROI_HEADS.NAME is {cfg.MODEL.ROI_HEADS.NAME}: the proof is of C4 detectors, "
-            "whose head is res5; take a protocol from configs/detection/"
+            "whose head is res5. Use a protocol from configs/detection/."
         )
     whole = cfg.clone()
     whole.MODEL.RESNETS.OUT_FEATURES = list(TRUNK)
@@ -129,7 +129,7 @@ def _build(cfg: CfgNode, weights: Path) -> tuple[Any, Any]:
 
 
 def _images() -> list[Image.Image]:
-    """Two pictures with structure at several scales and other statistics in each channel."""
+    """Draw two pictures with structure at several scales and different channels."""
     chance = np.random.default_rng(0)
     height, width = IMAGE_SIZE
     pictures = []
@@ -141,8 +141,8 @@ def _images() -> list[Image.Image]:
     return pictures
 
 
-def _normalised(images: list[Image.Image], mean: Colour, std: Colour) -> Tensor:
-    """As in pretraining: RGB in [0, 1], then mean and std."""
+def _normalized(images: list[Image.Image], mean: Color, std: Color) -> Tensor:
+    """Normalize as pretraining does: RGB in [0, 1], then mean and std."""
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
     scaled = pixels.permute(0, 3, 1, 2).float() / 255  # (B, 3, H, W)
     return (scaled - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
@@ -192,9 +192,9 @@ def _difference(ours: Tensor, theirs: Tensor, stage: str) -> float:
         return math.inf
     size = ours.double().norm().item()
     if not math.isfinite(size) or size == 0:
-        what = "only zeros" if size == 0 else "values that are no numbers"
+        what = "only zeros" if size == 0 else "NaN or infinite values"
         raise DetectionError(
-            f"the source network gives {what} at {stage}, so nothing can be compared: its weights "
+            f"The source network gives {what} at {stage}, so nothing can be compared: its weights "
             "are damaged or were never trained with these statistics. Nothing was written."
         )
     return (theirs.double() - ours.double()).norm().item() / size

@@ -1,7 +1,7 @@
-"""Converted weights: reading them as data, and making sure that a built model holds them.
+"""Converted weights: read them as data, and make sure that a built model holds them.
 
-Detectron2 matches names by their ends and says nothing that a run would stop at when none match, so
-after every load the model's tensors are compared with the file's, one by one.
+Detectron2 matches names by their ends and raises no error when none match, so after every load the
+model's tensors are compared with the file's, one by one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from detection.errors import DetectionError
 from kscl.backbone_file import read_plain
 
 AUTHOR = "kscl"
-# What a C4 has beyond its ResNet, and starts at random: nothing pretrained has such parts.
+# What a C4 has beyond its ResNet; it starts at random, as nothing pretrained has such parts.
 NEW_PARTS = (
     "proposal_generator.rpn_head.",
     "roi_heads.box_predictor.",
@@ -35,27 +35,29 @@ CONVERT_IT = "Convert the source: python tools/convert.py FILE --output-dir FOLD
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a file that the converter wrote, by Detectron2's names; no other passes."""
+    """Return the tensors of a file of the converter by Detectron2's names; refuse any other."""
     path = Path(path)
     if not path.is_file():
-        raise DetectionError(f"{path}: no such file of converted weights")
+        raise DetectionError(f"{path}: there is no such file of converted weights. {CONVERT_IT}")
     if path.suffix == ".pkl":
         content = _read_pickle(path)
     elif path.suffix == ".pth":
         content = read_plain(path)
     else:
-        raise DetectionError(f"{path} is neither .pth nor .pkl; {CONVERT_IT}")
+        raise DetectionError(f"{path} is neither .pth nor .pkl. {CONVERT_IT}")
     tensors = content.get("model")
     marked = content.get("matching_heuristics") is True and "__author__" in content
     if not marked or not isinstance(tensors, dict) or not tensors:
         raise DetectionError(
             f"{path} is not a converted file, and Detectron2 would load little or nothing of it "
-            f"without an error; {CONVERT_IT}"
+            f"without an error. {CONVERT_IT}"
         )
     named = {key: torch.as_tensor(value) for key, value in tensors.items()}
     strange = [key for key in named if without_prefix(key) != key]
     if strange:
-        raise DetectionError(f"{path} holds tensors of no ResNet: {_some(strange)}; {CONVERT_IT}")
+        raise DetectionError(
+            f"{path} holds tensors that are not of a ResNet: {_some(strange)}. {CONVERT_IT}"
+        )
     return named
 
 
@@ -71,12 +73,12 @@ def load_weights(model: nn.Module, path: str | Path) -> int:
 
 
 def check_loaded(model: nn.Module, path: str | Path) -> int:
-    """Every tensor of the model's ResNet is the file's, and all of the file's are in the model."""
+    """Raise an error unless the model's ResNet holds exactly the tensors of the file."""
     return compare(model, read_weights(path), path)
 
 
 def compare(model: nn.Module, from_file: dict[str, Tensor], path: str | Path) -> int:
-    """`check_loaded` for a file that has been read."""
+    """Do as `check_loaded` does, for a file that has been read."""
     in_model = network_tensors(model.state_dict())
     absent = [key for key in in_model if key not in from_file]
     unused = [key for key in from_file if key not in in_model]
@@ -89,20 +91,20 @@ def compare(model: nn.Module, from_file: dict[str, Tensor], path: str | Path) ->
             for keys, text in (
                 (absent, "not in the file, so left at random"),
                 (different, "of another shape or value than in the file"),
-                (unused, "in the file, but without a place in the model"),
+                (unused, "in the file, but not in the model"),
             )
             if keys
         ]
         raise DetectionError(
-            f"the model holds {loaded} of the {len(in_model)} tensors of its network from {path}:\n"
+            f"The model holds {loaded} of the {len(in_model)} tensors of its network from {path}:\n"
             + "\n".join(reasons)
-            + "\nThe config must be of the weights' network: see config.yaml beside them."
+            + "\nUse a config of the weights' network: see config.yaml beside them."
         )
     return len(in_model)
 
 
 def check_rest_is_new(model: nn.Module) -> None:
-    """Whatever is not the ResNet must be one of the parts that are known to start at random."""
+    """Raise an error if a part beside the ResNet is not known to start at random."""
     unknown = [
         key
         for key in model.state_dict()
@@ -113,8 +115,8 @@ def check_rest_is_new(model: nn.Module) -> None:
     ]
     if unknown:
         raise DetectionError(
-            "the detector has parts that no weights fill and that are not known to start at "
-            f"random: {_some(unknown)}. A C4 has none: use a config from configs/detection/"
+            "The detector has parts that no weights fill and that are not known to start at "
+            f"random: {_some(unknown)}. A C4 has none: use a config from configs/detection/."
         )
 
 
@@ -128,7 +130,7 @@ def _some(names: list[str]) -> str:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """A pickle can run anything; ours holds NumPy arrays, and only what builds those is let in."""
+    """A reader of pickles that builds NumPy arrays and nothing else: a pickle can run anything."""
 
     ALLOWED = frozenset(
         (module, name)
@@ -148,20 +150,21 @@ def _read_pickle(path: Path) -> dict[str, Any]:
             content = _ArraysOnly(file).load()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
         raise DetectionError(
-            f"{path} is not a pickle of plain arrays ({error}), so it was not read; {CONVERT_IT}"
+            f"{path} is not a pickle of plain arrays ({error}), so it was not read. {CONVERT_IT}"
         ) from error
     if not isinstance(content, dict):
-        raise DetectionError(f"{path} holds a {type(content).__name__}; {CONVERT_IT}")
+        raise DetectionError(f"{path} holds a {type(content).__name__}. {CONVERT_IT}")
     return content
 
 
 def as_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """Return the tensors as NumPy arrays."""
     return {key: tensor.numpy() for key, tensor in tensors.items()}
 
 
 @contextmanager
 def quietly(*names: str) -> Iterator[None]:
-    """Detectron2 warns in the same words about a load that is right and about one that failed."""
+    """Silence loggers: Detectron2 warns in the same words about right and failed loads."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Image files: their size as Detectron2 sees it, whether they decode, which are equal."""
+"""Find image files with the same content."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ TAIL_BYTES = 4096
 
 
 def equal_files(left: Iterable[Path], right: Iterable[Path]) -> list[tuple[Path, Path]]:
-    """Each file on the right that has the content of one on the left, after that one.
+    """Return (left, right) for each file on the right with the content of one on the left.
 
-    Size, then the last bytes, then a hash of all: of few files more than the end is ever read.
+    Sizes are compared first, then the last bytes, then hashes: few files are read completely.
     """
     groups = [(list(left), list(right))]
     for key in (os.path.getsize, _tail, sha256_of):

@@ -1,7 +1,7 @@
-"""Everything that would end a training run hours later, looked for before it begins.
+"""Check, before a training run begins, for everything that would end it hours later.
 
-All problems of all sets are told at once, each with its file and its fix. Notes (a class without
-test objects, a tiny box) are told too and stop nothing.
+All problems of all sets are reported at once, each with its file and its fix. Notes (a class
+without test objects, a tiny box) are reported too and stop nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kscl.data.annotated.image_size import image_size
 from kscl.data.annotated.specs import Source, parse_source, read_source, shared_class_names
 from kscl.errors import KsclError
 
-DECODED_SAMPLE = 200  # images a set that are decoded whole unless all are asked for
+DECODED_SAMPLE = 200  # images per set that are fully decoded unless all are asked for
 THREADS = 8  # reading headers waits for the disk more than it computes
 
 
@@ -43,18 +43,20 @@ class Report:
 
     @property
     def fatal(self) -> list[Problem]:
+        """The problems that stop a run."""
         return [problem for problem in self.problems if problem.fatal]
 
     @property
     def notes(self) -> list[Problem]:
+        """The problems that stop nothing."""
         return [problem for problem in self.problems if not problem.fatal]
 
     def checked(self) -> Report:
-        """This report, or one error with every problem."""
+        """Return this report, or raise one error with every problem."""
         if self.fatal:
             count = len(self.fatal)
             raise KsclError(
-                f"preflight found {count} problem{'s' if count > 1 else ''} in the data; nothing "
+                f"Preflight found {count} problem{'s' if count > 1 else ''} in the data; nothing "
                 f"was started:\n{list_problems(self.fatal)}"
             )
         return self
@@ -70,18 +72,18 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines = [f"classes ({len(self.class_names)}): {', '.join(self.class_names)}"]
+        lines = [f"Classes ({len(self.class_names)}): {', '.join(self.class_names)}"]
         for row in self.sets:
             lines.append(
                 f"{row['role']:>5}  {row['name']}: {row['images']} images, {row['objects']} objects"
-                f" ({row['difficult']} difficult), {row['decoded']} decoded whole"
+                f" ({row['difficult']} difficult), {row['decoded']} fully decoded"
             )
         if self.notes:
-            lines.append(f"notes ({len(self.notes)}):\n{list_problems(self.notes)}")
+            lines.append(f"Notes ({len(self.notes)}):\n{list_problems(self.notes)}")
         if self.fatal:
-            lines.append(f"problems ({len(self.fatal)}):\n{list_problems(self.fatal)}")
+            lines.append(f"Problems ({len(self.fatal)}):\n{list_problems(self.fatal)}")
         else:
-            lines.append("no problem found")
+            lines.append("No problem found.")
         return "\n".join(lines)
 
 
@@ -93,10 +95,10 @@ def preflight(
     full: bool = False,
     sample: int = DECODED_SAMPLE,
 ) -> Report:
-    """Look at every set (see detection.sources for the names); `full` decodes every image.
+    """Check every set (see kscl.data.annotated.specs for names); `full` decodes every image.
 
-    Sets that were registered under names of their own are given as `datasets.source_of(name)`.
-    `num_classes` is the model's; without `class_names` the training sets' own list is taken.
+    A set registered under its own name is given as `catalog.source_of(name)`. `num_classes` is the
+    model's; without `class_names`, the list is the training sets' own.
     """
     report = Report()
     sources: list[tuple[str, Source]] = []
@@ -116,7 +118,7 @@ def preflight(
         decoded = _check_images(source, found, report, full, sample)
         sets[role].append((source, found))
         report.sets.append(_summary(role, found, decoded))
-    # A list that could not be found is explained by what reading met, file by file.
+    # A list that could not be found is explained by the problems of the files.
     if no_list and (class_names is not None or not report.fatal):
         _add(report, "class list", "the training sets", no_list, "Give one list for all")
     _check_classes(report, sets, num_classes)
@@ -127,7 +129,7 @@ def preflight(
 def _class_names(
     sources: list[tuple[str, Source]], given: Sequence[str] | None
 ) -> tuple[tuple[str, ...], str]:
-    """The list to hold all sets to, or an empty one and why there is none."""
+    """Return the list for all sets, or an empty one and why there is none."""
     deciding = [source for role, source in sources if role == "train"]
     deciding = deciding or [source for _, source in sources]  # a test alone has its own list
     try:
@@ -149,15 +151,15 @@ def _read(source: Source, report: Report) -> AnnotatedSet | None:
 def _check_images(
     source: Source, found: AnnotatedSet, report: Report, full: bool, sample: int
 ) -> int:
-    """Headers of all images, pixels of a sample that is the same every time; the number decoded."""
+    """Check the headers of all images and decode a fixed sample; return the number decoded."""
     images = found.images
-    places = range(len(images))
+    indices = range(len(images))
     decoded = (
-        set(places) if full else set(random.Random(0).sample(places, min(sample, len(images))))
+        set(indices) if full else set(random.Random(0).sample(indices, min(sample, len(images))))
     )
     told = {problem.where for problem in found.problems}
     with ThreadPoolExecutor(THREADS) as threads:
-        results = threads.map(lambda place: _image_problem(images[place], place in decoded), places)
+        results = threads.map(lambda i: _image_problem(images[i], i in decoded), indices)
         report.problems += [p for p in results if p is not None and p.where not in told]
     empty = sum(not image.objects for image in images)
     if not found.usable:  # what is missing then was refused above, object by object
@@ -166,7 +168,7 @@ def _check_images(
         _add(report, "no objects", source.name, "no image has an object", "Annotate some")
     elif empty:
         text = f"{empty} of {len(images)} images have no object"
-        fix = "Training leaves them out, testing keeps them"
+        fix = "Training skips them, testing keeps them"
         _add(report, "without objects", source.name, text, fix, fatal=False)
     return len(decoded)
 
@@ -176,13 +178,13 @@ def _image_problem(image: AnnotatedImage, decode: bool) -> Problem | None:
     try:
         size = image_size(image.path, decode)
     except KsclError as error:
-        fix = "Replace the image or convert it to 8-bit RGB, or take it off the split"
+        fix = "Replace the image or convert it to 8-bit RGB, or remove it from the split"
         return Problem("unreadable image", str(image.path), str(error), fix)
     if (image.width, image.height) == size:
         return None
     what = f"is {size[0]} x {size[1]} pixels (as it is shown, turned by its EXIF tag if it has one)"
     what += f", but {image.annotation} says {image.width} x {image.height}"
-    fix = "Correct the size there if the boxes fit the image, else annotate it anew"
+    fix = "Correct the size there if the boxes fit the image, otherwise annotate it again"
     return Problem("image size", str(image.path), what, fix)
 
 
@@ -203,7 +205,7 @@ def _check_classes(
         counts = [annotated.counts() for _, annotated in found]
         absent = [name for name in names if not any(count.get(name) for count in counts)]
         if role == "train":
-            fix = "It cannot be learnt; add objects or take the class off the list"
+            fix = "It cannot be learned; add objects or remove the class from the list"
         else:
             report.absent_from_test = tuple(absent)
             fix = "It is left out of the mean AP, not counted as 0"
@@ -220,8 +222,8 @@ def _check_classes(
 def _overlap(
     train: list[tuple[Source, AnnotatedSet]], test: list[tuple[Source, AnnotatedSet]]
 ) -> Iterator[Problem]:
-    """Test images that are trained on: the same file, or another file with the same content."""
-    fix = "Take it off one of the splits: a score on training images says nothing"
+    """Yield test images that are trained on: the same file, or one with the same content."""
+    fix = "Remove it from one of the splits: a score on training images says nothing"
     for test_source, test_set in test:
         for train_source, train_set in train:
             paths = [
@@ -235,10 +237,11 @@ def _overlap(
                     what = f"is in {test_set.name} and in {train_set.name}"
                     yield Problem("overlap", str(path), what, fix)
             others = [path for path in paths[1] if path.resolve() not in known]
-            for twin, path in equal_files(paths[0], others):
-                what = f"of {test_set.name} has the same content as {twin} of {train_set.name}"
+            for same, path in equal_files(paths[0], others):
+                what = f"of {test_set.name} has the same content as {same} of {train_set.name}"
                 problem = Problem("overlap", str(path), what, fix)
-                yield replace(problem, fatal=not official)  # a benchmark's own twins are part of it
+                # A benchmark's own duplicates are part of it.
+                yield replace(problem, fatal=not official)
 
 
 def _summary(role: str, found: AnnotatedSet, decoded: int) -> dict[str, Any]:

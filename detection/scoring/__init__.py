@@ -1,4 +1,4 @@
-"""AP of a saved inference pass, by both scorers; no model and no Detectron2 is needed."""
+"""Score a saved inference pass by both scorers; neither a model nor Detectron2 is needed."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def score(
     scorers: Sequence[str] = tuple(SCORERS),
     same_annotations: bool = True,
 ) -> dict[str, ScorerResult]:
-    """For each scorer AP, AP50, AP75 (percent), the same of each class, curves, absent classes.
+    """Return AP, AP50, AP75 (percent), those of each class, curves and absent classes per scorer.
 
-    The annotations must be those that the detections were made with, unless `same_annotations`
-    is given up (they were corrected since, say); images and classes must agree in any case.
+    The annotations must be those that the detections were made with, unless `same_annotations` is
+    False (because they were corrected since, say); images and classes must agree in any case.
     """
     for name in scorers:
         if name not in SCORERS:
-            raise DetectionError(f"there is no scorer '{name}'. Use {' or '.join(SCORERS)}.")
+            raise DetectionError(f"There is no scorer '{name}'. Use {' or '.join(SCORERS)}.")
     known = detections.ground_truth
     if same_annotations and known and known != ground_truth.fingerprint:
         raise DetectionError(
-            f"the annotations of {ground_truth.dataset} have changed since {detections.dataset} "
+            f"The annotations of {ground_truth.dataset} have changed since {detections.dataset} "
             f"was evaluated (fingerprint {known} then, {ground_truth.fingerprint} now): numbers "
-            "from then and now would not compare. Restore them, or say that you want the changed "
-            "ones (--changed-annotations)."
+            "from then and now cannot be compared. Restore them, or score with the changed ones "
+            "(--changed-annotations)."
         )
     in_order = fitted(detections, ground_truth)
     return {name: SCORERS[name](in_order, ground_truth) for name in scorers}

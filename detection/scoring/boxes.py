@@ -1,4 +1,4 @@
-"""A saved inference pass: every box of a data set, detected or annotated, in one kind of file.
+"""Save an inference pass: every box of a data set, detected or annotated, in one kind of file.
 
 The file is a .npz of plain arrays (no pickle): the boxes of all images one after the other, with
 the index of their image and class beside them. What is needed to score them again is inside.
@@ -58,7 +58,7 @@ class GroundTruth(BoxTable):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Changes with whatever can change a score; not with the order of images or classes."""
+        """A hash of whatever can change a score; the order of images and classes does not."""
         digest = hashlib.sha256()
         order = np.argsort(np.asarray(self.image_ids)[self.image], kind="stable")
         for image_id in sorted(self.image_ids):
@@ -87,7 +87,7 @@ def make_detections(
     per_image: dict[str, tuple[Array, Array, Array]],
     ground_truth: str = "",
 ) -> Detections:
-    """From (boxes, scores, class indices) of every image, in the order of the data set."""
+    """Make a table from (boxes, scores, class indices) of every image, in the set's order."""
     image_ids = tuple(per_image)
     columns = list(zip(*per_image.values(), strict=True)) or [(), (), ()]
     counts = [len(boxes) for boxes in columns[0]]
@@ -106,8 +106,8 @@ def make_detections(
 
 
 def make_ground_truth(annotated: AnnotatedSet) -> GroundTruth:
-    """The objects of a set that has been read, in its order."""
-    index = {name: place for place, name in enumerate(annotated.class_names)}
+    """Make a table of the objects of a set that has been read, in its order."""
+    index = {name: number for number, name in enumerate(annotated.class_names)}
     objects = [(i, o) for i, image in enumerate(annotated.images) for o in image.objects]
     boxes = np.array([o.box for _, o in objects], np.float64).reshape(-1, 4)
     of_box = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
@@ -144,12 +144,14 @@ def write_table(table: Detections | GroundTruth, path: str | Path) -> Path:
 
 
 def read_detections(path: str | Path) -> Detections:
+    """Read what a model found; a file that is damaged or of another kind is an error."""
     table = _read(path, "detections")
     assert isinstance(table, Detections)
     return table
 
 
 def read_ground_truth(path: str | Path) -> GroundTruth:
+    """Read what there is to be found; a file that is damaged or of another kind is an error."""
     table = _read(path, "ground truth")
     assert isinstance(table, GroundTruth)
     return table
@@ -167,20 +169,20 @@ def check_table(table: BoxTable, where: object) -> None:
             wrong = column.min() if column.min() < 0 else column.max()
             raise DetectionError(
                 f"{where}: a box has the {name} index {wrong}, but there are {count}. Use the "
-                "class list that the model was built with; else the file is damaged."
+                "class list that the model was built with; otherwise the file is damaged."
             )
     for name in ("boxes", "scores", "areas"):
         column = getattr(table, name, np.zeros(0))
         if not np.isfinite(column).all():
             raise DetectionError(
-                f"{where}: {name} has a value that is no finite number. Make it anew."
+                f"{where}: {name} has a value that is not a finite number. Make the file again."
             )
     if (table.boxes[:, 2:] < table.boxes[:, :2]).any():
         raise DetectionError(f"{where}: a box ends before it begins. Boxes are x1, y1, x2, y2.")
 
 
 def fitted(detections: Detections, truth: GroundTruth) -> Detections:
-    """The detections with image and class indices of the ground truth, in its order of images."""
+    """Return the detections with the indices and the order of images of the ground truth."""
     _same("image", detections.image_ids, truth.image_ids, detections.dataset, truth.dataset)
     _same("class", detections.class_names, truth.class_names, detections.dataset, truth.dataset)
     image = _moved(detections.image_ids, truth.image_ids)[detections.image]
@@ -202,14 +204,14 @@ def _same(what: str, found: tuple[str, ...], wanted: tuple[str, ...], a: str, b:
         told = [f"{len(missing)} only annotated (first: {missing[0]})"] if missing else []
         told += [f"{len(extra)} only in the detections (first: {extra[0]})"] if extra else []
         raise DetectionError(
-            f"the detections of {a} do not belong to the annotations of {b}: of the {what} names "
+            f"The detections of {a} do not belong to the annotations of {b}: of the {what} names "
             f"{' and '.join(told)}. Score them with the set and split that they were made on."
         )
 
 
 def _moved(names: tuple[str, ...], target: tuple[str, ...]) -> Array:
-    place = {name: index for index, name in enumerate(target)}
-    return np.array([place[name] for name in names], np.int64)
+    index = {name: number for number, name in enumerate(target)}
+    return np.array([index[name] for name in names], np.int64)
 
 
 def _joined(parts: Any, dtype: type) -> Array:
@@ -221,23 +223,23 @@ def _read(path: str | Path, kind: str) -> BoxTable:
         with np.load(path, allow_pickle=False) as file:
             content = {name: file[name] for name in file.files}
     except FileNotFoundError:
-        raise DetectionError(f"{path}: no such file of {kind}. Check the path.") from None
+        raise DetectionError(f"{path}: there is no such file of {kind}. Check the path.") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         raise DetectionError(
-            f"{path}: not readable as a file of {kind} ({error}). Make it again: it is damaged, or "
-            "was written by something else."
+            f"{path} is not readable as a file of {kind} ({error}). Make it again: it is damaged, "
+            "or was written by something else."
         ) from error
     text = {name: str(content.get(name, "")) for name in ("format", "kind", "dataset")}
     if text["format"] != FORMAT or "version" not in content:
-        raise DetectionError(f"{path}: not a file of {kind}. Pass one that an evaluation wrote.")
+        raise DetectionError(f"{path} is not a file of {kind}. Pass one that an evaluation wrote.")
     version = int(content["version"])
     if version > VERSION:
         raise DetectionError(
-            f"{path}: written by a newer release (version {version}, this one reads up to "
+            f"{path} was written by a newer release (version {version}, this one reads up to "
             f"{VERSION}). Upgrade to read it."
         )
     if text["kind"] != kind:
-        raise DetectionError(f"{path}: holds {text['kind']}, not {kind}. Pass the other file.")
+        raise DetectionError(f"{path} holds {text['kind']}, not {kind}. Pass the other file.")
     type_, own_columns = _KINDS[kind]
     columns = _checked_columns(content, {**_COLUMNS, **own_columns}, path)
     if kind == "detections":

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from detection.scoring.boxes import Array, BoxTable, Detections, GroundTruth
-from detection.scoring.result import ScorerResult, summarise
+from detection.scoring.result import ScorerResult, summarize
 
 NAME = "coco-101pt"
 SIZES = {"APs": "small", "APm": "medium", "APl": "large"}
@@ -37,12 +37,12 @@ def score_coco101(detections: Detections, truth: GroundTruth) -> ScorerResult:
     by_size = dict(zip(evaluation.params.areaRngLbl, np.moveaxis(precision, 3, 0), strict=True))
     counts = np.bincount(truth.category[~truth.difficult], minlength=len(truth.class_names))
     curves = np.moveaxis(by_size["all"], 2, 0)  # (classes, thresholds, recalls)
-    result = summarise(truth.class_names, counts, curves.mean(axis=2), curves)
+    result = summarize(truth.class_names, counts, curves.mean(axis=2), curves)
     return result | {name: _mean_of_known(by_size[label]) for name, label in SIZES.items()}
 
 
 def _entries(table: BoxTable) -> list[dict[str, Any]]:
-    """Annotations as pycocotools wants them; its ids begin at 1, because it takes 0 for none."""
+    """Return annotations for pycocotools; its ids begin at 1, because 0 means none there."""
     # Sizes in the boxes' own precision, as Detectron2's COCO evaluator computes them.
     boxes = np.concatenate([table.boxes[:, :2], table.boxes[:, 2:] - table.boxes[:, :2]], axis=1)
     return [
@@ -58,8 +58,8 @@ def _api(truth: GroundTruth, entries: list[dict[str, Any]]) -> Any:
 
     api = COCO()
     api.dataset = {
-        "images": [{"id": place + 1} for place in range(len(truth.image_ids))],
-        "categories": [{"id": place + 1} for place in range(len(truth.class_names))],
+        "images": [{"id": index + 1} for index in range(len(truth.image_ids))],
+        "categories": [{"id": index + 1} for index in range(len(truth.class_names))],
         "annotations": entries,
     }
     api.createIndex()

@@ -1,4 +1,4 @@
-"""One inference pass: collected over all ranks, saved, and scored with every scorer."""
+"""Collect one inference pass over all ranks, save it, and score it with every scorer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Found = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]  # image id: boxes,
 
 
 class SavedPassEvaluator(DatasetEvaluator):
-    """Use it where Detectron2 uses its evaluators: `inference_on_dataset(model, loader, this)`.
+    """An evaluator for Detectron2's `inference_on_dataset(model, loader, this)`.
 
     The scorer named first gives the `bbox` entry of the result, the others have their own. All
-    of it, curves too, stays in `scores`; the files in `output_dir` can be scored again.
+    of it, curves too, is in `scores`; the files in `output_dir` can be scored again.
     """
 
     def __init__(
@@ -47,10 +47,12 @@ class SavedPassEvaluator(DatasetEvaluator):
         self._found: Found = {}
 
     def reset(self) -> None:
+        """Forget what was collected."""
         self._found = {}
         self.scores = {}
 
     def process(self, inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Any]) -> None:
+        """Collect the boxes of some images."""
         for image, output in zip(inputs, outputs, strict=True):
             instances = output["instances"].to("cpu")
             self._found[str(image["image_id"])] = (
@@ -60,6 +62,7 @@ class SavedPassEvaluator(DatasetEvaluator):
             )
 
     def evaluate(self) -> OrderedDict[str, dict[str, float]] | None:
+        """Save and score what all ranks have collected; return None on ranks other than 0."""
         gathered = comm.gather(self._found, dst=0)
         if not comm.is_main_process():
             return None
@@ -68,12 +71,12 @@ class SavedPassEvaluator(DatasetEvaluator):
         missing = [image for image in self._truth.image_ids if image not in found]
         if missing:
             raise DetectionError(
-                f"the pass over {self.dataset_name} saw {len(found)} of its "
+                f"The pass over {self.dataset_name} saw {len(found)} of its "
                 f"{len(self._truth.image_ids)} images (not {missing[0]}, for one). Run it over the "
-                "whole set: a score on a part of it is no score."
+                "whole set: a score on a part of it cannot be compared."
             )
-        order = {image: place for place, image in enumerate(self._truth.image_ids)}
-        # In the order of the set, so that equal scores fall alike on any number of ranks.
+        order = {image: index for index, image in enumerate(self._truth.image_ids)}
+        # In the order of the set, so that ties are the same on any number of ranks.
         ordered = dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
         detections = make_detections(
             self.dataset_name, self._truth.class_names, ordered, self._truth.fingerprint
@@ -83,13 +86,13 @@ class SavedPassEvaluator(DatasetEvaluator):
             write_table(self._truth, self.output_dir / GROUND_TRUTH_FILE)
         self.scores = score(detections, self._truth, self.scorers)
         logging.getLogger(__name__).info("%s\n%s", self.dataset_name, as_table(self.scores))
-        return _as_detectron2_has_it(self.scores)
+        return _in_detectron2_format(self.scores)
 
 
-def _as_detectron2_has_it(scores: Mapping[str, ScorerResult]) -> OrderedDict[str, dict[str, float]]:
-    """Task → name → number; the first scorer is the task `bbox`, whatever is unknown is nan."""
+def _in_detectron2_format(scores: Mapping[str, ScorerResult]) -> OrderedDict[str, dict[str, float]]:
+    """Return task → name → number; the first scorer is the task `bbox`, unknown numbers are nan."""
     results: OrderedDict[str, dict[str, float]] = OrderedDict()
-    for place, (scorer, result) in enumerate(scores.items()):
+    for number, (scorer, result) in enumerate(scores.items()):
         numbers = {
             name: float("nan") if value is None else value
             for name, value in result.items()
@@ -97,5 +100,5 @@ def _as_detectron2_has_it(scores: Mapping[str, ScorerResult]) -> OrderedDict[str
         }
         numbers |= {f"AP-{name}": row["AP"] for name, row in result["per_class"].items()}
         numbers |= {f"AP-{name}": float("nan") for name in result["absent_classes"]}
-        results["bbox" if place == 0 else scorer] = numbers
+        results["bbox" if number == 0 else scorer] = numbers
     return results

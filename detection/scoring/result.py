@@ -1,4 +1,4 @@
-"""What a scorer hands back, the same for both: means, classes, curves; and its table as text."""
+"""What both scorers return: means, classes and curves; and the table of them as text."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from detection.scoring.boxes import Array
 ScorerResult = dict[str, Any]
 
 CURVE_RECALLS = np.linspace(0.0, 1.0, 101)
-CURVE_IOUS = {"AP50": 0, "AP75": 5}  # name: place among the ten thresholds
+CURVE_IOUS = {"AP50": 0, "AP75": 5}  # name: index of one of the ten thresholds
 
 
-def summarise(
+def summarize(
     class_names: Sequence[str],
     counts: Array,  # (classes,) objects that are to be found
     per_class: Array,  # (classes, 10) AP at each threshold, of 1
     curves: Array,  # (classes, 10, 101) precision at CURVE_RECALLS
 ) -> ScorerResult:
-    """Percentages; a class without objects has no AP and is no part of any mean."""
-    present = [place for place, count in enumerate(counts) if count]
+    """Return percentages; a class without objects has no AP and is not part of any mean."""
+    present = [index for index, count in enumerate(counts) if count]
     if not present:
         raise DetectionError(
-            "there is nothing to score: no class has an object in the ground truth that is not "
+            "There is nothing to score: no class has an object in the ground truth that is not "
             "difficult. Score on a split with objects."
         )
     percent = 100.0 * per_class
     return {
         **_means(percent[present].mean(axis=0)),
         "per_class": {
-            class_names[place]: {**_means(percent[place]), "objects": int(counts[place])}
-            for place in present
+            class_names[index]: {**_means(percent[index]), "objects": int(counts[index])}
+            for index in present
         },
         "absent_classes": [
             name for name, count in zip(class_names, counts, strict=True) if not count
@@ -42,18 +42,18 @@ def summarise(
         "curves": {
             "recall": [round(float(level), 2) for level in CURVE_RECALLS],
             "precision": {
-                class_names[place]: {
-                    name: [round(float(value), 4) for value in curves[place, iou]]
+                class_names[index]: {
+                    name: [round(float(value), 4) for value in curves[index, iou]]
                     for name, iou in CURVE_IOUS.items()
                 }
-                for place in present
+                for index in present
             },
         },
     }
 
 
 def metrics_of(scores: Mapping[str, ScorerResult], headline: str) -> dict[str, float]:
-    """The finite numbers for a record: AP, AP50, AP75 of the headline scorer, others prefixed."""
+    """Return the numbers for a record: those of the headline scorer, and the others prefixed."""
     metrics = {}
     for scorer in sorted(scores, key=lambda name: name != headline):
         prefix = "" if scorer == headline else f"{scorer}/"
@@ -64,7 +64,7 @@ def metrics_of(scores: Mapping[str, ScorerResult], headline: str) -> dict[str, f
 
 
 def as_table(scores: Mapping[str, ScorerResult]) -> str:
-    """One block a scorer: the mean first, then every class, then the classes left out."""
+    """Return one block per scorer: the mean first, then every class, then the absent classes."""
     blocks = []
     for scorer, result in scores.items():
         rows = {"mean": result, **result["per_class"]}

@@ -3,7 +3,7 @@
 11-point AP, averaged over IoU 0.50 … 0.95; difficult objects neither help nor hurt. Detectron2's
 conventions are kept to the digit: scores rounded to 3 decimals and boxes to 1, a pixel added to
 widths and heights, an overlap must be above (not at) the threshold, and a detection stands for the
-object it overlaps most, taken or not. Two deviations: equal scores keep the order of the images
+object it overlaps most, matched or not. Two deviations: equal scores keep the order of the images
 (Detectron2's sort leaves it to chance), and a class without objects is left out of the mean.
 
 That last-but-one convention is why no matching loop is needed: which object a detection stands for
@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from detection.scoring.boxes import Array, Detections, GroundTruth
-from detection.scoring.result import CURVE_RECALLS, ScorerResult, summarise
+from detection.scoring.result import CURVE_RECALLS, ScorerResult, summarize
 
 NAME = "voc07-11pt"
 IOU_THRESHOLDS = np.array([percent / 100.0 for percent in range(50, 100, 5)])
 RECALL_POINTS = np.arange(0.0, 1.1, 0.1)  # their float errors are Detectron2's too
-PAIRS_AT_ONCE = 2_000_000  # bounds the memory of sets with hundreds of boxes an image
+PAIRS_AT_ONCE = 2_000_000  # bounds the memory of sets with hundreds of boxes per image
 
 
 def score_voc07(detections: Detections, truth: GroundTruth) -> ScorerResult:
@@ -46,13 +46,13 @@ def score_voc07(detections: Detections, truth: GroundTruth) -> ScorerResult:
         recall, envelope = _precision_envelope(hit, miss, count)
         per_class.append(_sampled(recall, envelope, RECALL_POINTS).mean(axis=1))
         curves.append(_sampled(recall, envelope, CURVE_RECALLS))
-    return summarise(truth.class_names, counts, np.array(per_class), np.array(curves))
+    return summarize(truth.class_names, counts, np.array(per_class), np.array(curves))
 
 
 def best_overlaps(detections: Detections, truth: GroundTruth) -> tuple[Array, Array]:
-    """For each detection the largest IoU with an object of its image and class, and that object.
+    """Return the largest IoU of each detection with an object of its image and class, and which.
 
-    0 and -1 where there is none; of equal overlaps the first object counts.
+    0 and -1 if there is none; of equal overlaps the first object counts.
     """
     num_classes = len(truth.class_names)
     group = detections.image * num_classes + detections.category
@@ -78,7 +78,7 @@ def best_overlaps(detections: Detections, truth: GroundTruth) -> tuple[Array, Ar
 
 
 def _parts(rows: Array, counts: Array) -> list[Array]:
-    """The rows in runs of a bounded number of pairs."""
+    """Split the rows into runs of a bounded number of pairs."""
     if not len(rows):
         return []
     cuts = np.flatnonzero(np.diff(np.cumsum(counts) // PAIRS_AT_ONCE)) + 1
@@ -86,7 +86,7 @@ def _parts(rows: Array, counts: Array) -> list[Array]:
 
 
 def _pixels(detections: Detections) -> Array:
-    """Boxes as Detectron2 writes them to its result files: from 1, with one decimal."""
+    """Return the boxes as Detectron2 writes them to its result files: from 1, one decimal."""
     boxes = detections.boxes.copy()  # float32: the pixel is added before widening, as there
     boxes[:, :2] += 1
     return _rounded(boxes, 10.0)
@@ -99,12 +99,12 @@ def _truth_pixels(truth: GroundTruth) -> Array:
 
 
 def _rounded(values: Array, scale: float) -> Array:
-    """Rounded as by printing: a float32 times the scale is exact in float64, so ties are ties."""
+    """Round as printing does: a float32 times the scale is exact in float64, so ties are ties."""
     return np.rint(values.astype(np.float64) * scale) / scale
 
 
 def _iou(a: Array, b: Array) -> Array:
-    """Row by row, with the added pixel; the order of operations decides ties, so it is kept."""
+    """Return the IoU of each row with the added pixel; the order of operations decides ties."""
     width = np.maximum(np.minimum(b[:, 2], a[:, 2]) - np.maximum(b[:, 0], a[:, 0]) + 1.0, 0.0)
     height = np.maximum(np.minimum(b[:, 3], a[:, 3]) - np.maximum(b[:, 1], a[:, 1]) + 1.0, 0.0)
     shared = width * height
@@ -115,9 +115,9 @@ def _iou(a: Array, b: Array) -> Array:
 
 
 def _best_before(passes: Array, objects: Array) -> Array:
-    """The most thresholds that an earlier detection of the same object passes (0 if none)."""
+    """Return the most thresholds that an earlier detection of the same object passes, or 0."""
     order = np.argsort(objects, kind="stable")
-    level = objects[order] * 16 + passes[order]  # a running maximum that starts anew each object
+    level = objects[order] * 16 + passes[order]  # a running maximum that restarts for each object
     highest = np.maximum.accumulate(level)
     starts_object = np.ones(len(order), bool)
     starts_object[1:] = objects[order][1:] != objects[order][:-1]
@@ -130,7 +130,7 @@ def _best_before(passes: Array, objects: Array) -> Array:
 
 
 def _marks(passes: Array, before: Array, objects: Array, difficult: Array) -> tuple[Array, Array]:
-    """(hit, miss), each (10, N): at each threshold a hit, a miss, or neither (difficult)."""
+    """Return (hit, miss), each (10, N): per threshold a hit, a miss, or neither (difficult)."""
     level = np.arange(len(IOU_THRESHOLDS))[:, None]
     above = passes > level
     spared = difficult[objects] & (objects >= 0) if len(difficult) else np.zeros(len(objects), bool)
@@ -139,7 +139,7 @@ def _marks(passes: Array, before: Array, objects: Array, difficult: Array) -> tu
 
 
 def _precision_envelope(hit: Array, miss: Array, count: int) -> tuple[Array, Array]:
-    """Recall after each detection, and the best precision from there on; both (10, N)."""
+    """Return recall after each detection and the best precision from there on, both (10, N)."""
     hits, misses = np.cumsum(hit, axis=1), np.cumsum(miss, axis=1)
     precision = hits / np.maximum(hits + misses, 1)
     envelope = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
@@ -147,7 +147,7 @@ def _precision_envelope(hit: Array, miss: Array, count: int) -> tuple[Array, Arr
 
 
 def _sampled(recall: Array, envelope: Array, levels: Any) -> Array:
-    """The envelope at each level of recall; 0 at levels that are never reached. (10, levels)"""
+    """Return the envelope at each level of recall, 0 at levels never reached: (10, levels)."""
     ended = np.concatenate([envelope, np.zeros((len(envelope), 1))], axis=1)
     return np.stack(
         [

@@ -9,8 +9,8 @@ and the random numbers of a batch are seeded by its number.
 from __future__ import annotations
 
 import itertools
+import os
 import random
-import signal
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +26,6 @@ from detectron2.utils import comm
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from detection.errors import DetectionError
-from kscl.runtime.signals import STOP_SIGNALS
 
 Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
 
@@ -101,16 +100,15 @@ def build_train_loader(
         sampler=_Order(sizes, total // world, seed_of(seed, "order"), start),
         num_workers=workers,
         collate_fn=trivial_batch_collator,
-        worker_init_fn=ignore_stop_signals,
+        worker_init_fn=leave_process_group,
         # Its own: a loader that starts draws a number, which a resumed run would draw elsewhere.
         generator=torch.Generator().manual_seed(seed_of(seed, "loader")),
     )
 
 
-def ignore_stop_signals(worker: int) -> None:
-    """Leave signals to the main process, which saves first: a group is signaled as a whole."""
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+def leave_process_group(worker: int) -> None:
+    """Put a worker out of reach of signals to the group: the main process saves before it stops."""
+    os.setpgid(0, 0)
 
 
 def build_test_loader(cfg: CfgNode, dicts: list[dict[str, Any]]) -> DataLoader[Any]:
@@ -122,5 +120,5 @@ def build_test_loader(cfg: CfgNode, dicts: list[dict[str, Any]]) -> DataLoader[A
         sampler=InferenceSampler(len(images)),
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         collate_fn=trivial_batch_collator,
-        worker_init_fn=ignore_stop_signals,
+        worker_init_fn=leave_process_group,
     )

@@ -1,4 +1,4 @@
-"""What makes two AP figures comparable, read off the effective config."""
+"""The protocol of a run: the settings that make two AP figures comparable."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THE_CONTENDERS_OWN = (
 
 
 def protocol_of(cfg: CfgNode) -> Protocol:
-    """All settings but the contender's own: its weights, its network and the seed."""
+    """Return all settings but the contender's own: its weights, its network and the seed."""
     without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL")
     definition = leaves_without(plain(cfg), without)
     return Protocol(cfg.KSCL.PROTOCOL or "unnamed", definition)

@@ -1,7 +1,7 @@
 """The C4 head of the MoCo protocol: res5 with one more norm at its end (MoCo, section 4.2).
 
-Backbones of different pretraining hand the new predictors features of different magnitude; the norm
-calibrates them, so that one learning rate serves all contenders.
+Backbones of different pretraining give the new predictors features of different magnitude; the norm
+calibrates them, so that one learning rate works for all contenders.
 """
 
 from __future__ import annotations
@@ -26,6 +26,6 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
         if norm is None:
             raise DetectionError(
                 f"MODEL.RESNETS.NORM is '{kind}', and the head Res5ROIHeadsExtraNorm appends a "
-                "norm: name one (naiveSyncBN), or take MODEL.ROI_HEADS.NAME Res5ROIHeads"
+                "norm. Name one (naiveSyncBN), or set MODEL.ROI_HEADS.NAME Res5ROIHeads."
             )
         self.res5.add_module(EXTRA_NORM, norm)

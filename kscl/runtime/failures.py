@@ -55,11 +55,10 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
     if any(words in text for words in NO_SHARED_MEMORY):
         return _shared_memory(workers_key)
     if dead := DEAD_WORKER.search(text):
-        return _dead_worker(
-            workers_key, f" {dead[1]}", f"was ended by signal {dead[2]}" if dead[2] else "died"
-        )
+        cause = f"was ended by signal {dead[2]}" if dead[2] else "died"
+        return _dead_worker(f" {dead[1]}", cause, workers_key)
     if isinstance(error, ConnectionError | EOFError | FileNotFoundError) and _met_in_loader(error):
-        return _dead_worker(workers_key, "", f"died ({type(error).__name__})")
+        return _dead_worker("", f"died ({type(error).__name__})", workers_key)
     if isinstance(error, OSError):
         return _of_file(error)
     out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
@@ -78,7 +77,7 @@ def _met_in_loader(error: Exception) -> bool:
     return waited and "in DataLoader worker process" not in str(error)
 
 
-def _dead_worker(workers_key: str, number: str, cause: str) -> str:
+def _dead_worker(number: str, cause: str, workers_key: str) -> str:
     return (
         f"Loader worker{number} {cause}. If nobody ended it, memory has run out: use fewer workers "
         f"({workers_key}). --resume continues from the last checkpoint."

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from detection import install
-from tests.helpers.commands import run, tool
+from tests.helpers.commands import ROOT, run, tool
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_repacking_is_reproducible_to_the_byte(carrier, tmp_path):
 def test_a_detectron2_that_imports_is_kept():
     done = tool("install_detectron2")
     assert done.returncode == 0
-    assert done.stdout.startswith("kept: Detectron2")
+    assert done.stdout.startswith("Kept: Detectron2")
 
 
 def test_a_wrong_hash_is_an_error_and_the_environment_stays(carrier):
@@ -70,7 +70,7 @@ def test_a_wrong_hash_is_an_error_and_the_environment_stays(carrier):
     assert done.returncode == 2
     assert "expected sha256" in done.stderr
     assert "nothing was installed" in done.stderr
-    assert tool("install_detectron2").stdout.startswith("kept: ")
+    assert tool("install_detectron2").stdout.startswith("Kept: ")
 
 
 def test_a_wheel_that_is_not_there_is_an_error(tmp_path):
@@ -102,8 +102,29 @@ def test_an_unwritable_folder_is_an_error(carrier, tmp_path, monkeypatch):
         install.install_wheel(install.repack(carrier, tmp_path))
 
 
-def test_where_detectron2_is_missing_the_hint_says_how_to_install_it(tmp_path):
-    (tmp_path / "detectron2.py").write_text("raise ImportError('blocked')")
+WITHOUT_DETECTRON2 = "import sys; sys.modules['detectron2'] = None\n"  # as if not installed
+
+
+def test_where_detectron2_is_missing_the_hint_says_how_to_install_it():
     code = "from detection import require_detectron2; require_detectron2()"
-    done = run(sys.executable, "-c", code, env={"PYTHONPATH": str(tmp_path)})
+    done = run(sys.executable, "-c", WITHOUT_DETECTRON2 + code)
+    assert done.returncode == 1
     assert "kscl-install-detectron2" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["install_detectron2", "preflight", "score"])
+def test_tools_that_need_no_detectron2_run_without_it(command):
+    code = f"from detection.commands.{command} import main; main(['--help'])"
+    done = run(sys.executable, "-W", "ignore", "-c", WITHOUT_DETECTRON2 + code)
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def test_an_import_error_of_an_installed_detectron2_is_not_suppressed(tmp_path):
+    (tmp_path / "detectron2").mkdir()
+    (tmp_path / "detectron2" / "__init__.py").write_text("")
+    (tmp_path / "detectron2" / "config.py").write_text("raise ImportError('half an installation')")
+    path = f"{tmp_path}:{ROOT}"
+    done = run(sys.executable, "-c", "import detection", env={"PYTHONPATH": path})
+    assert done.returncode == 1
+    assert "half an installation" in done.stderr

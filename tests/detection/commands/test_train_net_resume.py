@@ -261,18 +261,18 @@ def lose_a_worker() -> None:
 
 
 def leave_little_room() -> None:
-    """A limit on the size of files stands in for a disk that fills up."""
+    """Limit the size of files, which stands in for a disk that fills up."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
 @pytest.mark.parametrize(
-    ("accident", "named"),
-    [(lose_a_worker, "DATALOADER.NUM_WORKERS"), (leave_little_room, "checkpoints")],
+    ("accident", "workers", "named"),
+    [(lose_a_worker, "1", "DATALOADER.NUM_WORKERS"), (leave_little_room, "1", "checkpoints")],
 )
 def test_an_accident_of_the_machine_is_one_line_that_names_the_thing_and_the_fix(
-    shop, tmp_path, accident, named
+    shop, tmp_path, accident, workers, named
 ):
-    more = ["DATALOADER.NUM_WORKERS", "1"]
+    more = ["DATALOADER.NUM_WORKERS", workers]
     done = start_train_net(shop, tmp_path / "run", *more, before=accident).wait()
     assert done.returncode == 2, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -34,16 +34,18 @@ def run(tmp_path):
 
 def test_a_run_is_drawn_beside_its_annotations(run, tmp_path, capsys):
     assert main([str(run), "--images", "2"]) == 0
-    assert "drawn:" in capsys.readouterr().out
+    assert "Drawn:" in capsys.readouterr().out
     with Image.open(run / "detections.png") as sheet:
         assert min(sheet.size) > 500
-        colours = np.unique(np.asarray(sheet.convert("RGB")).reshape(-1, 3), axis=0)
-    assert len(colours) > 100
+        colors = np.unique(np.asarray(sheet.convert("RGB")).reshape(-1, 3), axis=0)
+    assert len(colors) > 100
 
 
 def test_boxes_that_are_right_wrong_and_too_weak_are_told_apart(run, monkeypatch):
     drawn = []
-    monkeypatch.setattr("detection.pictures._draw_boxes", lambda *words: drawn.append(words))
+    monkeypatch.setattr(
+        "detection.scoring.pictures._draw_boxes", lambda *words: drawn.append(words)
+    )
     truth = read_ground_truth(run / "ground_truth.npz")
     place = int(np.flatnonzero(~truth.difficult)[0])
     here, weak = truth.boxes[place].astype(np.float32), np.array([0, 0, 2, 2], np.float32)

@@ -177,7 +177,7 @@ def test_every_resnet_that_timm_names_is_either_mapped_whole_or_refused():
     ],
 )
 def test_a_name_that_is_no_tensor_of_a_resnet_has_no_translation(name):
-    with pytest.raises(DetectionError, match="is no tensor"):
+    with pytest.raises(DetectionError, match="is not a tensor"):
         to_detectron2(name)
 
 
@@ -189,7 +189,7 @@ def test_a_name_that_is_no_tensor_of_a_resnet_has_no_translation(name):
     ],
 )
 def test_a_name_that_detectron2_does_not_have_has_no_translation_back(name):
-    with pytest.raises(DetectionError, match="is no tensor"):
+    with pytest.raises(DetectionError, match="is not a tensor"):
         to_timm(name)
 
 

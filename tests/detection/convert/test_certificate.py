@@ -25,6 +25,7 @@ from detection.convert.name_map import rename
 from detection.convert.weights import check_loaded, check_rest_is_new, load_weights, read_weights
 from detection.errors import DetectionError
 from kscl.errors import KsclError
+from kscl.runtime.files import sha256_of
 from tests.helpers.backbones import NARROW, backbone_file, lively_backbone
 
 MARKS = {"matching_heuristics": True, "__author__": "someone"}
@@ -119,7 +120,7 @@ SILENT = [  # Detectron2 ends without an exception and holds `count` tensors of 
     (of_full_width, "w.pth", 0, "of another shape or value"),
     (of_basic_blocks, "w.pth", 0, "not in the file, so left at random: res2"),
     (with_one_tensor_too_few, "w.pth", 264, "264 of the 265"),
-    (with_a_classifier, "w.pth", 265, "of no ResNet: stem.fc.weight"),
+    (with_a_classifier, "w.pth", 265, "stem.fc.weight"),
 ]
 
 
@@ -243,13 +244,18 @@ def test_changed_weights_are_refused(converted, cfg, tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 2}, "not a certificate of version 1"),
-        ({"arch": None}, "fields missing or unknown: arch"),
-        ({"note": "x"}, "fields missing or unknown: note"),
+        ({"version": 1}, "not a certificate of version 2"),
+        ({"arch": None}, "missing or unknown fields: arch"),
+        ({"note": "x"}, "missing or unknown fields: note"),
+        ({"source": {"name": "x"}}, "source has missing or unknown fields: file_sha256, layout"),
         ({"differences": {}}, "proves nothing"),
         ({"differences": {"stem": 0.5}}, "proves nothing"),
         ({"differences": [0.5]}, "differences is not a dict"),
-        ({"detectron2_keys": {"MODEL.RESNETS.WIDTH": 3}}, "MODEL.RESNETS.WIDTH is not a key"),
+        ({"detectron2_keys": {"MODEL.RESNETS.WIDTH": 3}}, "MODEL.RESNETS.WIDTH"),
+        ({"detectron2_keys": {}}, "MODEL.RESNETS.STRIDE_IN_1X1"),
+        ({"tensors": 264}, "264"),
+        ({"arch": "resnet101"}, "resnet101"),
+        ({"arch_kwargs": {"channels": [16, 32, 64, 128]}}, "16, 32, 64, 128"),
     ],
 )
 def test_a_certificate_that_is_incomplete_or_of_another_time_is_none(
@@ -267,6 +273,95 @@ def test_a_certificate_that_is_incomplete_or_of_another_time_is_none(
         read_certificate(path)
 
 
+def forged(converted: Converted, cfg: CfgNode, folder: Path, **changes) -> CfgNode:
+    """A config that starts from a copy of the conversion with another certificate."""
+    shutil.copytree(converted.folder, folder)
+    about = converted.certificate.as_dict() | changes
+    (folder / "certificate.json").write_text(json.dumps(about))
+    cfg.MODEL.WEIGHTS = str(folder / "weights.pth")
+    return cfg
+
+
+@pytest.mark.parametrize("difference", [0.5, -0.5, True, None, "0", 1e-3])
+def test_a_certificate_does_not_set_its_own_tolerance(difference, converted, cfg, tmp_path):
+    differences = {**converted.certificate.differences, "res4": difference}
+    changes = {"differences": differences, "tolerance": 1e9}
+    with pytest.raises(DetectionError, match="proves nothing for res4"):
+        verify_start(forged(converted, cfg, tmp_path / "forged", **changes))
+
+
+def test_a_certificate_that_leaves_a_stage_out_proves_nothing(converted, cfg, tmp_path):
+    differences = {**converted.certificate.differences}
+    del differences["roi_heads.res5"]
+    with pytest.raises(DetectionError, match=r"proves nothing for roi_heads.res5"):
+        verify_start(forged(converted, cfg, tmp_path / "forged", differences=differences))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("MODEL.RESNETS.STRIDE_IN_1X1", True), ("MODEL.RESNETS.RES5_DILATION", 2)],
+)
+def test_the_keys_of_a_certificate_are_those_of_its_network(key, value, converted, cfg, tmp_path):
+    keys = converted.certificate.detectron2_keys
+    cfg.merge_from_list([key, value])  # so that config and certificate agree
+    for changed in ({**keys, key: value}, {k: v for k, v in keys.items() if k != key}):
+        folder = tmp_path / f"forged{len(changed)}"
+        with pytest.raises(DetectionError, match=key):
+            verify_start(forged(converted, cfg, folder, detectron2_keys=changed))
+
+
+def test_changed_weights_with_a_changed_hash_are_told_from_their_source(converted, cfg, tmp_path):
+    cfg = forged(converted, cfg, tmp_path / "forged")
+    content = torch.load(cfg.MODEL.WEIGHTS)
+    content["model"]["res3.0.conv1.weight"] += 1e-6
+    torch.save(content, cfg.MODEL.WEIGHTS)
+    path = tmp_path / "forged" / "certificate.json"
+    about = json.loads(path.read_text())
+    about["weights_sha256"] = sha256_of(Path(cfg.MODEL.WEIGHTS))
+    path.write_text(json.dumps(about))
+    with pytest.raises(DetectionError, match=r"res3.0.conv1.weight") as caught:
+        verify_start(cfg)
+    assert about["source"]["path"] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("file_sha256", "0" * 64),
+        ("tensors_sha256", "0" * 64),
+        ("run", {"method": "better", "epochs": 800, "seed": 0}),
+    ],
+)
+def test_what_a_certificate_says_of_its_source_is_compared_with_it(
+    name, value, converted, cfg, tmp_path
+):
+    source = {**converted.certificate.source, name: value}
+    cfg = forged(converted, cfg, tmp_path / "forged", source=source)
+    with pytest.raises(DetectionError, match=source["path"]):
+        verify_start(cfg)
+
+
+def test_the_input_of_a_certificate_is_compared_with_its_source(converted, cfg, tmp_path):
+    mean = [103.53, 116.28, 123.675]
+    keys = {**converted.certificate.detectron2_keys, "MODEL.PIXEL_MEAN": mean}
+    cfg.MODEL.PIXEL_MEAN = mean
+    with pytest.raises(DetectionError, match=r"MODEL.PIXEL_MEAN"):
+        verify_start(forged(converted, cfg, tmp_path / "forged", detectron2_keys=keys))
+
+
+def test_a_conversion_whose_source_is_gone_is_still_used(converted, cfg, tmp_path):
+    source = {**converted.certificate.source, "path": str(tmp_path / "moved.safetensors")}
+    assert verify_start(forged(converted, cfg, tmp_path / "forged", source=source)) is not None
+
+
+def test_converted_pickles_are_loaded_as_arrays_and_never_by_detectron2(tmp_path, cfg, monkeypatch):
+    source = backbone_file(tmp_path, "resnet50", NARROW)
+    folder = tmp_path / "pickled"
+    converted = convert(source, folder, file_format="pkl")
+    monkeypatch.setattr(DetectionCheckpointer, "_load_file", None)
+    assert load_weights(build_model(cfg), converted.weights) == 265
+
+
 def test_training_from_scratch_must_be_asked_for_by_name(cfg):
     cfg.MODEL.WEIGHTS = ""
     with pytest.raises(DetectionError, match=r"KSCL.FROM_SCRATCH True"):
@@ -274,7 +369,7 @@ def test_training_from_scratch_must_be_asked_for_by_name(cfg):
     cfg.KSCL.FROM_SCRATCH = True
     assert verify_start(cfg) is None
     cfg.MODEL.WEIGHTS = "weights.pth"
-    with pytest.raises(DetectionError, match="choose one"):
+    with pytest.raises(DetectionError, match="Choose one"):
         verify_start(cfg)
 
 

@@ -38,7 +38,7 @@ def test_a_good_set_passes_and_is_described(voc):
     assert [row["images"] for row in report.sets] == [2, 2]
     assert report.sets[0]["per_class"] == {"cat": 2, "dog": 1}
     assert report.sets[0]["difficult"] == 1
-    assert "no problem found" in str(report)
+    assert "No problem found" in str(report)
 
 
 def test_all_problems_of_all_sets_are_told_at_once_each_with_file_and_fix(voc):
@@ -233,7 +233,7 @@ def test_the_tool_exits_with_one_and_prints_json_when_asked(voc):
     sets = ("--train", f"voc:{voc}:train", "--test", f"voc:{voc}:test")
     good = tool("preflight", *sets, "--full")
     assert good.returncode == 0, good.stderr
-    assert "no problem found" in good.stdout
+    assert "No problem found" in good.stdout
     (voc / "JPEGImages/a.jpg").unlink()
     bad = tool("preflight", *sets, "--json")
     assert bad.returncode == 1

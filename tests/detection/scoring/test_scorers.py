@@ -103,9 +103,9 @@ def ours(name, detections, scorer=VOC) -> dict:
 
 
 def all_aps(truth: GroundTruth, table: Detections, monkeypatch) -> dict:
-    """Our AP of every class and threshold, by looking at what is summarised."""
+    """Our AP of every class and threshold, by looking at what is summarized."""
     caught = {}
-    monkeypatch.setattr(voc07, "summarise", lambda *given: caught.update(aps=given[2]) or {})
+    monkeypatch.setattr(voc07, "summarize", lambda *given: caught.update(aps=given[2]) or {})
     score(table, truth, (VOC,))
     monkeypatch.undo()
     return {
