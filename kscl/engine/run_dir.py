@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,12 @@ def only_run_in(folder: Path) -> Iterator[None]:
         yield
 
 
-def find_start(cfg: CfgNode, resume: bool, auto_resume: bool) -> Path | None:
+def find_start(
+    cfg: CfgNode,
+    resume: bool,
+    auto_resume: bool,
+    without_effect: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS,
+) -> Path | None:
     """The checkpoint to go on from, None to begin; an error where neither would be right."""
     folder = Path(cfg.OUTPUT_DIR)
     # Hidden are the lock, and what a killed process had not yet given its name.
@@ -70,7 +75,7 @@ def find_start(cfg: CfgNode, resume: bool, auto_resume: bool) -> Path | None:
     newest = load_newest(checkpoints)
     if newest is not None:
         path, saved = newest
-        refuse_changes(saved["config"], cfg, path)
+        refuse_changes(saved["config"], cfg, path, without_effect)
         return path
     if resume:
         raise KsclError(
@@ -78,13 +83,19 @@ def find_start(cfg: CfgNode, resume: bool, auto_resume: bool) -> Path | None:
             "a run where there is none"
         )
     if is_run:
-        refuse_changes(yaml.safe_load((folder / CONFIG_FILE).read_text()), cfg, folder)
+        before = yaml.safe_load((folder / CONFIG_FILE).read_text())
+        refuse_changes(before, cfg, folder, without_effect)
     return None
 
 
-def refuse_changes(before: Mapping[str, Any], cfg: CfgNode, where: Path) -> None:
+def refuse_changes(
+    before: Mapping[str, Any],
+    cfg: CfgNode,
+    where: Path,
+    without_effect: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS,
+) -> None:
     """A run goes on with the settings it began with, but for those that change no result."""
-    changes = changed_keys(before, config_values(cfg))
+    changes = changed_keys(before, config_values(cfg), without_effect)
     if changes:
         lines = "".join(f"\n  {key}: {old!r} before, {new!r} now" for key, old, new in changes)
         raise KsclError(
@@ -94,16 +105,15 @@ def refuse_changes(before: Mapping[str, Any], cfg: CfgNode, where: Path) -> None
 
 
 def changed_keys(
-    before: Mapping[str, Any], now: Mapping[str, Any]
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    without_effect: Sequence[str] = WITHOUT_EFFECT_ON_RESULTS,
 ) -> list[tuple[str, object, object]]:
     """(key, old value, new value) of every setting that differs and matters."""
     old, new = dict(leaves(before)), dict(leaves(now))
     return [
         (key, old.get(key), new.get(key))
         for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and not _without_effect(key)
+        if old.get(key) != new.get(key)
+        and not any(key == name or key.startswith(f"{name}.") for name in without_effect)
     ]
-
-
-def _without_effect(key: str) -> bool:
-    return any(key == name or key.startswith(f"{name}.") for name in WITHOUT_EFFECT_ON_RESULTS)
