@@ -1,4 +1,4 @@
-"""What a run keeps on disk to go on from: saved now and then, and when it is asked to stop."""
+"""What a run saves to resume from: at intervals, and when it is asked to stop."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ KEPT = 2
 
 
 class Stopped(Exception):
-    """The run was asked to stop; what it had is on disk."""
+    """The run was asked to stop; its state is on disk."""
 
     def __init__(self, exit_code: int) -> None:
-        super().__init__("stopped on request; --resume goes on from here")
+        super().__init__("Stopped on request. --resume continues from here.")
         self.exit_code = exit_code
 
 
 def leave_if_asked(stop: StopRequest) -> None:
+    """Raise `Stopped` if a stop was requested."""
     if stop:
         raise Stopped(stop.exit_code)
 
 
 @dataclass
 class Saver:
-    """Writes checkpoints of one run; all ranks hold the same state, so rank 0 writes it."""
+    """Save checkpoints of one run; all ranks have the same state, so rank 0 writes it."""
 
     folder: Path
-    about: Content  # config, backbone and data, which must be the same to go on
+    about: Content  # config, backbone and data, which must be the same on resume
     every: float  # seconds between two checkpoints
     stop: StopRequest
     spent: Callable[[], float]  # seconds of work so far, over all restarts
@@ -44,7 +45,7 @@ class Saver:
     def offer(
         self, step: int, content: Callable[[], Content], stopping: bool | None = None
     ) -> None:
-        """Save where it is time to; save and leave where a stop was asked for."""
+        """Save if it is time to; save and leave if a stop was requested."""
         stopping = bool(self.stop) if stopping is None else stopping
         if stopping or time.monotonic() - self.last >= self.every:
             if rank() == 0:
@@ -56,7 +57,7 @@ class Saver:
 
 
 def saved_state(folder: Path, about: Content) -> dict[str, Any] | None:
-    """The newest checkpoint; an error if backbone or data are not those it was made with."""
+    """Return the newest checkpoint; raise an error if it is of another backbone or other data."""
     newest = load_newest(folder / CHECKPOINT_FOLDER)
     if newest is None:
         return None
@@ -65,6 +66,6 @@ def saved_state(folder: Path, about: Content) -> dict[str, Any] | None:
         if content[what] != about[what]:
             raise LinearEvalError(
                 f"{path} was made with another {what} ({content[what]}, now {about[what]}), so it "
-                "cannot be gone on with: choose another OUTPUT_DIR"
+                "cannot be resumed. Choose another OUTPUT_DIR."
             )
     return content

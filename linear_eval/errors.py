@@ -6,4 +6,4 @@ from kscl.errors import KsclError
 
 
 class LinearEvalError(KsclError):
-    """A problem in data, backbone or settings: its message names the thing, the reason, the fix."""
+    """A problem in data, backbone or settings; its message names the thing, reason and fix."""

@@ -1,7 +1,8 @@
-"""Protocols: what makes two probes comparable, spelt out, named and hashed.
+"""Protocols: what makes two probes comparable, written out, named and hashed.
 
-A definition holds every setting that changes what is measured, and nothing else: not the backbone,
-not the seed, not the data (a record carries its fingerprint beside the protocol).
+A definition has every setting that changes what is measured, and nothing else: not the backbone,
+not the seed, not the data (a record adds its fingerprint). Its words are hashed, so they stay as
+the first records have them: other words would make equal measurements incomparable.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from kscl.config.tree import leaves
 from kscl.records.record import Protocol
 from linear_eval.config import CENTER, linear_eval_defaults
 
@@ -18,13 +20,14 @@ LINEAR_ONLINE = "linear-online"  # the same kind of probe with other settings, o
 LINEAR_CACHED = "linear-cached"
 KNN = "knn"
 
+VIEW_WORDS = {CENTER: "centre"}  # see above
 IMAGENET = {"classes": 1000, "train images": 1_281_167, "val images": 50_000}
 
 Json = dict[str, Any]
 
 
 def protocol_of(cfg: CfgNode, sizes: dict[str, int]) -> Protocol:
-    """The protocol of a run; `sizes` counts what IMAGENET counts."""
+    """Return the protocol of a run; `sizes` counts what IMAGENET counts."""
     definition = definition_of(cfg)
     if cfg.PROBE == "online":
         to_the_letter = not deviations(cfg, sizes)
@@ -33,8 +36,8 @@ def protocol_of(cfg: CfgNode, sizes: dict[str, int]) -> Protocol:
 
 
 def deviations(cfg: CfgNode, sizes: dict[str, int]) -> list[str]:
-    """In what an online probe differs from MoCo's on ImageNet; nothing if it is that."""
-    ours, theirs = flat(definition_of(cfg)), flat(definition_of(linear_eval_defaults()))
+    """List how an online probe differs from MoCo's on ImageNet; empty if it does not."""
+    ours, theirs = (dict(leaves(definition_of(c))) for c in (cfg, linear_eval_defaults()))
     differing = [
         f"{key} is {ours.get(key)}, not {theirs.get(key)}"
         for key in dict.fromkeys([*theirs, *ours])
@@ -48,6 +51,7 @@ def deviations(cfg: CfgNode, sizes: dict[str, int]) -> list[str]:
 
 
 def definition_of(cfg: CfgNode) -> Json:
+    """Return every setting that changes what is measured."""
     common: Json = {
         "features": "pooled, frozen, evaluation mode",
         "batch_norm": _batch_norm(cfg),
@@ -63,21 +67,11 @@ def definition_of(cfg: CfgNode) -> Json:
     return common | {"online": _online, "cached": _cached, "knn": _knn}[cfg.PROBE](cfg)
 
 
-def flat(node: Json, prefix: str = "") -> Json:
-    """Nested names joined by dots."""
-    found: Json = {}
-    for key, value in node.items():
-        found |= (
-            flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return found
-
-
 def _online(cfg: CfgNode) -> Json:
     solver = cfg.SOLVER
     return {
         "head": {"layer": "linear", "weight_std": solver.INIT_STD, "bias": 0},
-        "train_view": CENTER if cfg.INPUT.AUGMENT == CENTER else _random_crop(cfg),
+        "train_view": VIEW_WORDS.get(cfg.INPUT.AUGMENT) or _random_crop(cfg),
         "optimizer": {
             "name": "sgd",
             "lr": solver.BASE_LR,
@@ -94,7 +88,7 @@ def _online(cfg: CfgNode) -> Json:
 
 def _cached(cfg: CfgNode) -> Json:
     cached, solver = cfg.CACHED, cfg.SOLVER
-    views: list[Any] = [*cached.VIEWS]
+    views: list[Any] = [VIEW_WORDS.get(view, view) for view in cached.VIEWS]
     if cached.RANDOM_CROPS:
         views.append({"count": cached.RANDOM_CROPS, **_random_crop(cfg)})
     common: Json = {

@@ -12,7 +12,8 @@ from fvcore.common.config import CfgNode
 
 from kscl.backbone_file import RANDOM
 from kscl.config.tree import CONFIG_FILE, config_values
-from kscl.records.record import RECORD_FILE, Protocol, make_record, read_record
+from kscl.records.record import RECORD_FILE, Protocol, Record, make_record, read_record
+from kscl.records.spread import mean_and_std
 from kscl.runtime.distributed import world_size
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOG_FILE
@@ -21,16 +22,17 @@ from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.data.images import LabelledImages
 from linear_eval.probes.outcome import Outcome
 from linear_eval.protocols import deviations
-from linear_eval.score import LEVEL, mean_and_std
+from linear_eval.score import LEVEL
 
 CLASSIFIER_FILE = "classifier.safetensors"
-# Of a pretraining's description: what tells contenders apart, and the seed.
+# Of a pretraining's description: what distinguishes entries of the leaderboard, and the seed.
 DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
 
 Json = dict[str, Any]
 
 
 def sizes_of(train: LabelledImages, val: LabelledImages) -> dict[str, int]:
+    """Count what `linear_eval.protocols.IMAGENET` counts."""
     return {"classes": len(train.classes), "train images": len(train), "val images": len(val)}
 
 
@@ -42,7 +44,8 @@ def record_of(
     val: LabelledImages,
     outcome: Outcome,
     seconds: float,
-) -> Json:
+) -> Record:
+    """Return the record of an evaluation that has just ended."""
     score, loaded = outcome.score, frozen.loaded
     backbone = describe_backbone(cfg, frozen)
     details: Json = {
@@ -84,7 +87,7 @@ def record_of(
 
 
 def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
-    """What a reader of the record should know of the backbone; the leaderboard groups by it."""
+    """Return what a reader should know of the backbone; the leaderboard groups by it."""
     loaded, description = frozen.loaded, frozen.loaded.description
     known: Mapping[str, Any] = description.source
     if cfg.LABEL and "method" not in known:
@@ -103,7 +106,7 @@ def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
 
 
 def write_classifier(outcome: Outcome, val: LabelledImages, folder: Path) -> None:
-    """The linear layer, on features as the backbone gives them, with the names of its classes."""
+    """Write the linear layer, for features as the backbone gives them, with its class names."""
     if outcome.classifier is None:
         return
     head = outcome.classifier
@@ -112,27 +115,27 @@ def write_classifier(outcome: Outcome, val: LabelledImages, folder: Path) -> Non
     write_atomically(folder / CLASSIFIER_FILE, safetensors.torch.save(tensors, metadata))
 
 
-def in_words(record: Json, remark: str = "") -> str:
-    """The result in one line."""
-    metrics, details = record["metrics"], record["details"]
+def in_words(record: Record, remark: str = "") -> str:
+    """Return the result on one line."""
+    metrics, details = record.metrics, record.details
     low, high = details["confidence_interval"]["top1"]
     top5 = f", top-5 {metrics['top5']:.2f}" if "top5" in metrics else ""
     return (
-        f"{record['name']}: top-1 {metrics['top1']:.2f} [{low:.2f}, {high:.2f}]{top5} on "
-        f"{details['n']:,} images, {record['protocol']['id']}, seed {record['seed']}"
+        f"{record.name}: top-1 {metrics['top1']:.2f} [{low:.2f}, {high:.2f}]{top5} on "
+        f"{details['n']:,} images, {record.protocol.id}, seed {record.seed}"
         + (f" ({remark})" if remark else "")
     )
 
 
 def summary(folders: Sequence[Path]) -> str:
-    """One line for one record; for several the mean ± std of each metric."""
+    """Return one line for one record, and mean ± standard deviation of each metric for several."""
     records = [read_record(folder / RECORD_FILE) for folder in folders]
     first = records[0]
     if len(records) == 1:
         return in_words(first)
-    parts = []
-    for name in first["metrics"]:
-        mean, std = mean_and_std([record["metrics"][name] for record in records])
-        parts.append(f"{name} {mean:.2f} ± {std:.2f}")
-    seeds = ", ".join(str(record["seed"]) for record in records)
-    return f"{first['name']}: {', '.join(parts)} over seeds {seeds}, {first['protocol']['id']}"
+    parts = [
+        f"{name} {mean_and_std([record.metrics[name] for record in records])}"
+        for name in first.metrics
+    ]
+    seeds = ", ".join(str(record.seed) for record in records)
+    return f"{first.name}: {', '.join(parts)} over seeds {seeds}, {first.protocol.id}"

@@ -1,9 +1,10 @@
-"""One evaluation from a config: a backbone and two folders of images in, a record out."""
+"""Run an evaluation: a backbone and two folders of images in, a record out."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.tree import CONFIG_FILE, config_values, save_config
 from kscl.engine.run_dir import find_start, only_run_in
-from kscl.records.record import RECORD_FILE, Protocol, write_record
+from kscl.records.record import RECORD_FILE, Protocol, RecordError, read_record, write_record
 from kscl.runtime.cpu import avoid_broken_amx
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.launch import device, on_first_rank
@@ -41,15 +42,33 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank is told."""
+    """What every rank needs to know of one evaluation."""
 
     cfg: CfgNode
     resume: bool = False
     auto_resume: bool = False
 
 
+def jobs_of(cfg: CfgNode, num_seeds: int, resume: bool, auto_resume: bool) -> list[Job]:
+    """Return one evaluation, or one per seed in folders seed0, seed1, … if `num_seeds` is not 0."""
+    if num_seeds < 0:
+        raise LinearEvalError(f"--num-seeds is {num_seeds}. It must be at least 1.")
+    configs = [with_seed(cfg, cfg.SEED + n) for n in range(num_seeds)] or [cfg]
+    return [Job(each, resume, auto_resume) for each in configs]
+
+
+def with_seed(cfg: CfgNode, seed: int) -> CfgNode:
+    """Return the same evaluation with another seed, in a folder of its own."""
+    other = cfg.clone()
+    other.defrost()
+    other.SEED = seed
+    other.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / f"seed{seed}")
+    other.freeze()
+    return other
+
+
 def run_all(jobs: Sequence[Job]) -> int:
-    """One rank's part of several evaluations, one after another; the exit code."""
+    """Do one rank's part of several evaluations, one after another; return the exit code."""
     for job in jobs:
         if code := run(job):
             return code
@@ -59,7 +78,7 @@ def run_all(jobs: Sequence[Job]) -> int:
 
 
 def run(job: Job) -> int:
-    """One rank's part of one evaluation, from the folder's claim to the record."""
+    """Do one rank's part of one evaluation, from claiming its folder to its record."""
     cfg, folder = job.cfg, Path(job.cfg.OUTPUT_DIR)
     set_up_logging(rank=rank())
     if cfg.SOLVER.AMP == "bf16" and device().type == "cpu":
@@ -69,12 +88,12 @@ def run(job: Job) -> int:
         def claim() -> bool:
             until_the_end.enter_context(only_run_in(folder))
             check_folder(job)
-            return (folder / RECORD_FILE).exists()
+            return has_record(folder)
 
         has_ended = on_first_rank(claim)
         set_up_logging(folder, rank())
         if has_ended:
-            log.info("this evaluation has ended: %s", folder / RECORD_FILE)
+            log.info("This evaluation has ended: %s.", folder / RECORD_FILE)
             return 0
         on_first_rank(lambda: save_config(cfg, folder))
         try:
@@ -86,17 +105,32 @@ def run(job: Job) -> int:
 
 
 def check_folder(job: Job) -> None:
-    """Start in an empty folder, go on in that of the same run; anything else is an error."""
+    """Raise an error unless the folder is empty, or is that of this run and it may resume."""
     folder = Path(job.cfg.OUTPUT_DIR)
     if job.resume and not (folder / CONFIG_FILE).exists():
         raise LinearEvalError(
-            f"there is nothing to resume in {folder}; --auto-resume starts where there is nothing"
+            f"There is nothing to resume in {folder}. --auto-resume starts a run if there is none."
         )
-    # Most of a probe's state is its cached features, so a run without a checkpoint goes on too.
+    # Most of a probe's state is its cached features, so a run without a checkpoint resumes too.
     find_start(job.cfg, False, job.resume or job.auto_resume, WITHOUT_EFFECT_ON_RESULTS)
 
 
+def has_record(folder: Path) -> bool:
+    """Tell whether the evaluation has ended; raise an error if its record cannot be read."""
+    path = folder / RECORD_FILE
+    if not os.path.lexists(path):
+        return False
+    try:
+        read_record(path)
+    except RecordError as error:
+        raise LinearEvalError(
+            f"{error} Delete it to evaluate again, or choose another OUTPUT_DIR."
+        ) from error
+    return True
+
+
 def evaluate(cfg: CfgNode, folder: Path, stop: StopRequest) -> None:
+    """Probe the backbone, resuming what was saved, and write the record."""
     began = time.monotonic()
     train, val = open_data(cfg)
     protocol = protocol_of(cfg, sizes_of(train, val))
@@ -122,7 +156,7 @@ def evaluate(cfg: CfgNode, folder: Path, stop: StopRequest) -> None:
         write_classifier(outcome, val, folder)
         path = write_record(record, folder)
         log.info("%s", in_words(record, outcome.remark))
-        log.info("written: %s", path)
+        log.info("Written: %s.", path)
 
 
 def probe(
@@ -133,7 +167,7 @@ def probe(
     saver: Saver,
     saved: Json | None,
 ) -> Outcome | None:
-    """The probe that the config names; only rank 0 has an outcome."""
+    """Run the probe that the config names; only rank 0 has an outcome."""
 
     def features(images: LabelledImages, views: list[str]) -> Features:
         where, workers = cfg.DATA.CACHE_DIR, cfg.DATA.NUM_WORKERS
@@ -153,18 +187,19 @@ def probe(
         return outcome if rank() == 0 else None
     of_train = features(train, cached_views(cfg) if cfg.PROBE == "cached" else [CENTER])
     if rank() != 0:
-        return None  # what is left takes one process
+        return None  # the rest takes one process
     if cfg.PROBE == "knn":
         return probe_knn(cfg, train, val, of_train, of_val, device())
     return probe_cached(cfg, train, val, of_train, of_val, device(), saver, saved)
 
 
 def announce(cfg: CfgNode, protocol: Protocol, train: LabelledImages, val: LabelledImages) -> None:
+    """Log what is measured, and how it differs from the paper's protocol."""
     log.info(
-        "%s: %s train and %s val images of %d classes; on %d x %s",
+        "%s: %s train and %s val images of %d classes, on %d x %s.",
         *(protocol.id, f"{len(train):,}", f"{len(val):,}", len(train.classes)),
         *(world_size(), device().type),
     )
     if cfg.PROBE == "online" and protocol.id != IMAGENET_LINEAR_MOCO:
         differences = "; ".join(deviations(cfg, sizes_of(train, val)))
-        log.info("not %s: %s", IMAGENET_LINEAR_MOCO, differences)
+        log.info("This is not %s: %s.", IMAGENET_LINEAR_MOCO, differences)

@@ -23,7 +23,15 @@ from kscl.config.defaults import WITHOUT_EFFECT_ON_RESULTS
 from kscl.config.tree import config_hash, config_values
 from kscl.errors import KsclError
 from kscl.records.provenance import code_version, library_versions
-from kscl.records.shape import MAX_DEPTH, is_too_deep, one_line, shown, told, wrong_places
+from kscl.records.shape import (
+    MAX_DEPTH,
+    is_too_deep,
+    one_line,
+    printable,
+    shown,
+    told,
+    wrong_places,
+)
 from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import hardware
 
@@ -168,7 +176,7 @@ def read_record(path: str | Path) -> Record:
     try:
         return parse_record(_json_in(Path(path)))
     except RecordError as error:
-        raise RecordError(f"{one_line(str(path))}: {error}") from error
+        raise RecordError(f"{printable(str(path))}: {error}") from error
 
 
 def find_records(folder: str | Path) -> Found:

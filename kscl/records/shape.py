@@ -65,9 +65,12 @@ def shown(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text with line ends, controls and half surrogates escaped, and its middle cut."""
-    if len(text) > 200:
-        text = f"{text[:100]}…{text[-90:]}"
+    """Return the text in printable characters, without its middle if it is long."""
+    return printable(text if len(text) <= 200 else f"{text[:100]}…{text[-90:]}")
+
+
+def printable(text: str) -> str:
+    """Return the text with line ends, controls and half surrogates escaped."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )

@@ -1,19 +1,15 @@
-"""Evaluate a frozen backbone on labelled images: linear probe or nearest neighbours."""
+"""Evaluate a frozen backbone on labeled images: linear probe or nearest neighbors."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-
-from fvcore.common.config import CfgNode
 
 from kscl import cli
 from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
 from kscl.runtime.launch import launch
 from linear_eval.config import linear_eval_defaults, load_linear_eval_config
-from linear_eval.errors import LinearEvalError
-from linear_eval.run import Job, run_all
+from linear_eval.run import jobs_of, run_all
 
 EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml \\
       BACKBONE.WEIGHTS output/pretrain/backbone.safetensors \\
@@ -29,15 +25,16 @@ EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/li
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
     arguments.add_argument(
         "--num-seeds",
         type=int,
-        default=1,
+        default=0,
         metavar="N",
-        help="repeat with the seeds SEED, SEED + 1, …, each in a folder of its own, and give mean "
-        "and standard deviation (default: %(default)s)",
+        help="repeat with the seeds SEED, SEED + 1, …, in folders seed0, seed1, … of OUTPUT_DIR, "
+        "and print mean and standard deviation",
     )
     cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
@@ -45,18 +42,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.print_config:
         print(config_yaml(cfg, comments_of(linear_eval_defaults)), end="")
         return 0
-    if given.num_seeds < 1:
-        raise LinearEvalError(f"--num-seeds {given.num_seeds}: at least 1")
-    configs = [cfg] if given.num_seeds == 1 else [with_seed(cfg, n) for n in range(given.num_seeds)]
-    jobs = [Job(each, given.resume, given.auto_resume) for each in configs]
+    jobs = jobs_of(cfg, given.num_seeds, given.resume, given.auto_resume)
     return launch(run_all, jobs, given.num_gpus)
-
-
-def with_seed(cfg: CfgNode, turn: int) -> CfgNode:
-    """The same evaluation with another seed, in a folder of its own."""
-    other = cfg.clone()
-    other.defrost()
-    other.SEED = cfg.SEED + turn
-    other.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / f"seed_{other.SEED}")
-    other.freeze()
-    return other

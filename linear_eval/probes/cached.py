@@ -1,9 +1,9 @@
-"""The cached probe: a whole grid trained at once on stored features, its point chosen within train.
+"""The cached probe: a grid trained at once on stored features, its point chosen within train.
 
-1. A share of train is held out, class by class.
+1. A fraction of train is held out, class by class.
 2. All points of the grid are trained on the rest, together.
-3. The point that is best on the held-out images is trained once more on all of train.
-4. Val is looked at once, at the end.
+3. The point that is best on the held-out images is trained again on all of train.
+4. Val is used once, at the end.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,11 +32,11 @@ from linear_eval.errors import LinearEvalError
 from linear_eval.probes.lbfgs import fit_logistic
 from linear_eval.probes.outcome import Classifier, Outcome
 from linear_eval.probes.sgd_grid import (
+    GridState,
     Point,
     Rows,
-    Training,
     outputs_of,
-    standardised,
+    standardized,
     start_training,
     train_points,
 )
@@ -51,19 +51,15 @@ GRID, REFIT = "grid", "refit"
 
 @dataclass(frozen=True)
 class Fitted:
-    """A trained point: a classifier on the (standardised) rows, and its training loss by epoch."""
+    """A trained point: a classifier on the (standardized) rows, and its training loss per epoch."""
 
     weight: Tensor  # (C, D)
     bias: Tensor  # (C,)
     losses: list[float]
 
 
-class Solver(Protocol):
-    """Trains points on rows; `sweep` is what is known by then, kept with what is saved."""
-
-    def __call__(
-        self, rows: Rows, points: Sequence[Point], stage: str, sweep: list[Json]
-    ) -> list[Fitted]: ...
+# Trains points on rows; the stage and the sweep so far are saved in its checkpoints.
+Solver = Callable[[Rows, Sequence[Point], str, list[Json]], list[Fitted]]
 
 
 def probe_cached(
@@ -76,6 +72,7 @@ def probe_cached(
     saver: Saver,
     saved: Json | None,
 ) -> Outcome:
+    """Choose a point of the grid within train, train it on all of train and score it on val."""
     solve = _sgd(cfg, len(train.classes), device, saver, saved)
     if cfg.CACHED.METHOD == "lbfgs":
         solve = _lbfgs(cfg, len(train.classes), device)
@@ -109,36 +106,37 @@ def probe_cached(
 
 
 def grid_points(cfg: CfgNode) -> list[Point]:
+    """Return the points of the grid that the config describes."""
     if cfg.CACHED.METHOD == "lbfgs":
-        # From strong to weak: each start is then near its end.
+        # From strong to weak: each solution is then close to the next.
         return [Point(0.0, l2) for l2 in sorted(cfg.CACHED.L2, reverse=True)]
     return [Point(*pair) for pair in itertools.product(cfg.CACHED.LRS, cfg.CACHED.WEIGHT_DECAYS)]
 
 
 def choose(sweep: Sequence[Json]) -> int:
-    """The point with the best held-out top-1; of equals the one with the lowest held-out loss."""
+    """Return the point with the best held-out top-1, among equals the one with the lowest loss."""
     if len(sweep) < 2:
         return 0
     usable = [number for number, row in enumerate(sweep) if not row["diverged"]]
     if not usable:
-        raise LinearEvalError("every point of the grid diverged: lower CACHED.LRS")
+        raise LinearEvalError("Every point of the grid diverged. Lower CACHED.LRS.")
     return max(usable, key=lambda n: (sweep[n]["held_out_top1"], -sweep[n]["held_out_loss"], -n))
 
 
 def training_rows(
     cfg: CfgNode, features: Features, labels: np.ndarray, images: np.ndarray, views: Sequence[str]
 ) -> Rows:
-    """The chosen images in all views, standardised by themselves if that is asked for."""
-    places = np.stack([slot(view) * features.count + images for view in views])
-    rows = Rows(features.rows, places, torch.from_numpy(labels[images]))
-    return standardised(rows) if cfg.CACHED.STANDARDIZE else rows
+    """Return the chosen images in all views, standardized by themselves if the config says so."""
+    indices = np.stack([slot(view) * features.count + images for view in views])
+    rows = Rows(features.rows, indices, torch.from_numpy(labels[images]))
+    return standardized(rows) if cfg.CACHED.STANDARDIZE else rows
 
 
 def rows_like(rows: Rows, features: Features, labels: np.ndarray, images: np.ndarray) -> Rows:
-    """Images to test on: their centre crops, standardised as the training rows were."""
-    places = (slot(CENTER) * features.count + images)[None]
+    """Return center crops of images to test on, standardized as the training rows were."""
+    indices = (slot(CENTER) * features.count + images)[None]
     targets = torch.from_numpy(labels[images])
-    return replace(rows, table=features.rows, places=places, labels=targets)
+    return replace(rows, table=features.rows, indices=indices, labels=targets)
 
 
 def _sweep(
@@ -149,14 +147,14 @@ def _sweep(
     points: Sequence[Point],
     solve: Solver,
 ) -> list[Json]:
-    """One row a point: its settings and how well it does on the held-out part of train."""
+    """Return one row per point: its settings and its scores on the held-out part of train."""
     if len(points) == 1:
         return [_in_names(cfg, points[0]) | {"chosen": True, "diverged": False}]
     kept, held = hold_out(train.labels, cfg.CACHED.HOLD_OUT, cfg.SEED)
     if not len(held):
         raise LinearEvalError(
-            "one train image a class leaves none to choose the grid's point on: take more images, "
-            "or a grid of one point (CACHED.LRS, CACHED.WEIGHT_DECAYS, CACHED.L2)"
+            "One train image per class leaves none to choose a point of the grid on. Use more "
+            "images, or a grid of one point (CACHED.LRS, CACHED.WEIGHT_DECAYS, CACHED.L2)."
         )
     rows = training_rows(cfg, features, train.labels, kept, views)
     test = rows_like(rows, features, train.labels, held)
@@ -179,7 +177,7 @@ def _sweep(
     best = choose(sweep)
     sweep[best]["chosen"] = True
     words = _in_words(cfg, points[best])
-    log.info("%s: the best of %d on %d held-out train images", words, len(points), len(held))
+    log.info("%s: The best of %d on %d held-out train images.", words, len(points), len(held))
     _warn_of_edge(cfg, points, points[best])
     return sweep
 
@@ -191,11 +189,11 @@ def _sgd(
         dim, std = rows.table.shape[1], cfg.SOLVER.INIT_STD
         training = start_training(len(points), classes, dim, std, cfg.SEED, device)
         if saved is not None and saved["stage"] == stage:
-            training = Training(**saved["training"]).to(device)
+            training = GridState(**saved["training"]).to(device)
         before = cfg.SOLVER.EPOCHS if stage == REFIT else 0
         told = time.monotonic()
 
-        def after_epoch(training: Training) -> None:
+        def after_epoch(training: GridState) -> None:
             def content() -> Json:
                 return {"stage": stage, "sweep": sweep, "training": training.state_dict()}
 
@@ -203,7 +201,7 @@ def _sgd(
             done = len(training.losses)
             if time.monotonic() - told > SECONDS_BETWEEN_LINES:
                 told = time.monotonic()
-                log.info("%s: epoch %d of %d", stage, done, cfg.SOLVER.EPOCHS)
+                log.info("%s: Epoch %d of %d.", stage, done, cfg.SOLVER.EPOCHS)
             saver.offer(before + done, content)
 
         training = train_points(rows, points, training, cfg.SOLVER, cfg.SEED, after_epoch)
@@ -237,18 +235,18 @@ def _in_words(cfg: CfgNode, point: Point) -> str:
 
 
 def _warn_of_edge(cfg: CfgNode, points: Sequence[Point], chosen: Point) -> None:
-    """A best value at the end of its range may have a better one beyond it."""
+    """Warn if the best value is at the end of its range: a better one may lie beyond it."""
     for name, value in _in_names(cfg, chosen).items():
         values = sorted({_in_names(cfg, point)[name] for point in points})
         ends = [end for end in (values[0], values[-1]) if end > 0]  # nothing lies beyond 0
         if len(values) > 2 and value in ends:
-            log.warning("the best %s is at the edge of the grid (%g): widen it", name, value)
+            log.warning("The best %s is at the edge of the grid (%g). Widen the grid.", name, value)
 
 
 def _on_raw_features(fitted: Fitted, rows: Rows) -> Classifier:
-    """The same classifier on features as the backbone gives them: W (x − m) s + b."""
+    """Return the same classifier on features as the backbone gives them: W (x − m) s + b."""
     weight, bias = fitted.weight.double().cpu(), fitted.bias.double().cpu()
-    if rows.centre is not None and rows.scale is not None:
+    if rows.center is not None and rows.scale is not None:
         weight = weight * rows.scale
-        bias = bias - weight @ rows.centre.double()
+        bias = bias - weight @ rows.center.double()
     return Classifier(weight.float(), bias.float())

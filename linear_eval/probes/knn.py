@@ -1,4 +1,4 @@
-"""Nearest neighbours on cached features: nothing is trained, nothing is chosen."""
+"""Nearest neighbors on cached features: nothing is trained, nothing is chosen."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ def probe_knn(
     val_features: Features,
     device: torch.device,
 ) -> Outcome:
+    """Return the scores of a vote among the nearest train images."""
     predicted = knn_predict(
         train_features.of_view(CENTER),
         train.targets,

@@ -1,6 +1,6 @@
-"""Multinomial logistic regression by full-batch L-BFGS: no learning rate, no epochs, no luck.
+"""Multinomial logistic regression by full-batch L-BFGS: no learning rate, no epochs, no chance.
 
-Minimises  mean cross-entropy + L2/2 · ‖W‖²  (the bias is not penalised). That is scikit-learn's
+Minimizes  mean cross-entropy + L2/2 · ‖W‖²  (the bias is not penalized). That is scikit-learn's
 LogisticRegression at C = 1 / (L2 · rows).
 """
 
@@ -17,7 +17,7 @@ Chunk = tuple[Tensor, Tensor]  # features (n, D), labels (n,)
 
 IN_MEMORY = 2**31  # bytes of features
 HISTORY = 10
-# The end: no entry of the gradient, or no step of the loss, is larger. float32 knows no less.
+# The end: no entry of the gradient, or no step of the loss, is larger. float32 resolves no less.
 GRADIENT_TOLERANCE = 1e-6
 LOSS_TOLERANCE = 1e-10
 
@@ -30,7 +30,7 @@ def fit_logistic(
     device: torch.device,
     start: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, float]:
-    """Weight (C, D), bias (C,) and the objective reached, over all views of the rows."""
+    """Return weight (C, D), bias (C,) and the objective reached, over all views of the rows."""
     dim = rows.table.shape[1]
     weight, bias = start or (torch.zeros(classes, dim), torch.zeros(classes))
     weight, bias = weight.clone().to(device), bias.clone().to(device)
@@ -44,7 +44,7 @@ def fit_logistic(
     )
 
     # Every step needs all rows, so those that fit into memory are gathered once.
-    small = rows.places.size * dim * 4 <= IN_MEMORY
+    small = rows.indices.size * dim * 4 <= IN_MEMORY
     gathered = list(chunks_of(rows, device)) if small else []
 
     def value_and_gradients() -> tuple[Tensor, Tensor, Tensor]:
@@ -59,16 +59,17 @@ def fit_logistic(
 
 
 def chunks_of(rows: Rows, device: torch.device) -> Iterator[Chunk]:
-    for view in torch.from_numpy(rows.places):
-        for places, labels in zip(view.split(CHUNK), rows.labels.split(CHUNK), strict=True):
-            yield rows.take(places).to(device), labels.to(device)
+    """Yield features and labels of all views, on the device."""
+    for view in torch.from_numpy(rows.indices):
+        for indices, labels in zip(view.split(CHUNK), rows.labels.split(CHUNK), strict=True):
+            yield rows.take(indices).to(device), labels.to(device)
 
 
 @torch.no_grad()
 def objective(
     chunks: Iterable[Chunk], weight: Tensor, bias: Tensor, l2: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss (float64) and its gradients by weight and bias."""
+    """Return the loss (float64) and its gradients by weight and bias."""
     loss = torch.zeros((), device=weight.device, dtype=torch.float64)
     weight_grad, bias_grad, count = torch.zeros_like(weight), torch.zeros_like(bias), 0
     for features, labels in chunks:

@@ -1,10 +1,10 @@
-"""The online probe: every epoch sees the images anew, as MoCo's main_lincls.py does.
+"""The online probe: every epoch sees new views of the images, as in MoCo's main_lincls.py.
 
-The reported number is the last epoch's. Val is scored after every epoch for the curve alone; as
-the backbone is frozen its val features never change, so they are computed once.
+The reported number is that of the last epoch. Val is scored after every epoch for the curve only;
+as the backbone is frozen, its val features never change and are computed once.
 
-Batches, views and order do not depend on the number of ranks: each takes its piece of the global
-batch, and the pieces' gradients are added.
+Batches, views and order do not depend on the number of ranks: each takes its part of the global
+batch, and the gradients of the parts are added.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class Progress:
     optimizer: torch.optim.SGD
     step: int = 0
     loss_sum: float = 0.0  # of the images of this epoch so far
-    curve: list[Json] = field(default_factory=list)  # one row an epoch
+    curve: list[Json] = field(default_factory=list)  # one row per epoch
 
     def state_dict(self) -> Json:
+        """Return what a checkpoint stores."""
         return {
             "head": self.head.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -62,6 +63,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: Json) -> None:
+        """Continue from a checkpoint."""
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.step, self.loss_sum = state["step"], state["loss_sum"]
@@ -77,6 +79,7 @@ def probe_online(
     saver: Saver,
     saved: Json | None,
 ) -> Outcome:
+    """Train a linear layer on new views in every epoch and score it on val."""
     state = start(cfg, frozen, len(train.classes))
     if saved is not None:
         state.load_state_dict(saved["online"])
@@ -94,6 +97,7 @@ def probe_online(
 
 
 def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Progress:
+    """Return the state before the first step."""
     head = nn.Linear(frozen.dim, classes)
     weight, bias = new_head(classes, frozen.dim, cfg.SOLVER.INIT_STD, cfg.SEED)
     head.load_state_dict({"weight": weight, "bias": bias})
@@ -115,7 +119,7 @@ def take_step(
     solver: CfgNode,
     stop: bool,
 ) -> bool:
-    """One SGD step on the batch of all ranks; whether any of them was asked to stop."""
+    """Take one SGD step on the batch of all ranks; return whether any was asked to stop."""
     epoch, place = divmod(state.step, math.ceil(len(targets) / solver.BATCH_SIZE))
     in_batch = min(solver.BATCH_SIZE, len(targets) - place * solver.BATCH_SIZE)  # of all ranks
     set_learning_rate(state.optimizer, solver.BASE_LR * rate_factor(solver, epoch))
@@ -130,8 +134,8 @@ def take_step(
     total, stopping = add_over_ranks(state.head, loss.detach(), stop)
     if not math.isfinite(total):
         raise LinearEvalError(
-            f"the loss of step {state.step} is not finite at learning rate "
-            f"{state.optimizer.param_groups[0]['lr']:g}: lower SOLVER.BASE_LR"
+            f"The loss of step {state.step} is not finite at learning rate "
+            f"{state.optimizer.param_groups[0]['lr']:g}. Lower SOLVER.BASE_LR."
         )
     state.optimizer.step()
     state.loss_sum += total
@@ -156,6 +160,7 @@ def add_over_ranks(head: nn.Linear, loss: Tensor, stop: bool) -> tuple[float, bo
 def end_epoch(
     state: Progress, epoch: int, images: int, val: LabelledImages, val_features: Features
 ) -> None:
+    """Add a row to the curve, and log it."""
     result, val_loss = val_score(state.head, val, val_features)
     row = {
         "epoch": epoch,
@@ -167,7 +172,7 @@ def end_epoch(
     state.curve.append(row)
     state.loss_sum = 0.0
     log.info(
-        "epoch %d: train loss %.4f, val top-1 %.2f",
+        "Epoch %d: train loss %.4f, val top-1 %.2f.",
         *(row["epoch"], row["train_loss"], row["val_top1"]),
         extra={"data": row},
     )
@@ -175,6 +180,7 @@ def end_epoch(
 
 @torch.no_grad()
 def val_score(head: nn.Linear, val: LabelledImages, features: Features) -> tuple[Score, float]:
+    """Return scores and loss on val."""
     device = head.weight.device
     parts = [head(part.to(device)).cpu() for part in features.of_view(CENTER).split(65536)]
     outputs = torch.cat(parts)
@@ -183,6 +189,7 @@ def val_score(head: nn.Linear, val: LabelledImages, features: Features) -> tuple
 
 
 def outcome(state: Progress, result: Score) -> Outcome:
+    """Return the result of the last epoch, with the best one marked as picked on val."""
     best = max(state.curve, key=lambda row: row["val_top1"])
     picked = {"epoch": best["epoch"], "top1": best["val_top1"], "picked_on": "val"}
     details = {
@@ -203,7 +210,7 @@ def train_sampler(cfg: CfgNode, num_images: int, first_step: int, last_step: int
 
 
 def view_maker(cfg: CfgNode) -> Any:
-    """The one view that training sees of a picture in an epoch."""
+    """Return a function that makes the one view of a picture that an epoch sees."""
     shape, seed = geometry(cfg), cfg.SEED
 
     def make(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:

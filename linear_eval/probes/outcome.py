@@ -1,4 +1,4 @@
-"""What every probe hands back: the scores on val, and how they came about."""
+"""What every probe returns: the scores on val, and how they were obtained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from linear_eval.score import Score
 
 @dataclass(frozen=True)
 class Classifier:
-    """A linear layer on the backbone's features, as they come out of it."""
+    """A linear layer on the backbone's features as the backbone gives them."""
 
     weight: Tensor  # (C, D)
     bias: Tensor  # (C,)
@@ -20,6 +20,8 @@ class Classifier:
 
 @dataclass(frozen=True)
 class Outcome:
+    """The result of a probe."""
+
     score: Score
     details: dict[str, Any] = field(default_factory=dict)  # for the record
     remark: str = ""  # for the line that a person reads

@@ -1,11 +1,11 @@
 """Many linear classifiers trained together on the same batches, as one matrix product.
 
 The weights of P points of a grid, C classes each, are stacked into one matrix (P·C, D), so that a
-step costs two matrix products whatever P is. Each point does what torch.optim.SGD would do to it
-alone: v ← m v + (∇ + wd w), w ← w − lr v.
+step costs two matrix products whatever P is. Each point is updated as torch.optim.SGD would update
+it alone: v ← m v + (∇ + wd w), w ← w − lr v.
 
-The batch is the last axis of all activations: a softmax over ten classes is ten times slower where
-the classes are the last.
+The batch is the last axis of all activations: a softmax over ten classes is ten times slower if
+the classes are the last axis.
 """
 
 from __future__ import annotations
@@ -22,37 +22,39 @@ from torch import Tensor
 from kscl.engine.schedule import cosine_factor, step_factor
 from linear_eval.splits import epoch_order, new_head, views_of_epoch
 
-CHUNK = 65536  # rows of features looked at together where no batch says otherwise
+CHUNK = 65536  # rows of features per pass where there is no batch
 
 
 class Point(NamedTuple):
+    """One setting of the grid."""
+
     lr: float
     weight_decay: float
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The features to train on: chosen images of a set, in one or more views, standardised."""
+    """The features to train on: chosen images of a set, in one or more views, standardized."""
 
     table: Tensor  # (any, D), float32, perhaps mapped from disk
-    places: np.ndarray  # (V, n): where image i as view v lies in the table
+    indices: np.ndarray  # (V, n): row of the table with view v of image i
     labels: Tensor  # (n,) int64
-    centre: Tensor | None = None  # (D,), subtracted
+    center: Tensor | None = None  # (D,), subtracted
     scale: Tensor | None = None  # (D,), multiplied
 
     def __len__(self) -> int:
-        return self.places.shape[1]
+        return self.indices.shape[1]
 
-    def take(self, places: Tensor) -> Tensor:
-        """Features (b, D) from their places in the table."""
-        features = self.table.index_select(0, places)
-        if self.centre is None or self.scale is None:
+    def take(self, indices: Tensor) -> Tensor:
+        """Return features (b, D) from rows of the table."""
+        features = self.table.index_select(0, indices)
+        if self.center is None or self.scale is None:
             return features
-        return features.sub_(self.centre).mul_(self.scale)
+        return features.sub_(self.center).mul_(self.scale)
 
 
 @dataclass
-class Training:
+class GridState:
     """The state of P classifiers between two epochs."""
 
     weight: Tensor  # (P·C, D)
@@ -62,27 +64,30 @@ class Training:
     losses: list[list[float]] = field(default_factory=list)  # mean loss of each epoch, by point
 
     def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint stores."""
         return dict(vars(self))
 
-    def to(self, device: torch.device) -> Training:
+    def to(self, device: torch.device) -> GridState:
+        """Return the state on another device."""
         moved = {name: value.to(device) for name, value in vars(self).items() if name != "losses"}
-        return Training(**moved, losses=self.losses)
+        return GridState(**moved, losses=self.losses)
 
     def classifiers(self, points: int) -> tuple[Tensor, Tensor]:
-        """(P, C, D) and (P, C)"""
+        """Return the weights (P, C, D) and biases (P, C)."""
         return self.weight.view(points, -1, self.weight.shape[1]), self.bias.view(points, -1)
 
 
 def start_training(
     points: int, classes: int, dim: int, init_std: float, seed: int, device: torch.device
-) -> Training:
-    """All points start from the same weights."""
+) -> GridState:
+    """Return the start of all points, from the same weights."""
     weight, bias = new_head(classes, dim, init_std, seed)
     weight, bias = weight.repeat(points, 1).to(device), bias.repeat(points)[:, None].to(device)
-    return Training(weight, bias, torch.zeros_like(weight), torch.zeros_like(bias))
+    return GridState(weight, bias, torch.zeros_like(weight), torch.zeros_like(bias))
 
 
 def rate_factor(solver: CfgNode, epoch: int) -> float:
+    """Return what the learning rate is multiplied by in an epoch."""
     if solver.SCHEDULE == "cosine":
         return cosine_factor(epoch / solver.EPOCHS)
     return step_factor(epoch, list(solver.MILESTONES), solver.GAMMA)
@@ -92,32 +97,32 @@ def rate_factor(solver: CfgNode, epoch: int) -> float:
 def train_points(
     rows: Rows,
     points: Sequence[Point],
-    training: Training,
+    training: GridState,
     solver: CfgNode,
     seed: int,
-    after_epoch: Callable[[Training], None] = lambda training: None,
-) -> Training:
-    """Go on with the training from the epoch it is in, to its end."""
+    after_epoch: Callable[[GridState], None] = lambda training: None,
+) -> GridState:
+    """Train from the epoch that the state is in to the end."""
     classes = len(training.weight) // len(points)
     device = training.weight.device
-    rates, decays = (
+    learning_rates, decays = (
         torch.tensor(values, device=device).repeat_interleave(classes)[:, None]
         for values in zip(*points, strict=True)
     )  # (P·C, 1) each
     decays_at_all = bool(decays.any())
     for epoch in range(len(training.losses), solver.EPOCHS):
-        epoch_rates = rates * rate_factor(solver, epoch)
+        epoch_rates = learning_rates * rate_factor(solver, epoch)
         loss = torch.zeros(len(points), device=device)
-        for places, labels in epoch_batches(rows, solver.BATCH_SIZE, seed, epoch):
-            features = rows.take(places).to(device)  # (B, D)
+        for indices, labels in epoch_batches(rows, solver.BATCH_SIZE, seed, epoch):
+            features = rows.take(indices).to(device)  # (B, D)
             outputs = torch.addmm(training.bias, training.weight, features.T)  # (P·C, B)
             log_p = outputs.view(len(points), classes, -1).log_softmax(1)  # (P, C, B)
             own = labels.to(device).expand(len(points), 1, -1)  # (P, 1, B)
             loss -= log_p.gather(1, own).sum((1, 2))
             gradient = log_p.exp_().scatter_add_(1, own, _minus_one(own)).flatten(0, 1)  # (P·C, B)
-            keep, share = solver.MOMENTUM, 1 / len(features)
-            training.weight_velocity.addmm_(gradient, features, beta=keep, alpha=share)
-            training.bias_velocity.mul_(keep).add_(gradient.sum(1, keepdim=True), alpha=share)
+            momentum, scale = solver.MOMENTUM, 1 / len(features)
+            training.weight_velocity.addmm_(gradient, features, beta=momentum, alpha=scale)
+            training.bias_velocity.mul_(momentum).add_(gradient.sum(1, keepdim=True), alpha=scale)
             if decays_at_all:
                 training.weight_velocity.addcmul_(training.weight, decays)
                 training.bias_velocity.addcmul_(training.bias, decays)
@@ -131,13 +136,13 @@ def train_points(
 def epoch_batches(
     rows: Rows, batch_size: int, seed: int, epoch: int
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """(places in the table, labels) of each batch of an epoch; the last one may be smaller."""
+    """Return (rows of the table, labels) of each batch of an epoch; the last may be smaller."""
     count = len(rows)
     order = epoch_order(seed, epoch, count)
-    views = views_of_epoch(seed, epoch, count, len(rows.places))
-    places = torch.from_numpy(rows.places[views[order], order])
+    views = views_of_epoch(seed, epoch, count, len(rows.indices))
+    indices = torch.from_numpy(rows.indices[views[order], order])
     labels = rows.labels[torch.from_numpy(order)]
-    return zip(places.split(batch_size), labels.split(batch_size), strict=True)
+    return zip(indices.split(batch_size), labels.split(batch_size), strict=True)
 
 
 def _minus_one(like: Tensor) -> Tensor:
@@ -146,27 +151,27 @@ def _minus_one(like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def outputs_of(rows: Rows, weight: Tensor, bias: Tensor) -> Tensor:
-    """Logits (n, C) of a classifier (C, D), (C,) on the first view of every image."""
-    places = torch.from_numpy(rows.places[0])
+    """Return logits (n, C) of a classifier (C, D), (C,) on the first view of every image."""
+    indices = torch.from_numpy(rows.indices[0])
     parts = [
         torch.addmm(bias, rows.take(part).to(weight.device), weight.T)
-        for part in places.split(CHUNK)
+        for part in indices.split(CHUNK)
     ]
     return torch.cat(parts).cpu()
 
 
 @torch.no_grad()
-def standardised(rows: Rows) -> Rows:
-    """The same rows with every feature at mean 0 and variance 1 over them; dead features stay 0."""
+def standardized(rows: Rows) -> Rows:
+    """Return the rows with every feature at mean 0 and variance 1; constant features are 0."""
     total = torch.zeros(rows.table.shape[1], dtype=torch.float64)
     squares = torch.zeros_like(total)
-    for part in torch.from_numpy(rows.places.reshape(-1)).split(CHUNK):
+    for part in torch.from_numpy(rows.indices.reshape(-1)).split(CHUNK):
         features = rows.table.index_select(0, part).double()
         total += features.sum(0)
         squares += features.square_().sum(0)
-    mean = total / rows.places.size
-    variance = squares / rows.places.size - mean.square()
-    # Below this a feature is constant but for rounding, and scaling it would blow the rounding up.
-    alive = variance > 1e-10 * (squares / rows.places.size)
+    mean = total / rows.indices.size
+    variance = squares / rows.indices.size - mean.square()
+    # Below this a feature is constant except for rounding, which scaling would amplify.
+    alive = variance > 1e-10 * (squares / rows.indices.size)
     scale = torch.where(alive, variance.clamp_min(1e-38).rsqrt(), 0.0)
-    return Rows(rows.table, rows.places, rows.labels, mean.float(), scale.float())
+    return Rows(rows.table, rows.indices, rows.labels, mean.float(), scale.float())

@@ -23,7 +23,7 @@ from linear_eval.probes.online import start, take_step, train_sampler, view_make
 from linear_eval.probes.sgd_grid import (
     Rows,
     epoch_batches,
-    standardised,
+    standardized,
     start_training,
     train_points,
 )
@@ -98,7 +98,7 @@ def _mapped_rows(count: int, views: int) -> Iterator[Rows]:
         file.write_bytes(features.numpy().tobytes())
         table = torch.from_numpy(np.memmap(file, np.float32, mode="c", shape=tuple(features.shape)))
         places = np.arange(count * views).reshape(views, count)
-        yield standardised(Rows(table, places, labels[:count]))
+        yield standardized(Rows(table, places, labels[:count]))
 
 
 @figure(

@@ -1,4 +1,4 @@
-"""Contents of records as the tools write them, with made-up numbers, for the leaderboard's tests."""
+"""Contents of records as the tools write them, with made-up numbers, for the leaderboard."""
 
 from __future__ import annotations
 

@@ -113,3 +113,28 @@ def test_a_wrong_config_is_told_whole():
     for key in ("PROBE", "INPUT.RESIZE", "CACHED.LRS", "CACHED.HOLD_OUT", "INPUT.MEAN"):
         assert key in text
     assert "SOLVER.LRR is not a key; did you mean SOLVER.BASE_LR" in text
+
+
+# Of the first records; results are compared only with results of the same hash.
+FIRST_HASHES = {
+    "cifar10": "3e6e2e447d5833a1",
+    "imagenet_linear_moco": "da4ee16068a2802b",
+    "knn": "7e225138ce063514",
+    "linear_cached": "701863f1348447d0",
+    "linear_cached_lbfgs": "db48e07dc4c625de",
+    "shapes": "1ba23e172c31fe6e",
+    "shapes_knn": "144b733ded4af616",
+}
+
+
+@pytest.mark.parametrize("name", FIRST_HASHES)
+def test_a_protocol_keeps_the_hash_that_its_first_records_have(name):
+    cfg = load_linear_eval_config(f"linear_eval/{name}.yaml")
+    assert protocol_of(cfg, IMAGENET).hash == FIRST_HASHES[name]
+
+
+def test_the_words_of_a_center_crop_are_those_of_the_first_records():
+    online = load_linear_eval_config(None, ["INPUT.AUGMENT", "center"])
+    assert definition_of(online)["train_view"] == "centre"
+    cached = load_linear_eval_config(None, ["PROBE", "cached"])
+    assert definition_of(cached)["train_views"] == ["centre", "flip"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kscl.records.record import Record, RecordError, find_records
-from kscl.records.shape import one_line
+from kscl.records.shape import printable
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def read_folders(folders: Sequence[str | Path]) -> Reading:
         prefix = f"{Path(os.path.realpath(root)).name}/" if len(folders) > 1 else ""
 
         def shown(path: Path, root: Path = root, prefix: str = prefix) -> str:
-            return one_line(prefix + path.relative_to(root).as_posix())
+            return printable(prefix + path.relative_to(root).as_posix())
 
         for path, problem in found.problems.items():
             if _is_new(path, files):

@@ -12,7 +12,7 @@ import pytest
 from kscl.benchmark.leaderboard.rows import TEST_SAMPLING, Board, Row, build_board
 from kscl.commands.leaderboard import write_board
 from kscl.records.fingerprint import fingerprint
-from kscl.records.record import Protocol, RecordError
+from kscl.records.record import Protocol, RecordError, record_id
 from tests.helpers.leaderboard_records import (
     DETECTION,
     IMAGENET,
@@ -340,3 +340,45 @@ def test_a_metric_that_some_records_lack_is_taken_from_the_others(tmp_path):
     (result,) = only(board_of(tmp_path, [*made, *records, bare]).rows).results.values()
     assert result.measures["AP"].values == (50, 53)
     assert result.measures["AP75"].values == (56, 58)
+
+
+def older(record: dict) -> dict:
+    """Return a pretraining's record as it was written before LABEL: the name is in METHOD.NAME."""
+    values = {key: value for key, value in record["config"]["values"].items() if key != "LABEL"}
+    values["METHOD"] = {"NAME": record["config"]["values"]["LABEL"], **values["METHOD"]}
+    values["HEAD"] = values.pop("PROJECTOR")
+    content = {**record, "config": {**record["config"], "values": values}}
+    return {**content, "id": record_id(content)}
+
+
+def test_records_from_before_the_label_name_their_rows(tmp_path):
+    made = [older(pretraining(*settings, name="run 7")) for settings in (MOCO, kscl(5, 0.4))]
+    records = [*made, *(linear(60, backbone_of(record)) for record in made)]
+    rows = board_of(tmp_path, records).rows
+    assert {row.entry.method for row in rows} == {"moco_v2", "kscl"}
+    assert {row.entry.shots for row in rows} == {1, 5}
+    assert all(len(row.results) == 1 and len(row.pretrainings) == 1 for row in rows)
+    assert not any(row.tag for row in rows)
+
+
+def test_records_from_before_and_after_the_label_are_named_alike(tmp_path):
+    now = pretraining(*MOCO, seed=0)
+    then = older(pretraining(*MOCO, seed=1))
+    rows = board_of(tmp_path, [now, then]).rows
+    assert [row.entry.method for row in rows] == ["moco_v2", "moco_v2"]
+
+
+def test_a_run_without_a_label_is_named_by_its_record(tmp_path):
+    assert (
+        only(board_of(tmp_path, [pretraining("LABEL", "", name="mine")]).rows).entry.method
+        == "mine"
+    )
+
+
+def test_links_that_lead_in_a_circle_do_not_stop_the_board(tmp_path):
+    folder = write_all(tmp_path, [pretraining(details={"basis_figure": "loop.png"})])
+    (folder / "run_0000" / "loop.png").symlink_to("loop.png")
+    (folder / "around").symlink_to(".")
+    board = build_board([folder], check_stale=False)
+    assert board.records == 1
+    write_board(board, tmp_path / "board")

@@ -21,6 +21,7 @@ from kscl.benchmark.leaderboard.tables import markdown, overview, text
 from kscl.commands.leaderboard import FORMATS, main, write_board
 from kscl.records.record import Json, make_record, parse_record, record_id
 from tests.helpers.commands import tool
+from tests.helpers.full_disk import small_files
 from tests.helpers.leaderboard_records import (
     LINEAR,
     PNG,
@@ -127,6 +128,74 @@ def test_text_of_a_record_is_no_formula_in_a_spreadsheet(tmp_path):
     folder = write_all(tmp_path, [linear(50, sha(1), details=described("=HYPERLINK(1)", 0))])
     written = as_csv(build_board([folder], check_stale=False))
     assert next(csv.DictReader(io.StringIO(written)))["method"] == "'=HYPERLINK(1)"
+
+
+TRIGGERS = "=+-@＝＋－＠"
+BEFORE = (
+    "",
+    " ",
+    "\t",
+    "\r",
+    "\n",
+    "\r\n",
+    "x\r",
+    "x\n",
+    "x\u2028",
+    "x\x85",
+    "x\x0b",
+    '"',
+    'x"',
+    "x;",
+    "x|",
+    "'",
+)
+
+
+def test_no_name_starts_a_formula_in_any_cell_of_a_spreadsheet(tmp_path):
+    names = [f"{before}{trigger}cmd|'/c calc'!A0" for before in BEFORE for trigger in TRIGGERS]
+    records = [linear(50, sha(name), details=described(name, 0)) for name in names]
+    written = as_csv(build_board([write_all(tmp_path, records)], check_stale=False))
+    # As spreadsheets read it: any line end ends a row, and programs differ in what ends a cell.
+    header, *rows = csv.reader(written.splitlines())
+    assert len(rows) == len(names)
+    assert {row[header.index("source")] for row in rows} == {"measured"}
+    starts_formula = re.compile(rf"""[\s"]*[{re.escape(TRIGGERS)}]""")
+    for line in written.splitlines():
+        for delimiter in ",;|\t":
+            assert not [cell for cell in line.split(delimiter) if starts_formula.match(cell)], line
+
+
+def test_a_carriage_return_in_a_name_ends_no_row(tmp_path):
+    folder = write_all(tmp_path, [linear(50, sha(1), details=described("a\r=1+1", 0))])
+    written = as_csv(build_board([folder], check_stale=False))
+    assert "\r" not in written
+    assert next(csv.DictReader(io.StringIO(written)))["method"] == "a '=1+1"
+
+
+def test_a_name_that_is_no_formula_is_left_as_it_is(tmp_path):
+    folder = write_all(tmp_path, [linear(50, sha(1), details=described("moco-v2 (a, b) x+y", 0))])
+    written = as_csv(build_board([folder], check_stale=False))
+    assert next(csv.DictReader(io.StringIO(written)))["method"] == "moco-v2 (a, b) x+y"
+
+
+def test_one_long_name_does_not_widen_the_table_for_all(tmp_path):
+    records = [
+        linear(50 + i, sha(i), details=described(name, 0))
+        for i, name in enumerate(("a", "b" * 10_000))
+    ]
+    board = build_board([write_all(tmp_path, records)], check_stale=False)
+    assert max(map(len, overview(board).splitlines())) < 500
+
+
+def test_a_board_that_does_not_fit_on_the_disk_is_one_line(tmp_path, capsys):
+    folder = write_all(tmp_path / "records", [linear(50, sha(1))])
+    with small_files(500):
+        code = main([str(folder), "--output-dir", str(tmp_path / "board")])
+    assert code == 2
+    error = capsys.readouterr().err
+    assert str(tmp_path / "board" / "leaderboard.md") in error
+    assert error.count("\n") == 1
+    assert not list((tmp_path / "board").iterdir())  # nothing half-written is left
 
 
 def test_text_of_a_record_cannot_leave_its_place_in_the_page(tmp_path):

@@ -218,16 +218,16 @@ def test_a_row_opens_to_its_provenance(page, files):
     told = page.execute_script("return arguments[0].textContent", panel)
     made = row.pretrainings[0].record
     wanted = [
-        *(made["config"]["hash"], row.entry.config, made["code"]["source_hash"]),
-        *(made["code"]["commit"] or "")[:10].split(),
-        *(made["data"]["train"]["hash"], made["details"]["outputs"]["backbone"]),
+        *(made.config.hash, row.entry.config, made.code.source_hash),
+        *(made.code.commit or "")[:10].split(),
+        *(made.data["train"]["hash"], made.details["outputs"]["backbone"]),
         *("0, 1, 2", "tolerance", "NUM_SHOTS", "torch", "cores", "iterations"),
     ]
     for words in wanted:
         assert words in told, words
     assert len(panel.find_elements(By.CSS_SELECTOR, ".records > details")) == len(row.records)
     target = panel.find_element(By.CSS_SELECTOR, ".record a").get_attribute("href")
-    assert Path(unquote(urlparse(target).path)) in {loaded.path for loaded in row.records}
+    assert Path(unquote(urlparse(target).path)) in {file.path for file in row.records}
 
 
 def test_a_row_shows_its_curves_classes_and_basis_images(page):
@@ -346,7 +346,7 @@ def test_plots_show_the_rows_that_the_filters_leave(page):
 
 
 def test_files_that_were_not_counted_are_named(page):
-    assert "broken/record.json: not readable as JSON" in one(page, ".problems").text
+    assert "broken/record.json: It is not readable as JSON" in one(page, ".problems").text
 
 
 def test_it_fits_a_telephone(page):
@@ -384,7 +384,7 @@ def test_a_board_with_little_to_show_opens_all_the_same(browser, tmp_path, what)
     records = [pretraining(details={"curves": {"epoch": [1, 2], "loss": [2, 1]}})]
     if what == "odd details":
         made = pretraining(details=odd)
-        backbone = made["details"]["outputs"]["backbone"]
+        backbone = made.details["outputs"]["backbone"]
         records = [made, linear(50, backbone, details=odd, data={"val": {"hash": "a", "path": 3}})]
     board = build_board([write_all(tmp_path / "records", records)], check_stale=False)
     open_page(browser, write_board(board, tmp_path, formats=["html"])["html"])

@@ -43,7 +43,7 @@ def backbone(digits, tmp_path):
 def test_three_seeds_give_three_records_and_one_line(digits, tmp_path, capsys):
     assert main(["--num-seeds", "3", *overrides(digits, tmp_path, *CACHED)]) == 0
     records = find_records(tmp_path).records
-    assert sorted(path.parent.name for path in records) == ["seed_0", "seed_1", "seed_2"]
+    assert sorted(path.parent.name for path in records) == ["seed0", "seed1", "seed2"]
     assert sorted(record["seed"] for record in records.values()) == [0, 1, 2]
     assert len({record["protocol"]["hash"] for record in records.values()}) == 1
     values = torch.tensor([record["metrics"]["top1"] for record in records.values()])
@@ -91,7 +91,7 @@ def test_the_same_seed_gives_the_same_number_and_another_seed_other_weights(digi
     assert a["config"]["hash"] == b["config"]["hash"] != c["config"]["hash"]
 
 
-def test_nearest_neighbours_have_a_record_of_their_own_kind(digits, tmp_path):
+def test_nearest_neighbors_have_a_record_of_their_own_kind(digits, tmp_path):
     assert main(overrides(digits, tmp_path / "run", "PROBE", "knn", "KNN.K", 5)) == 0
     record = read_record(tmp_path / "run/record.json")
     assert (record["kind"], record["protocol"]["id"]) == ("knn", "knn")
@@ -136,7 +136,7 @@ def test_a_checkpoint_with_a_missing_or_a_foreign_tensor_stops_the_run(
         assert named in capsys.readouterr().err
 
 
-def test_a_finished_evaluation_is_not_done_again_and_not_written_over(digits, tmp_path, capsys):
+def test_a_finished_evaluation_is_neither_repeated_nor_overwritten(digits, tmp_path, capsys):
     words = overrides(digits, tmp_path / "run", *CACHED)
     assert main(words) == 0
     before = (tmp_path / "run/record.json").read_bytes()
@@ -147,10 +147,68 @@ def test_a_finished_evaluation_is_not_done_again_and_not_written_over(digits, tm
     assert (tmp_path / "run/record.json").read_bytes() == before
 
 
+def test_one_seed_that_is_asked_for_by_number_has_its_folder_too(digits, tmp_path):
+    words = overrides(digits, tmp_path, "PROBE", "knn", "SEED", 4)
+    assert main(["--num-seeds", "1", *words]) == 0
+    assert [path.parent.name for path in find_records(tmp_path).records] == ["seed4"]
+
+
+def test_a_negative_number_of_seeds_is_refused(digits, tmp_path, capsys):
+    assert main(["--num-seeds", "-1", *overrides(digits, tmp_path / "run")]) == 2
+    assert "--num-seeds is -1" in capsys.readouterr().err
+
+
+def test_a_probe_whose_val_folder_or_weights_file_moved_resumes(
+    digits, tmp_path, backbone, monkeypatch
+):
+    network, kwargs = backbone
+    places = {"before": tmp_path / "before", "after": tmp_path / "after"}
+    shutil.copytree(digits / "val", places["before"] / "val")
+    weights = places["before"] / "backbone.safetensors"
+    save_backbone(weights, network.state_dict(), Description("resnet18", kwargs))
+
+    def words(place):
+        moved = ("DATA.VAL", place / "val", "BACKBONE.WEIGHTS", place / weights.name)
+        return overrides(digits, tmp_path / "run", *CACHED, *moved)
+
+    with monkeypatch.context() as crash:
+        crash.setattr("linear_eval.run.write_record", stop_here)
+        with pytest.raises(KeyboardInterrupt):
+            main.__wrapped__(words(places["before"]))
+    assert (tmp_path / "run/config.yaml").exists()
+    places["before"].rename(places["after"])
+    assert main(["--resume", *words(places["after"])]) == 0
+    assert read_record(tmp_path / "run/record.json").inputs["backbone"]
+
+
+def stop_here(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[" * 100_000], ids=repr)
+def test_a_record_that_is_none_is_named_before_any_work(digits, tmp_path, capsys, content):
+    words = overrides(digits, tmp_path / "run", "PROBE", "knn")
+    assert main(words) == 0
+    record = tmp_path / "run/record.json"
+    record.write_bytes(content)
+    capsys.readouterr()
+    assert main(["--auto-resume", *words]) == 2
+    error = capsys.readouterr().err
+    assert f"{record}: " in error
+    assert "Delete it" in error
+    assert record.read_bytes() == content
+    record.unlink()
+    record.symlink_to("nowhere")  # could not be written at the end
+    assert main(["--auto-resume", *words]) == 2
+    record.unlink()
+    assert main(["--auto-resume", *words]) == 0
+    assert read_record(record).kind == "knn"
+
+
 def test_a_run_is_not_resumed_with_other_settings_or_from_nothing(digits, tmp_path, capsys):
     words = overrides(digits, tmp_path / "run", *CACHED)
     assert main(["--resume", *words]) == 2
-    assert "nothing to resume" in capsys.readouterr().err
+    assert str(tmp_path / "run") in capsys.readouterr().err
     assert main(words) == 0
     assert main(["--resume", *words, "SOLVER.EPOCHS", "5"]) == 2
     assert "SOLVER.EPOCHS: 4 before, 5 now" in capsys.readouterr().err
@@ -185,7 +243,7 @@ def test_val_classes_that_differ_stop_the_run_and_are_listed(digits, tmp_path, c
         (("CACHED.LR", "1"), "CACHED.LRS"),
     ],
 )
-def test_what_a_user_can_mend_is_one_message(digits, tmp_path, capsys, words, reason):
+def test_what_a_user_can_fix_is_one_message(digits, tmp_path, capsys, words, reason):
     assert main(overrides(digits, tmp_path / "run", *words)) == 2
     text = capsys.readouterr().err
     assert reason in text

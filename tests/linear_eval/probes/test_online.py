@@ -50,7 +50,7 @@ def curve(record) -> list[float]:
 
 def test_without_augmentation_the_online_and_the_cached_probe_agree(digits, tmp_path):
     assert main(overrides(digits, tmp_path / "online", *PLAIN)) == 0
-    cached = ("PROBE", "cached", "CACHED.VIEWS", "[centre]", "CACHED.STANDARDIZE", False)
+    cached = ("PROBE", "cached", "CACHED.VIEWS", "[center]", "CACHED.STANDARDIZE", False)
     grid = ("CACHED.LRS", "[0.1]", "CACHED.WEIGHT_DECAYS", "[0.0]")
     assert main(overrides(digits, tmp_path / "cached", *cached, *grid)) == 0
     one, other = (read_record(tmp_path / name / "record.json") for name in ("online", "cached"))

@@ -24,7 +24,7 @@ from linear_eval.probes.sgd_grid import (
     Rows,
     outputs_of,
     rate_factor,
-    standardised,
+    standardized,
     start_training,
     train_points,
 )
@@ -48,8 +48,8 @@ def digits() -> tuple[torch.Tensor, torch.Tensor]:
 def rows_of(digits, first=0, last=1000, views=1) -> Rows:
     features, labels = digits
     table = torch.cat([features, features.flip(1)])
-    places = np.arange(first, last) + np.arange(views)[:, None] * len(features)
-    return Rows(table, places, labels[first:last])
+    indices = np.arange(first, last) + np.arange(views)[:, None] * len(features)
+    return Rows(table, indices, labels[first:last])
 
 
 def solver(*more: str):
@@ -64,7 +64,7 @@ def train(rows, points, settings, seed=0):
 
 @pytest.mark.parametrize("schedule", ["step", "cosine"])
 def test_points_trained_together_are_those_trained_by_torchs_sgd_alone(digits, schedule):
-    rows = standardised(rows_of(digits, views=2))
+    rows = standardized(rows_of(digits, views=2))
     settings = solver("SOLVER.SCHEDULE", schedule)
     together = train(rows, POINTS, settings, seed=3)
     weights, biases = together.classifiers(len(POINTS))
@@ -77,7 +77,7 @@ def test_points_trained_together_are_those_trained_by_torchs_sgd_alone(digits, s
             order = epoch_order(3, epoch, len(rows))
             views = views_of_epoch(3, epoch, len(rows), 2)
             for images in np.array_split(order, range(64, len(rows), 64)):
-                features = rows.take(torch.from_numpy(rows.places[views[images], images]))
+                features = rows.take(torch.from_numpy(rows.indices[views[images], images]))
                 loss = F.cross_entropy(head(features), rows.labels[torch.from_numpy(images)])
                 sgd.zero_grad()
                 loss.backward()
@@ -89,7 +89,7 @@ def test_points_trained_together_are_those_trained_by_torchs_sgd_alone(digits, s
 
 @pytest.mark.portable
 def test_a_point_does_not_notice_its_neighbours(digits):
-    rows = standardised(rows_of(digits))
+    rows = standardized(rows_of(digits))
     # Few steps: at the highest learning rate each one enlarges what rounding has left.
     settings = solver("SOLVER.EPOCHS", "2", "SOLVER.MILESTONES", "[1]")
     together = train(rows, POINTS, settings).classifiers(len(POINTS))
@@ -108,9 +108,9 @@ def test_a_point_that_diverges_harms_no_other(digits):
     assert together.losses[-1][0] == pytest.approx(alone.losses[-1][0], rel=1e-5)
 
 
-def test_standardised_features_have_mean_0_and_variance_1_and_dead_ones_are_0(digits):
-    rows = standardised(rows_of(digits))
-    features = rows.take(torch.from_numpy(rows.places[0])).double()
+def test_standardized_features_have_mean_0_and_variance_1_and_dead_ones_are_0(digits):
+    rows = standardized(rows_of(digits))
+    features = rows.take(torch.from_numpy(rows.indices[0])).double()
     alive = features.std(0) > 0
     assert 0 < (~alive).sum() < 20  # corner pixels are always white
     assert features.mean(0).abs().max() < 1e-5
@@ -123,11 +123,11 @@ def test_standardised_features_have_mean_0_and_variance_1_and_dead_ones_are_0(di
 
 
 def test_logistic_regression_is_scikit_learns(digits):
-    rows = standardised(rows_of(digits, 0, 1200))
-    features = rows.take(torch.from_numpy(rows.places[0]))
+    rows = standardized(rows_of(digits, 0, 1200))
+    features = rows.take(torch.from_numpy(rows.indices[0]))
     test = rows_of(digits, 1200, 1797)
-    test = Rows(test.table, test.places, test.labels, rows.centre, rows.scale)
-    tested = test.take(torch.from_numpy(test.places[0]))
+    test = Rows(test.table, test.indices, test.labels, rows.center, rows.scale)
+    tested = test.take(torch.from_numpy(test.indices[0]))
     for l2 in (1e-1, 1e-3, 1e-4):
         weight, bias, reached = fit_logistic(rows, 10, l2, 1000, CPU)
         theirs = LogisticRegression(C=1 / (l2 * len(rows)), max_iter=5000, tol=1e-8)
@@ -143,10 +143,10 @@ def test_logistic_regression_is_scikit_learns(digits):
 
 
 def test_the_gradient_of_logistic_regression_is_autograds(digits):
-    rows = standardised(rows_of(digits, 0, 300, views=2))
+    rows = standardized(rows_of(digits, 0, 300, views=2))
     weight, bias = new_head(10, 64, 0.1, 0)
     weight, bias = weight.requires_grad_(), bias.requires_grad_()
-    features = rows.take(torch.from_numpy(rows.places.reshape(-1)))
+    features = rows.take(torch.from_numpy(rows.indices.reshape(-1)))
     loss = F.cross_entropy(F.linear(features, weight, bias), rows.labels.repeat(2))
     total = loss + 0.05 / 2 * weight.square().sum()
     total.backward()
@@ -162,7 +162,7 @@ def probed(digits, val_labels=None, saved=None, saver=None, *more: str):
     """A cached probe of the pixels: 1000 digits to train on, the rest is val."""
     features, labels = digits
     words = ["PROBE", "cached", "SOLVER.EPOCHS", "4", "SOLVER.SCHEDULE", "cosine"]
-    cfg = load_linear_eval_config(None, [*words, "CACHED.VIEWS", "[centre]", *more])
+    cfg = load_linear_eval_config(None, [*words, "CACHED.VIEWS", "[center]", *more])
     names = [str(number) for number in range(10)]
     val_labels = labels[1000:] if val_labels is None else val_labels
     sets = [
@@ -197,8 +197,8 @@ def test_points_are_compared_on_train_images_that_they_were_not_trained_on(digit
     features, labels = digits
     words = ["PROBE", "cached", "SOLVER.EPOCHS", "4", "SOLVER.SCHEDULE", "cosine"]
     kept, held = hold_out(labels[:1000].numpy(), 0.1, 0)
-    rows = standardised(Rows(features, kept[None], labels[torch.from_numpy(kept)]))
-    test = replace(rows, places=held[None], labels=labels[torch.from_numpy(held)])
+    rows = standardized(Rows(features, kept[None], labels[torch.from_numpy(kept)]))
+    test = replace(rows, indices=held[None], labels=labels[torch.from_numpy(held)])
     settings = load_linear_eval_config(None, words).SOLVER
     for row in probed(digits).details["sweep"][::5]:
         trained = train(rows, [Point(row["lr"], row["weight_decay"])], settings)

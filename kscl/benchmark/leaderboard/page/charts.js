@@ -1,4 +1,4 @@
-// Drawing: axes, dots, lines. A chart is an SVG as wide as the place it stands in.
+// Draws axes, dots and lines. A chart is an SVG as wide as the element it is in.
 
 const MARGIN = { top: 28, right: 18, bottom: 40, left: 48 };
 
@@ -21,19 +21,19 @@ function logTicks(low, high) {
   return ticks.length > 1 ? ticks : [low, high];
 }
 
-function padded(values, share) {
+function padded(values, fraction) {
   let low = Math.min(...values);
   let high = Math.max(...values);
   if (low === high) { low -= Math.abs(low) * 0.05 || 1; high += Math.abs(high) * 0.05 || 1; }
-  const room = (high - low) * share;
+  const room = (high - low) * fraction;
   return [low - room, high + room];
 }
 
-// axis: {values, label, ticks?, log?, share?}; returns its domain, its ticks and a 0..1 scale.
+// axis: {values, label, ticks?, log?, padding?}; returns its ticks and a 0..1 scale.
 function scaleOf(axis, about) {
   const log = axis.log && Math.min(...axis.values) > 0;
   const f = log ? Math.log : (v) => v;
-  const [low, high] = padded(axis.values.map(f), axis.share ?? 0.06);
+  const [low, high] = padded(axis.values.map(f), axis.padding ?? 0.06);
   const back = log ? Math.exp : (v) => v;
   const ticks = axis.ticks || (log ? logTicks(back(low), back(high)) : niceTicks(low, high, about));
   return { at: (v) => (f(v) - low) / (high - low), ticks };
@@ -87,7 +87,7 @@ function path(layer, points, series, words) {
     svg("path", { class: "line", d })));
 }
 
-// Dots over each other are moved apart sideways: [pixel, ...] in, as many out.
+// Moves overlapping dots apart sideways: [pixel, ...] in, as many out.
 function spreadOut(pixels, step) {
   const sharing = new Map();
   pixels.forEach((x, i) => {
@@ -110,7 +110,7 @@ function classChart(place, entries, classes, label) {
   const left = Math.min(width * 0.35, 12 + 7 * Math.max(...classes.map((c) => c.length)));
   const height = 34 + 20 * classes.length;
   const all = entries.flatMap((entry) => classes.map((c) => entry.values[c]).filter(isNumber));
-  const scale = scaleOf({ values: all, share: 0.04 }, (width - left) / 90);
+  const scale = scaleOf({ values: all, padding: 0.04 }, (width - left) / 90);
   const px = (v) => left + scale.at(v) * (width - left - MARGIN.right);
   const root = svg("svg", { width, height, role: "img", "aria-label": label, class: "chart" });
   for (const tick of scale.ticks) {

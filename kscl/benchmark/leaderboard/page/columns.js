@@ -1,17 +1,17 @@
-// The columns of a view: what each is called, sorts by and shows.
+// The columns of a view: the name of each, what it sorts by and what it shows.
 
 const HINTS = {
   method: "What was pretrained, and how",
-  K: "Key views of an image (shots)",
-  rho: "Share of the eigenvalue mass that a subspace keeps",
-  mean_rank: "Mean number of basis vectors kept of an image's subspace",
-  minutes_per_epoch: "Minutes of pretraining for one pass over the images",
-  views_per_second: "Augmented views through the encoders in a second",
+  K: "Key views per image (shots)",
+  rho: "Fraction of the eigenvalue mass that a subspace keeps",
+  mean_rank: "Mean number of basis vectors kept per image",
+  minutes_per_epoch: "Minutes of pretraining per pass over the images",
+  views_per_second: "Augmented views through the encoders per second",
   n_pretrain: "Pretraining seeds: the replicates of every comparison",
   n_finetune: "Trials of the evaluation, over all pretraining seeds",
 };
 
-// `protocol` is a number, or -1 for all of them beside each other.
+// `protocol` is an index, or -1 for all protocols side by side.
 function columnsOf(data, protocol) {
   const chosen = protocol < 0 ? data.protocols.map((_, i) => i) : [protocol];
   const columns = [];
@@ -59,7 +59,7 @@ function rankColumn(protocol) {
   const value = (row) => headline(row)?.rank ?? null;
   return {
     key: "rank", label: "rank", type: "number", ascending: true, value,
-    hint: "Rows that the test cannot tell from the best of those left share its rank",
+    hint: "Rows that the test cannot distinguish from the best remaining one share its rank",
     cell: (row) => (value(row) ?? (row.metrics ? "" : el("span", { class: "faint" }, "–"))),
   };
 }
@@ -151,7 +151,7 @@ function metricColumn(data, protocol, metric, label, alone) {
   };
 }
 
-// Number, spread and mark have places of their own, so that the decimal points stand in a line.
+// Number, spread and mark have spans of their own, so that the decimal points line up.
 function metricCell(measure, spread, marked) {
   if (!measure) return "";
   const best = measure.verdict === "best";

@@ -27,7 +27,7 @@ const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const fixed = (value, digits) => (isNumber(value) ? value.toFixed(digits) : "");
 const short = (value) => (isNumber(value) ? String(Number(value.toPrecision(4))) : "");
 const percent = (rho) => (isNumber(rho) ? `${Number((100 * rho).toPrecision(6))}%` : "");
-const counted = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+const counted = (n, word, many = `${word}s`) => `${n.toLocaleString("en")} ${n === 1 ? word : many}`;
 
 function pValue(p) {
   if (!isNumber(p)) return "";
@@ -40,7 +40,7 @@ function duration(seconds) {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
-// How a row is called where it stands alone: in a plot, in a message.
+// The name of a row outside of the table: in a plot, in a message.
 function rowName(row) {
   const words = [row.method, row.backbone];
   if (isNumber(row.K)) words.push(`K ${row.K}`);

@@ -1,4 +1,4 @@
-// The page: what is written once, and what happens when a control moves.
+// The page: what is built once, and what happens when a control changes.
 
 const DATA = JSON.parse(byId("data").textContent);
 const MAX_CHIPS = 16;
@@ -11,7 +11,7 @@ function buildHead() {
   byId("legend").textContent =
     "± is the standard deviation over pretraining seeds (° over trials on one backbone). "
     + "≈ not distinguishable from the best of its column. † test sampling only. "
-    + "Every metric column holds one protocol.";
+    + "Every metric column has one protocol.";
 }
 
 function buildControls() {
@@ -39,7 +39,7 @@ function buildControls() {
   });
 }
 
-// The methods with the most rows, by name; beyond some number buttons help nobody.
+// The methods with the most rows, by name; too many buttons are of no use.
 function commonMethods() {
   const counts = new Map();
   for (const { method } of DATA.rows) counts.set(method, (counts.get(method) || 0) + 1);
@@ -101,7 +101,7 @@ buildControls();
 buildPlots();
 buildNotes();
 window.addEventListener("beforeprint", () => placeMore(view.shown.length));
-// A panel is as wide as what one sees of the table, however wide the table is.
+// A panel is as wide as the visible part of the table, however wide the table is.
 new ResizeObserver(([{ target }]) => {
   target.style.setProperty("--frame-width", `${target.clientWidth}px`);
 }).observe(byId("frame"));

@@ -1,4 +1,4 @@
-// What stands behind a row: numbers seed by seed, hashes, files, curves, classes, pictures.
+// What is behind a row: numbers per seed, hashes, files, curves, classes, pictures.
 
 const pooled = (i) => (i === null || i === undefined ? null : DATA.pool[i]);
 const code = (words) => el("code", {}, words);
@@ -27,12 +27,12 @@ function panelOf(row) {
   if (row.metrics) return reportedPanel(row);
   return el("div", { class: "panel" },
     row.stale.length ? el("div", { class: "notice" },
-      el("strong", {}, "Stale: "), "made from what has changed since.",
+      el("strong", {}, "Stale: "), "code, data or files have changed since.",
       el("ul", {}, row.stale.map((reason) => el("li", {}, reason)))) : "",
     el("div", { class: "panel-grid wide-first" },
       el("div", {}, el("h3", {}, "Results"), shownFirst(row.results).map(resultTable),
         Object.keys(row.results).length ? "" : el("p", { class: "quiet" }, "Not evaluated yet.")),
-      el("div", {}, el("h3", {}, "Contender"), contenderFacts(row))),
+      el("div", {}, el("h3", {}, "Entry"), entryFacts(row))),
     el("div", { class: "panel-grid" },
       row.curves.length ? el("div", {}, el("h3", {}, "Training"), el("div", { class: "plot curves" })) : "",
       Object.values(row.results).some((result) => Object.keys(result.classes).length)
@@ -48,11 +48,11 @@ function reportedPanel(row) {
   return el("div", { class: "panel" }, facts([
     ["Source", row.source], ["Protocol", code(row.protocol)], ["Note", row.note],
     ["Trials", row.trials && String(row.trials)],
-    ["Standing", "A published figure: it names no protocol hash, so it is neither ranked nor tested."],
+    ["Standing", "A published figure without a protocol hash: neither ranked nor tested."],
   ]));
 }
 
-function contenderFacts(row) {
+function entryFacts(row) {
   const first = row.records[0];
   const { commit, dirty, version, source_hash: source } = pooled(first.code);
   const seeds = [...new Set(row.records.filter((r) => r.kind === "pretrain").map((r) => r.seed))];
@@ -65,11 +65,11 @@ function contenderFacts(row) {
     ["Pretraining seeds", seeds.join(", ")],
     ["Measured on", row.machine],
     ["Code", [`version ${version}, source `, code(source || "?"), commit ? `, commit ${commit.slice(0, 10)}` : "",
-      dirty ? ", with changes not committed" : ""]],
+      dirty ? ", with uncommitted changes" : ""]],
   ]);
 }
 
-// The results, that of the protocol in view before the others.
+// The results, the one of the chosen protocol first.
 function shownFirst(results) {
   const mine = ([i]) => Number(Number(i) === state.protocol);
   return Object.entries(results).sort((a, b) => mine(b) - mine(a));
@@ -119,7 +119,7 @@ function recordFacts(record) {
       ["File", link(record.file)],
       ["Record", code(record.id)],
       ["Protocol", code(record.protocol)],
-      ["Took", duration(record.seconds)],
+      ["Duration", duration(record.seconds)],
       ...prints, ...hashes(record.inputs, "Input"), ...hashes(record.outputs, "Output"),
       ["Config", code(config.hash)],
       ["Code", [code(source || "?"), commit ? ` commit ${commit.slice(0, 10)}` : "", dirty ? " + changes" : ""]],
@@ -131,7 +131,7 @@ function recordFacts(record) {
     record.certificate === null ? "" : fold("Certificate of the conversion", () => json(pooled(record.certificate))));
 }
 
-// Plots need a place with a width, so they are drawn once the panel stands in the page.
+// Plots need an element with a width, so they are drawn once the panel is in the page.
 function drawPanel(panel, row) {
   const curves = panel.querySelector(".plot.curves");
   if (curves) plotCurves(curves, [row], Object.keys(row.curves[0].lines).includes("loss")

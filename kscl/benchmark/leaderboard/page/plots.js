@@ -4,15 +4,15 @@ const MAX_CURVES = 24;
 const MAX_CLASS_ROWS = 6;
 const MAX_CLASSES = 24;
 const MAX_KEYS = 12;
-const COLOURS = 6;
+const COLORS = 6;
 
-const series = new Map(); // method → the number of its colour
+const series = new Map(); // method → the index of its color
 
 // KSCL has the accent; the others follow by name, and the seventh looks like the second.
-function chooseColours() {
+function chooseColors() {
   const all = [...DATA.rows, ...DATA.protocols.flatMap((protocol) => protocol.reported)];
   const others = new Set(all.map((row) => row.method).filter((name) => name !== "kscl"));
-  [...others].sort().forEach((name, i) => series.set(name, 1 + (i % (COLOURS - 1))));
+  [...others].sort().forEach((name, i) => series.set(name, 1 + (i % (COLORS - 1))));
 }
 
 const seriesOf = (method) => series.get(method) ?? 0;
@@ -82,14 +82,14 @@ function plotShots(place, chosen) {
   const found = points(chosen, (row) => row.K);
   const ticks = [...new Set(found.map((point) => point.x))].sort((a, b) => a - b);
   // With K = 1 there is no ρ: the lines of every ρ begin there.
-  const axis = { name: "K", label: "K, key views of an image", ticks, share: 0.1 };
+  const axis = { name: "K", label: "K, key views per image", ticks, padding: 0.1 };
   scatter(place, chosen, found, axis, (all) => lines(all, "rho", (row) => row.K === 1));
 }
 
 function plotRho(place, chosen) {
   const found = points(chosen, (row) => row.rho);
   const ticks = [...new Set(found.map((point) => point.x))].sort((a, b) => a - b);
-  const axis = { name: "ρ", label: "ρ, eigenvalue mass kept", ticks, format: percent, share: 0.1 };
+  const axis = { name: "ρ", label: "ρ, eigenvalue mass kept", ticks, format: percent, padding: 0.1 };
   scatter(place, chosen, found, axis, (all) => lines(all, "K", () => false));
 }
 
@@ -116,7 +116,7 @@ function plotCurves(place, rows, name) {
     .filter(({ run }) => run.lines[name]).slice(0, MAX_CURVES);
   if (!runs.length) return empty(place, "No pretraining record here holds curves.");
   const label = `${name}, training curves of ${counted(runs.length, "run")}`;
-  const x = { label: runs[0].run.axis, values: runs.flatMap(({ run }) => run.lines[name][0]), share: 0.01 };
+  const x = { label: runs[0].run.axis, values: runs.flatMap(({ run }) => run.lines[name][0]), padding: 0.01 };
   const y = { values: runs.flatMap(({ run }) => run.lines[name][1]), label: name };
   return frame(place, { x, y, label }, (px, py, layer) => {
     for (const { row, run } of runs) {
@@ -147,7 +147,7 @@ function plotClasses(place, rows, protocol) {
     classes = classes.sort((a, b) => spread(b) - spread(a)).slice(0, MAX_CLASSES);
   }
   classes.sort((a, b) => mean(b) - mean(a));
-  return classChart(place, entries, classes, `values of ${counted(classes.length, "class")}`);
+  return classChart(place, entries, classes, `values of ${counted(classes.length, "class", "classes")}`);
 }
 
 function drawPlots() {
@@ -171,7 +171,7 @@ function drawLegend(rows) {
   byId("chart-legend").replaceChildren(...keys, ...more);
 }
 
-// Best first by the chosen metric, so that what is cut off in a plot is the tail.
+// Best first by the chosen metric, so that a plot leaves out the last ones.
 function bestFirst(chosen) {
   const value = (row) => measureOf(row, chosen.protocol, chosen.metric)?.mean ?? -Infinity;
   return [...DATA.rows].sort((a, b) => value(b) - value(a));
@@ -185,7 +185,7 @@ function card(id, title, note, control) {
 
 function buildPlots() {
   if (!DATA.protocols.length) return byId("plots").remove();
-  chooseColours();
+  chooseColors();
   const options = DATA.protocols.flatMap((protocol, i) => protocol.metrics.map((metric, j) =>
     el("option", { value: `${i}/${metric}` }, `${protocol.labels[j]} · ${protocol.name}`)));
   byId("metric").append(...options);
@@ -196,9 +196,9 @@ function buildPlots() {
   byId("charts").append(
     card("plot-shots", "Against K", "Whiskers are 95 % intervals; rings are reported values."),
     card("plot-rho", "Against ρ", "Lines join rows that differ in nothing else."),
-    card("plot-cost", "Accuracy against cost", "Hours of different machines are not one scale: the tooltip names the machine."),
+    card("plot-cost", "Accuracy against cost", "Hours on different machines are not comparable; the tooltip names the machine."),
     card("plot-curves", "Training curves", `At most ${MAX_CURVES} runs, best rows first.`, curve),
-    card("plot-classes", "Per class", `The best ${MAX_CLASS_ROWS} rows; of many classes the ${MAX_CLASSES} that differ most.`),
+    card("plot-classes", "Per class", `The best ${MAX_CLASS_ROWS} rows; of many classes, the ${MAX_CLASSES} that differ most.`),
   );
   let timer = 0;
   new ResizeObserver(() => { clearTimeout(timer); timer = setTimeout(drawPlots, 60); })
