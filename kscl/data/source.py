@@ -80,7 +80,10 @@ def unpack_lost(index: dict[str, np.ndarray]) -> list[Lost]:
 
 def open_regular(path: str | Path) -> IO[bytes]:
     """Open a local file for reading; raise OSError for a pipe or device, which could block."""
-    file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
+    try:
+        file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
+    except ValueError as error:  # a NUL in the name
+        raise OSError(errno.EINVAL, str(error)) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file")

@@ -107,10 +107,13 @@ def list_problems(problems: Iterable[Problem]) -> str:
 
 def check_class_names(names: Sequence[str], where: str) -> tuple[str, ...]:
     """Return the list as a tuple; raise KsclError unless an index into it means one class."""
-    if not names or not all(isinstance(name, str) and name.strip() for name in names):
-        raise KsclError(
-            f"{where}: the class list {list(names)} is empty or has an entry that is not a name."
-        )
+    if not names:
+        raise KsclError(f"{where}: the class list is empty. Name at least one class.")
+    for name in names:
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise KsclError(
+                f"{where}: {_one_line(ascii(name))} in the class list is not a name. Correct it."
+            )
     repeated = sorted(name for name, count in Counter(names).items() if count > 1)
     if repeated:
         raise KsclError(f"{where}: {', '.join(repeated)} is in the class list twice. List it once.")

@@ -234,6 +234,10 @@ def _is_number(value: Any, least: float = -math.inf) -> bool:
     return least <= value and abs(value) < 1e18
 
 
+def _is_list_of_counts(value: Any) -> bool:
+    return isinstance(value, list) and all(_is_number(n, 0) and isinstance(n, int) for n in value)
+
+
 def _is_side(value: Any) -> bool:
     return _is_number(value, least=1) and value < MAX_SIDE and value == int(value)
 
@@ -252,7 +256,8 @@ def _check_segmentation(value: Any) -> None:
     elif isinstance(value, dict):
         size = value.get("size")
         good = isinstance(size, list) and len(size) == 2 and all(map(_is_side, size))
-        good = good and isinstance(value.get("counts"), list | str)
+        counts = value.get("counts")
+        good = good and (isinstance(counts, str) or _is_list_of_counts(counts))
     else:
         good = value is None
     if not good:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
 
 import pytest
 
+from kscl.records import fingerprint as module
 from kscl.records.fingerprint import SAMPLED_BYTES, fingerprint
 
 
@@ -69,8 +71,94 @@ def test_many_files_take_little_time(tmp_path):
         (tmp_path / str(folder)).mkdir()
         for i in range(1000):
             (tmp_path / str(folder) / f"{i}.jpg").touch()
-    start = time.perf_counter()
+    start = time.process_time()  # of this process alone, however busy the machine is
     assert fingerprint(tmp_path).files == 20_000
-    assert (
-        time.perf_counter() - start < 5
-    )  # a million then take minutes at worst, seconds as a rule
+    assert time.process_time() - start < 5  # a million then take minutes at worst
+
+
+@pytest.fixture
+def cached(data, tmp_path, monkeypatch):
+    """A set that is large enough to be cached and looks settled; counts the walks."""
+    monkeypatch.setattr(module, "CACHED_FROM", 20)
+    monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
+    settle(data)
+    walks = []
+    original = module.walk_files
+    monkeypatch.setattr(
+        module, "walk_files", lambda *given: walks.append(given) or original(*given)
+    )
+    return walks
+
+
+def settle(data):
+    for path in (data, *data.rglob("*")):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+
+
+def test_a_second_fingerprint_comes_from_the_cache(data, cached):
+    assert fingerprint(data) == fingerprint(data)
+    assert len(cached) == 1
+
+
+@pytest.mark.parametrize("change", ["rename", "content", "size", "add", "remove", "move", "link"])
+def test_any_change_makes_a_cached_fingerprint_anew(data, cached, change, tmp_path):
+    before = fingerprint(data)
+    file = data / "class0" / "0.jpg"
+    if change == "rename":
+        file.rename(file.with_name("zero.jpg"))
+    elif change == "content":
+        file.write_bytes(b"y" * file.stat().st_size)
+    elif change == "size":
+        file.write_bytes(b"y")
+        os.utime(file, (1_000_000_000, 1_000_000_000))  # the time alone would not tell
+    elif change == "add":
+        (data / "new.jpg").write_bytes(b"")
+    elif change == "remove":
+        file.unlink()
+    elif change == "move":
+        file.rename(data / "class1" / "0.jpg")
+    else:
+        (tmp_path / "far.jpg").write_bytes(b"far")
+        (data / "link.jpg").symlink_to(tmp_path / "far.jpg")
+    assert fingerprint(data).hash != before.hash
+    assert len(cached) == 2
+
+
+def test_a_changed_target_of_a_link_makes_a_cached_fingerprint_anew(data, cached, tmp_path):
+    (tmp_path / "far.jpg").write_bytes(b"far")
+    (data / "link.jpg").symlink_to(tmp_path / "far.jpg")
+    settle(data)
+    before = fingerprint(data)
+    (tmp_path / "far.jpg").write_bytes(b"other")
+    assert fingerprint(data).hash != before.hash
+
+
+def test_a_set_that_changed_a_moment_ago_is_not_trusted(data, cached):
+    os.utime(data / "class0" / "0.jpg")
+    fingerprint(data)
+    fingerprint(data)
+    assert len(cached) == 2
+
+
+def test_of_a_larger_set_a_sample_of_the_files_is_checked(data, cached, monkeypatch):
+    monkeypatch.setattr(module, "CHECKED_FILES", 5)
+    before = fingerprint(data)
+    for path in data.rglob("*.jpg"):  # as a conversion in place would change them
+        path.write_bytes(b"new")
+    assert fingerprint(data).hash != before.hash
+
+
+def test_a_cache_that_cannot_be_written_or_read_costs_time_alone(data, cached, tmp_path, caplog):
+    expected = fingerprint(data)
+    (tmp_path / "file").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        assert fingerprint(data, str(tmp_path / "file")) == expected
+    assert len(caplog.records) == 1
+    (file,) = (tmp_path / "cache").rglob("*.npz")
+    for damage in (b"", b"junk", file.read_bytes()[:-50]):
+        file.write_bytes(damage)
+        assert fingerprint(data) == expected
+
+
+def test_the_fingerprints_of_recorded_runs_keep_their_values(data):
+    assert fingerprint(data).hash == "e304f3b53a79e8d7"

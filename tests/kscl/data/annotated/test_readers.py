@@ -327,3 +327,69 @@ def test_missing_and_doubled_images_of_a_coco_file_are_told(tmp_path):
     assert "cannot be read" in only_problem(read_coco(tmp_path / "no.json", images)).what
     small_coco(tmp_path)
     assert "no such folder" in only_problem(read_coco(json_file, tmp_path / "nowhere")).what
+
+
+GOOD_ANNOTATION = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2, 9, 5], "area": 45}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"area": float("nan")}, "nan"),
+        ({"area": float("inf")}, "inf"),
+        ({"area": -1}, "-1"),
+        ({"area": "45"}, "'45'"),
+        ({"area": 10**400}, "area"),
+        ({"iscrowd": "no"}, "'no'"),
+        ({"iscrowd": 2}, "2"),
+        ({"iscrowd": None}, "None"),
+        ({"bbox": [1, 2, 10**400, 5]}, "bbox"),
+        ({"bbox": ["1", "2", "9", "5"]}, "bbox"),
+        ({"bbox": [True, 2, 9, 5]}, "bbox"),
+        ({"bbox": {"x": 1}}, "bbox"),
+        ({"segmentation": [1, 2, 3]}, "segmentation"),
+        ({"segmentation": {"counts": [1, "x"], "size": [48, 64]}}, "segmentation"),
+        ({"image_id": True}, "True"),
+        ({"category_id": True}, "True"),
+    ],
+)
+def test_an_annotation_that_detectron2_would_misread_is_refused(tmp_path, changes, says):
+    json_file, images = small_coco(tmp_path, annotations=[GOOD_ANNOTATION])
+    read_coco(json_file, images).checked()
+    small_coco(tmp_path, annotations=[GOOD_ANNOTATION | changes])
+    assert says in only_problem(read_coco(json_file, images)).what
+
+
+@pytest.mark.parametrize("ids", [[5, 5, 6], ["a", "a", "b"], [None, 1, 2], [[1], 2, 3]])
+def test_annotation_ids_that_are_missing_or_repeated_are_told(tmp_path, ids):
+    annotations = [GOOD_ANNOTATION | {"id": value} for value in ids]
+    json_file, images = small_coco(tmp_path, annotations=annotations)
+    assert only_problem(read_coco(json_file, images)).kind == "annotation id"
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../images/one.jpg", "a/../../b.jpg", "a\0.jpg"])
+def test_an_image_outside_the_image_folder_is_refused(tmp_path, name):
+    json_file, images = small_coco(tmp_path, annotations=[])
+    content = json.loads(json_file.read_text())
+    content["images"][0]["file_name"] = name
+    json_file.write_text(json.dumps(content))
+    problem = only_problem(read_coco(json_file, images))
+    assert problem.kind == "bad image entry"
+    assert repr(name) in problem.what
+
+
+def test_a_coco_file_with_a_byte_order_mark_is_read(tmp_path):
+    json_file, images = small_coco(tmp_path)
+    json_file.write_bytes(b"\xef\xbb\xbf" + json_file.read_bytes())
+    assert len(read_coco(json_file, images).checked().images) == 2
+
+
+def test_a_problem_is_one_short_line_whatever_the_file_has(tmp_path):
+    json_file, images = small_coco(tmp_path, annotations=[GOOD_ANNOTATION | {"area": "x\n" * 9999}])
+    line = str(only_problem(read_coco(json_file, images)))
+    assert "\n" not in line
+    assert len(line) < 2000
+    for name in ("evil\nname", "\ud800", "\x1b[31m", " "):
+        categories = [{"id": 3, "name": name}, {"id": 18, "name": "dog"}]
+        small_coco(tmp_path, categories=categories)
+        str(only_problem(read_coco(json_file, images))).encode()
