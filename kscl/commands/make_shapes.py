@@ -102,7 +102,7 @@ def _class_table() -> str:
 
 
 def _cores() -> int:
-    """The cores this process may use, which in a container are fewer than the machine has."""
+    """Count the cores this process may use; in a container they are fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -130,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _watch(results: Iterator[Written], total: int) -> Iterable[Written]:
-    """A progress bar on a terminal; every tenth of the way a line elsewhere."""
+    """Show a progress bar on a terminal, and elsewhere a line at every tenth of the way."""
     if sys.stderr.isatty():
         yield from tqdm(results, total=total, unit=" pictures", desc="drawing")
         return

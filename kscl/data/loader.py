@@ -54,7 +54,7 @@ def steps_per_epoch(num_images: int, batch_size: int) -> int:
 
 
 class StepSampler:
-    """This rank's part of every batch from `first_step` up to `last_step`, epoch after epoch.
+    """Yield one rank's part of every batch from `first_step` up to `last_step`, over all epochs.
 
     The ranks hold consecutive parts of the global batch, so that joined in the order of ranks
     they give the batch of a single rank. Pretraining drops the last batch of an epoch if it is

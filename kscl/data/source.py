@@ -49,7 +49,7 @@ class ImageSource(Protocol):
 
 
 def number_classes(names: list[str]) -> Labels:
-    """Number the classes in the order of their names; class 10 comes after class 2."""
+    """Give each class an index in the order of their names; class 10 comes after class 2."""
     classes = sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
     number = {name: index for index, name in enumerate(classes)}
     return Labels(classes, np.array([number[name] for name in names], np.int64))

@@ -12,7 +12,7 @@ IMAGENET_CLASSES = 1000
 
 
 def check_imagenet(root: Path, num_classes: int) -> str:
-    """What is there, in words; or an error with everything that is wrong."""
+    """Describe what is there, or raise one error that lists everything that is wrong."""
     problems, classes, counts = [], {}, {}
     for split in ("train", "val"):
         folder = root / split

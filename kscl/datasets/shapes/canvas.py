@@ -40,7 +40,7 @@ class Patch:
 
 
 def patch_around(canvas: Canvas, x: float, y: float, box: Box) -> Patch:
-    """The pixels of a box that is given as offsets from (x, y)."""
+    """Return the pixels of a box that is given as offsets from (x, y)."""
     left, top = math.floor(x + box[0]), math.floor(y + box[1])
     right, bottom = math.ceil(x + box[2]), math.ceil(y + box[3])
     canvas_x = slice(min(max(left, 0), canvas.width), min(max(right, 0), canvas.width))
@@ -74,9 +74,9 @@ def lay_over(canvas: Canvas, patch: Patch, colour: Field, cover: Field, owner: i
 def random_colour(
     chance: Chance, brightness: float, vividness: float, any_hue: bool = True
 ) -> Colour:
-    """A colour of the given brightness, in YIQ: I runs from sky blue to orange, Q green to violet.
+    """Draw a color of the given brightness in YIQ.
 
-    Backdrops keep near the I axis, where the colours of skies, soils and rooms are.
+    I runs from sky blue to orange, Q from green to violet. Backdrops keep near the I axis, where the colours of skies, soils and rooms are.
     """
     blue_to_orange, green_to_violet = cos_sin(chance.uniform())
     i = vividness * blue_to_orange
@@ -89,7 +89,7 @@ def random_colour(
 
 
 def column(colour: Colour) -> Field:
-    """The colour as (3, 1, 1), to be multiplied with fields."""
+    """Return the color as (3, 1, 1), to be multiplied with fields."""
     return np.array(colour, dtype=np.float32)[:, None, None]
 
 
@@ -105,14 +105,14 @@ def lattice_noise(height: int, width: int, cells_y: float, cells_x: float, chanc
 
 
 def ramp(height: int, width: int, direction: tuple[float, float]) -> Field:
-    """A linear gradient over the picture, from about -1 to 1 along the direction."""
+    """Return a linear gradient over the picture, from about -1 to 1 along the direction."""
     across = (np.arange(width, dtype=np.float32) + 0.5) * (2 / width) - 1
     down = (np.arange(height, dtype=np.float32) + 0.5) * (2 / height) - 1
     return across[None, :] * direction[0] + down[:, None] * direction[1]
 
 
 def new_canvas(height: int, width: int, chance: Chance) -> Canvas:
-    """A backdrop out of focus: a wall, maybe a floor, noise at several scales, soft shadows."""
+    """Paint a backdrop out of focus: a wall, maybe a floor, noise at several scales, shadows."""
     brightness = chance.uniform(0.42, 0.56)
     shades = [
         column(

@@ -38,7 +38,7 @@ class Chance:
         return low + (high - low) * ((self._bits.random_raw() >> 11) * 2.0**-53)
 
     def integer(self, low: int, high: int) -> int:
-        """A whole number from low to high, both included."""
+        """Draw an integer from low to high, both included."""
         return low + int(self.uniform() * (high - low + 1))
 
     def happens(self, probability: float) -> bool:
@@ -68,5 +68,5 @@ def cos_sin(turn: float) -> tuple[float, float]:
 
 
 def smooth(values: Field) -> Field:
-    """The S-curve 3t² − 2t³ on [0, 1]."""
+    """Return the S-curve 3t² − 2t³ of values in [0, 1]."""
     return values * values * (3 - 2 * values)

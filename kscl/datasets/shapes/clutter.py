@@ -18,7 +18,7 @@ from kscl.datasets.shapes.chance import Chance, cos_sin, smooth
 def paint_stroke(
     canvas: Canvas, x: float, y: float, half_length: float, half_width: float, chance: Chance
 ) -> None:
-    """A straight round-ended bar, lit like a twig or a cable."""
+    """Paint a straight round-ended bar, lit like a twig or a cable."""
     cosine, sine = cos_sin(chance.uniform())
     margin = 2 * half_width + 2  # for the round end and the shadow
     reach_x, reach_y = abs(cosine) * half_length + margin, abs(sine) * half_length + margin
@@ -35,7 +35,7 @@ def paint_stroke(
 
 
 def paint_blob(canvas: Canvas, x: float, y: float, radius: float, chance: Chance) -> None:
-    """A plain oval, more or less out of focus, lit like a pebble."""
+    """Paint a plain oval, more or less out of focus, lit like a pebble."""
     cosine, sine = cos_sin(chance.uniform())
     squeeze = chance.uniform(0.5, 1)
     blur = chance.uniform(1, 4)

@@ -68,7 +68,7 @@ def _draw_legend(pen: ImageDraw.ImageDraw, left: int, top: int) -> None:
 
 
 def _square(folder: Path, names: list[str]) -> list[str]:
-    """The square scenes first: they fill their place on the sheet."""
+    """Choose the square scenes first: they fill their cell of the sheet."""
 
     def is_oblong(name: str) -> bool:
         with Image.open(folder / voc.picture_path(name)) as picture:
@@ -106,7 +106,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def _in_few_colours(sheet: Image.Image) -> Image.Image:
-    """A palette for the photographs; the few pixels of the marks keep their own colours."""
+    """Reduce the sheet to a palette in which the few pixels of the marks keep their own colors."""
     method = Image.Quantize.MEDIANCUT
     photographs = sheet.quantize(_PALETTE_SIZE - len(_MARKS), method=method).getpalette() or []
     palette = Image.new("P", (1, 1))

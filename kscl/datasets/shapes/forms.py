@@ -69,7 +69,7 @@ FORMS = tuple(_OUTLINES)
 
 @cache
 def outline_of(form: str) -> Outline:
-    """The outline around its centre of mass, scaled to the common area."""
+    """Return the outline around its center of mass, scaled to the common area."""
     outline = _OUTLINES[form]()
     area = centre_x = centre_y = 0.0
     for (x0, y0), (x1, y1) in zip(outline, outline[1:] + outline[:1], strict=True):

@@ -76,7 +76,7 @@ def paint_object(
 
 
 def _extent(form: str, pose: Pose) -> Box:
-    """The box around the outline as the pose shows it, in pixels from the pose's centre."""
+    """Return the box around the outline as posed, in pixels from the pose's center."""
     a, b, c, d = pose.to_own
     area = a * d - b * c
     xs, ys = [], []
@@ -119,7 +119,7 @@ def _light_on(
 
 
 def _throw_shadow(canvas: Canvas, form: str, pose: Pose, box: Box, chance: Chance) -> None:
-    """A soft shadow on the ground behind the object, away from the light."""
+    """Darken the ground behind the object, away from the light, by a soft shadow."""
     away = chance.uniform(0.05, 0.3)
     softness = chance.uniform(0.1, 0.45)
     centre_x = pose.x - canvas.light[0] * away * pose.radius

@@ -50,7 +50,7 @@ def plan(settings: ShapesSettings) -> list[Job]:
 
 
 def _casts(settings: ShapesSettings, part: str, count: int) -> list[tuple[int, ...]]:
-    """The labels of each scene, dealt from shuffled decks: no class comes up much more often."""
+    """Deal the labels of each scene from shuffled decks: no class comes up much more often."""
     chance = Chance(settings.seed, _PLANNING + _STREAMS[part], 0)
     deck: list[int] = []
     casts = []

@@ -47,7 +47,7 @@ def draw_portrait(label: int, size: int, chance: Chance) -> Picture:
 def draw_scene(
     labels: Sequence[int], size: int, chance: Chance
 ) -> tuple[Picture, tuple[SceneObject, ...]]:
-    """A picture with all the labels' objects; `size` is the shorter side."""
+    """Draw a picture with an object for each label; `size` is the shorter side."""
     long_side = size + size // 4
     height, width = chance.shuffled(
         [(size, size), (size, size), (size, long_side), (long_side, size)]
@@ -93,7 +93,7 @@ def _apart(x: float, y: float, radius: float, other: Pose, crowding: bool) -> bo
 def _annotated(
     canvas: Canvas, label: int, number: int, area: tuple[int, int]
 ) -> SceneObject | None:
-    """The object as it shows in the end; None if all of it is hidden."""
+    """Annotate the object as it shows in the end; return None if all of it is hidden."""
     whole, inside = area
     shows = canvas.owner == number
     columns, rows = np.flatnonzero(shows.any(axis=0)), np.flatnonzero(shows.any(axis=1))

@@ -66,7 +66,7 @@ def _ranges(settings: ShapesSettings) -> list[tuple[str, int, int, int]]:
 
 
 def _classes_left_out(settings: ShapesSettings) -> list[str]:
-    """Splits too small to hold every class; a score over them would mean nothing."""
+    """List the splits too small to hold every class; a score over them would mean nothing."""
     fewest = settings.min_objects
     shown = {
         "train": settings.train,

@@ -28,7 +28,7 @@ def _bars(x: Field, period: float, pixel: float, share: float = 0.5) -> Field:
 
 
 def _laid(u: Field, v: Field, chance: Chance) -> tuple[Field, Field]:
-    """The coordinates turned and shifted at random, as cloth is laid over the object."""
+    """Turn, bend and shift the coordinates at random, as cloth is laid over the object."""
     cosine, sine = cos_sin(0.125 + chance.uniform(-0.06, 0.06))
     shift_x, shift_y = chance.uniform(), chance.uniform()
     bend = chance.uniform(-0.12, 0.12)

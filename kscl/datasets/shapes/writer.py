@@ -37,7 +37,7 @@ Watch = Callable[[Iterator[Written], int], Iterable[Written]]
 
 
 def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] | None:
-    """The manifest of a folder that holds this data set, all its files included; else None.
+    """Return the manifest of a folder that holds this data set with all its files, or None.
 
     A folder that holds anything else is an error.
     """
@@ -91,7 +91,7 @@ def verify_shapes(output: str | Path) -> dict[str, Any]:
 
 @contextmanager
 def _explaining(folder: Path) -> Iterator[None]:
-    """Turns what the machine refuses into an error that says what to do."""
+    """Turn what the machine refuses into an error that says what to do."""
     try:
         yield
     except OSError as error:
@@ -124,7 +124,7 @@ def _fill(folder: Path, settings: ShapesSettings, workers: int, watch: Watch) ->
 def _written(
     folder: Path, settings: ShapesSettings, jobs: Sequence[Job], workers: int
 ) -> Iterator[Written]:
-    """The results in the order of the jobs, whoever draws them."""
+    """Yield the results in the order of the jobs, whoever draws them."""
     draw_one = partial(_draw_and_save, folder, settings)
     if workers == 1:
         yield from map(draw_one, jobs)
@@ -157,7 +157,7 @@ def _draw_and_save(folder: Path, settings: ShapesSettings, job: Job) -> Written:
 
 
 def draw(job: Job, settings: ShapesSettings) -> tuple[Picture, tuple[SceneObject, ...]]:
-    """The picture of one entry of the plan, and its annotated objects if it is a scene."""
+    """Draw the picture of one entry of the plan, with its annotated objects if it is a scene."""
     chance = job.chance(settings.seed)
     if job.is_scene:
         return draw_scene(job.labels, settings.detection_size, chance)
