@@ -39,7 +39,7 @@ class BadImages:
         self.policy = policy
         self.max_fraction = max_fraction
         self.reasons: dict[int, str] = {}  # by index of the image
-        self.num_lost = sum(lost.count for lost in source.lost)
+        self.num_lost = sum(lost.num_images for lost in source.lost)
         if source.lost and policy == "error":
             self._refuse(source.lost[0].name, source.lost[0].reason)
         self._check_fraction()

@@ -245,8 +245,8 @@ def build_train_loader(
 
 
 def load_in_workers(
-    dataset: Dataset[Batch], batches: Iterable[list[EpochIndex]], num_workers: int
-) -> DataLoader[Batch]:
+    dataset: Dataset[Any], batches: Iterable[list[EpochIndex]], num_workers: int
+) -> DataLoader[Any]:
     """Return the batches of a data set in order, made by workers of one thread each."""
     return DataLoader(
         dataset,
@@ -260,7 +260,7 @@ def load_in_workers(
     )
 
 
-def _already_a_batch(batch: Batch) -> Batch:
+def _already_a_batch(batch: Any) -> Any:
     return batch
 
 

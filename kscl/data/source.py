@@ -32,15 +32,16 @@ class Lost(NamedTuple):
 
     name: str
     reason: str
-    count: int = 1  # of images; an estimate where a shard is damaged
+    num_images: int = 1  # an estimate where a shard is damaged
 
 
 class ImageSource(Protocol):
     """A numbered list of encoded images, read one by one in any order."""
 
     where: str  # as the user named it
-    lost: Sequence[Lost]
 
+    @property
+    def lost(self) -> Sequence[Lost]: ...
     def __len__(self) -> int: ...
     def name(self, index: int) -> str: ...
     def read(self, index: int) -> bytes: ...
@@ -57,8 +58,8 @@ def number_classes(names: list[str]) -> Labels:
 
 def warn_of_lost(lost: Sequence[Lost]) -> None:
     """Log each lost image by name."""
-    for name, reason, count in lost[:SHOWN_LOST]:
-        images = f" (about {count} images)" if count > 1 else ""
+    for name, reason, num_images in lost[:SHOWN_LOST]:
+        images = f" (about {num_images} images)" if num_images > 1 else ""
         logger.warning("%s is skipped%s: %s.", name, images, reason)
     if len(lost) > SHOWN_LOST:
         logger.warning("… and %d more like these are skipped.", len(lost) - SHOWN_LOST)
@@ -75,7 +76,10 @@ def unpack_lost(index: dict[str, np.ndarray]) -> list[Lost]:
     """Undo `pack_lost`."""
     lines = Names(index["lost_text"], index["lost_ends"])
     counts = index["lost_counts"].tolist()
-    return [Lost(*line.split("\0"), count) for line, count in zip(lines, counts, strict=True)]
+    return [
+        Lost(name, reason, count)
+        for (name, reason), count in zip((line.split("\0") for line in lines), counts, strict=True)
+    ]
 
 
 def open_regular(path: str | Path) -> IO[bytes]:

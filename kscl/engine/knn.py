@@ -81,7 +81,7 @@ def center_squares(source: ImageSource, cfg: CfgNode) -> Iterator[Batch]:
     count = -(-len(source) // world_size())
     addresses = [(0, i % len(source)) for i in range(rank() * count, (rank() + 1) * count)]
     batches = [addresses[i : i + BATCH_SIZE] for i in range(0, count, BATCH_SIZE)]
-    return iter(load_in_workers(dataset, batches, cfg.DATA.NUM_WORKERS))  # type: ignore[arg-type]
+    return iter(load_in_workers(dataset, batches, cfg.DATA.NUM_WORKERS))
 
 
 @torch.no_grad()

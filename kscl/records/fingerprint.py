@@ -80,7 +80,7 @@ def _of_folder(root: str, cache_dir: str) -> Fingerprint:
             status = entry.stat()
             files.append(_File(name, status.st_size, status.st_mtime_ns))
         except OSError as error:  # removed since it was listed
-            met.lost.append(Lost(entry.path, error.strerror))
+            met.lost.append(Lost(entry.path, error.strerror or str(error)))
     warn_of_lost(met.lost)
     if not files:
         raise KsclError(f"{root} has no fingerprint: it holds no file.")

@@ -103,7 +103,8 @@ class Record:
     def __getitem__(self, name: str) -> Any:
         """Return a field by its name, nested ones as they are in the JSON file."""
         value = getattr(self, name)
-        return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+        nested = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        return dataclasses.asdict(value) if nested else value
 
     def as_dict(self) -> Json:
         """Return the content of the JSON file."""

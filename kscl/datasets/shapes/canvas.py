@@ -76,7 +76,8 @@ def random_colour(
 ) -> Colour:
     """Draw a color of the given brightness in YIQ.
 
-    I runs from sky blue to orange, Q from green to violet. Backdrops keep near the I axis, where the colours of skies, soils and rooms are.
+    I runs from sky blue to orange, Q from green to violet. Backdrops keep near the I axis, where
+    the colors of skies, soils and rooms are.
     """
     blue_to_orange, green_to_violet = cos_sin(chance.uniform())
     i = vividness * blue_to_orange

@@ -70,7 +70,11 @@ def test_an_old_key_is_an_error_that_names_the_new_one(old, tmp_path):
     load(None, [NEW[old], str(value)])  # which is a key, and takes the value
 
 
-@pytest.mark.parametrize(("load", "key", "old", "new"), OLD_VALUES, ids=lambda value: str(value))
+def name_of(value):
+    return getattr(value, "__name__", str(value))  # a function's address differs between workers
+
+
+@pytest.mark.parametrize(("load", "key", "old", "new"), OLD_VALUES, ids=name_of)
 def test_an_old_value_is_an_error_that_names_the_new_one(load, key, old, new):
     with pytest.raises(ConfigError) as error:
         load(None, [key, str(old)])

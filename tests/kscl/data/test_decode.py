@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from kscl.data import decode
 from kscl.data.decode import UnreadableImage, decode_image
-from kscl.data.loader import decode
 from tests.helpers.photos import jpeg, photo
 
 PICTURE = photo(3, 60, 90)
