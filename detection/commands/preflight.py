@@ -11,6 +11,7 @@ from kscl import cli
 EXAMPLES = """  python tools/preflight.py --train voc:data/BCCD:trainval --test voc:data/BCCD:test
   python tools/preflight.py --train voc_2007_trainval voc_2012_trainval --test voc_2007_test
   python tools/preflight.py --train coco:train.json:images --test coco:val.json:images --full
+  python tools/preflight.py --train coco:train.json:images --masks polygon
   python tools/preflight.py --test voc:data/BCCD:test --classes RBC WBC Platelets --json
 
 The exit code is 1 if a problem was found; notes alone are not a problem.
@@ -30,6 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--sample", type=int, default=DECODED_SAMPLE, help="images per set to decode (%(default)s)"
     )
+    parser.add_argument(
+        "--masks",
+        choices=("polygon", "bitmask"),
+        default="",
+        help="check that every object has a mask; the format is INPUT.MASK_FORMAT",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args(argv)
     if not arguments.train and not arguments.test:
@@ -41,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.num_classes,
         arguments.full,
         arguments.sample,
+        arguments.masks,
     )
     print(json.dumps(report.as_dict(), indent=2) if arguments.json else report)
     return 1 if report.fatal else 0

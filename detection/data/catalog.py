@@ -14,6 +14,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets.coco import load_coco_json
 from detectron2.structures import BoxMode
 
+from detection.data.masks import segmentation
 from detection.errors import DetectionError
 from detection.scoring.boxes import GroundTruth, make_ground_truth
 from kscl.data.annotated.annotations import AnnotatedObject, AnnotatedSet, check_class_names
@@ -101,7 +102,7 @@ def detectron2_dicts(annotated: AnnotatedSet, is_coco: bool = False) -> Dicts:
     """Return the images as Detectron2's own loaders do, with `difficult` beside each box.
 
     VOC's difficult objects are trained on, as there; COCO's crowds are not. The scorers ignore
-    both.
+    both. An object has its mask if the set was read with masks.
     """
     index = {name: number for number, name in enumerate(annotated.class_names)}
     return [
@@ -115,8 +116,10 @@ def detectron2_dicts(annotated: AnnotatedSet, is_coco: bool = False) -> Dicts:
                     "category_id": index[thing.name],
                     "difficult": int(thing.difficult),
                     **_box(thing, is_coco),
+                    **_mask(thing),
                 }
                 for thing in image.objects
+                if thing.mask is None or _mask(thing)  # Detectron2 leaves such objects out too
             ],
         }
         for image in annotated.images
@@ -130,6 +133,11 @@ def _box(thing: AnnotatedObject, is_coco: bool) -> dict[str, Any]:
     x1, y1, x2, y2 = thing.box
     box = [x1, y1, x2 - x1, y2 - y1]
     return {"bbox": box, "bbox_mode": BoxMode.XYWH_ABS, "iscrowd": int(thing.difficult)}
+
+
+def _mask(thing: AnnotatedObject) -> dict[str, Any]:
+    found = None if thing.mask is None else segmentation(thing.mask)
+    return {} if found is None else {"segmentation": found}
 
 
 def _register(source: Source, classes: tuple[str, ...]) -> None:

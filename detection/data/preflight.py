@@ -21,6 +21,7 @@ from kscl.data.annotated.annotations import (
     list_problems,
 )
 from kscl.data.annotated.image_size import image_size
+from kscl.data.annotated.masks import RunLengths
 from kscl.data.annotated.specs import Source, parse_source, read_source, shared_class_names
 from kscl.errors import KsclError
 
@@ -94,11 +95,13 @@ def preflight(
     num_classes: int | None = None,
     full: bool = False,
     sample: int = DECODED_SAMPLE,
+    mask_format: str = "",
 ) -> Report:
     """Check every set (see kscl.data.annotated.specs for names); `full` decodes every image.
 
     A set registered under its own name is given as `catalog.source_of(name)`. `num_classes` is the
-    model's; without `class_names`, the list is the training sets' own.
+    model's; without `class_names`, the list is the training sets' own. With a `mask_format`,
+    Detectron2's `polygon` or `bitmask`, every object must have a mask that it can train on.
     """
     report = Report()
     sources: list[tuple[str, Source]] = []
@@ -111,10 +114,12 @@ def preflight(
     report.class_names, no_list = _class_names(sources, class_names)
     sets = report.annotated
     for role, source in sources:
-        found = _read(source, report)
+        found = _read(source, report, with_masks=bool(mask_format))
         if found is None:
             continue
         report.problems += found.problems
+        if mask_format:
+            report.problems += _mask_problems(role, found, mask_format)
         decoded = _check_images(source, found, report, full, sample)
         sets[role].append((source, found))
         report.sets.append(_summary(role, found, decoded))
@@ -140,12 +145,33 @@ def _class_names(
         return (), str(error)
 
 
-def _read(source: Source, report: Report) -> AnnotatedSet | None:
+def _read(source: Source, report: Report, with_masks: bool) -> AnnotatedSet | None:
     try:
-        return read_source(source, report.class_names or None)
+        return read_source(source, report.class_names or None, with_masks=with_masks)
     except KsclError as error:
         _add(report, "class list", source.name, str(error), "Correct the annotations")
         return None
+
+
+def _mask_problems(role: str, found: AnnotatedSet, mask_format: str) -> Iterator[Problem]:
+    """Yield what keeps a mask head from being trained on a set, or scored on it."""
+    # A crowd is not trained on, but ignored where it lies in the test.
+    objects = [
+        (image, thing)
+        for image in found.images
+        for thing in image.objects
+        if role == "test" or not thing.difficult
+    ]
+    without = [image for image, thing in objects if thing.mask is None]
+    if without:
+        what = f"{len(without)} of {len(objects)} objects have no mask (image {without[0].id})"
+        fix = "Add them as `segmentation` to a COCO file, or set MODEL.MASK_ON False"
+        yield Problem("missing mask", found.name, what, fix)
+    runs = [image for image, thing in objects if isinstance(thing.mask, RunLengths)]
+    if role == "train" and mask_format == "polygon" and runs:
+        what = f"{len(runs)} masks are run lengths (image {runs[0].id})"
+        fix = "INPUT.MASK_FORMAT polygon cannot train on them: set it to bitmask"
+        yield Problem("mask format", found.name, what, fix)
 
 
 def _check_images(

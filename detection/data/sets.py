@@ -13,7 +13,7 @@ from typing import Any
 from detectron2.config import CfgNode
 from detectron2.data.build import filter_images_with_only_crowd_annotations
 
-from detection.data.catalog import Dicts, coco_dicts_with_masks, detectron2_dicts, source_of
+from detection.data.catalog import Dicts, detectron2_dicts, source_of
 from detection.data.preflight import Report, preflight
 from detection.scoring.boxes import GroundTruth, make_ground_truth
 from kscl.data.annotated.annotations import AnnotatedSet
@@ -40,11 +40,7 @@ class RunSets:
         dicts = [
             image
             for source, annotated in self.train
-            for image in (
-                coco_dicts_with_masks(source, annotated.class_names)
-                if cfg.MODEL.MASK_ON and source.json_file is not None
-                else detectron2_dicts(annotated, is_coco=source.json_file is not None)
-            )
+            for image in detectron2_dicts(annotated, is_coco=source.json_file is not None)
         ]
         if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
             dicts = filter_images_with_only_crowd_annotations(dicts)
@@ -67,6 +63,7 @@ def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
         [source_of(name) for name in cfg.DATASETS.TEST],
         cfg.KSCL.CLASS_NAMES or None,
         num_classes=cfg.MODEL.ROI_HEADS.NUM_CLASSES,
+        mask_format=cfg.INPUT.MASK_FORMAT if cfg.MODEL.MASK_ON else "",
     ).checked()
     parts = report.annotated
     (test,) = parts["test"]

@@ -7,10 +7,11 @@ is (0, 0, width, height), whatever the file counts from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kscl.data.annotated.masks import Mask, Polygons, RunLengths, extent
 from kscl.errors import KsclError
 
 SHOWN_PER_KIND = 20  # on screen; `Problem`s are all kept
@@ -51,6 +52,7 @@ class AnnotatedObject:
     truncated: bool = False
     pose: str = "Unspecified"
     area: float | None = None  # of the mask where the file has one, else of the box
+    mask: Mask | None = None  # where the file has one and it was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +152,28 @@ def check_box(box: Box, width: int, height: int, where: str, what: str) -> list[
         text = f"{what} is one pixel wide or high"
         problems.append(Problem("tiny box", where, text, fix, fatal=False))
     return problems
+
+
+def check_mask(
+    mask: Mask, box: Box, width: int, height: int, where: str, what: str
+) -> Iterator[Problem]:
+    """Yield what is wrong with the mask of an object in an image of this size."""
+    if isinstance(mask, RunLengths) and (mask.width, mask.height) != (width, height):
+        text = f"{what} has a mask for an image of {mask.width} x {mask.height}"
+        fix = f"Write the mask for its image, which is {width} x {height}"
+        yield Problem("mask size", where, text, fix)
+        return
+    around = extent(mask)
+    lines = isinstance(mask, Polygons) and any(len(points) < 3 for points in mask.parts)
+    if lines or around is None or not (around[0] < around[2] and around[1] < around[3]):
+        fix = "Draw the mask again, or delete the object"
+        yield Problem("degenerate mask", where, f"{what} has a mask without area", fix)
+        return
+    outside = max(-around[0], -around[1], around[2] - width, around[3] - height)
+    if outside > 1:
+        text = f"{what} has a mask that is {outside:g} pixels outside its {width} x {height} image"
+        fix = "Correct the mask, or the size if it belongs to another image"
+        yield Problem("mask outside", where, text, fix)
+    elif around[0] >= box[2] or around[2] <= box[0] or around[1] >= box[3] or around[3] <= box[1]:
+        text = f"{what} has a mask that lies beside its box"
+        yield Problem("mask beside its box", where, text, "Correct the mask or the box")

@@ -1,4 +1,4 @@
-"""Read a COCO instances file: images, categories and boxes, with every problem told at once.
+"""Read a COCO instances file: images, boxes and masks, with every problem told at once.
 
 What Detectron2 and pycocotools would trip over or silently misread is a problem too: repeated
 annotation ids, an area that is not a number, "no" for a crowd flag. Classes are the categories in
@@ -26,8 +26,10 @@ from kscl.data.annotated.annotations import (
     Problem,
     check_box,
     check_class_names,
+    check_mask,
     is_ordered,
 )
+from kscl.data.annotated.masks import read_mask
 from kscl.data.annotated.voc_files import leads_out
 from kscl.data.source import open_regular
 from kscl.errors import KsclError
@@ -41,8 +43,13 @@ def read_coco(
     class_names: Sequence[str] | None = None,
     *,
     name: str | None = None,
+    with_masks: bool = False,
 ) -> AnnotatedSet:
-    """Read a whole file; without an image folder only its annotations."""
+    """Read a whole file; without an image folder only its annotations.
+
+    Masks take most of a file's memory; they are kept, and compared with the boxes, only
+    `with_masks`.
+    """
     label = name or f"coco:{json_file}"
     where = str(json_file)
     try:
@@ -59,7 +66,7 @@ def read_coco(
     images = _images_by_id(content, where, found.problems)
     objects: dict[Any, list[AnnotatedObject]] = {image_id: [] for image_id in images}
     for entry in content["annotations"]:
-        thing = _read_object(entry, images, categories, found, where)
+        thing = _read_object(entry, images, categories, found, where, with_masks)
         if thing is not None:
             objects[entry["image_id"]].append(thing)
     found.problems += _id_problems(content["annotations"], where)
@@ -162,6 +169,7 @@ def _read_object(
     categories: dict[Any, str],
     found: AnnotatedSet,
     where: str,
+    with_masks: bool,
 ) -> AnnotatedObject | None:
     what = f"annotation {entry.get('id')!r}"
     image = images.get(_id(entry.get("image_id")))
@@ -189,17 +197,25 @@ def _read_object(
         crowd = entry.get("iscrowd", 0)
         if not isinstance(crowd, int | float) or crowd not in (0, 1):
             raise ValueError(f"its iscrowd is {crowd!r}, not 0 or 1")
-        _check_segmentation(entry.get("segmentation"))
+        kind = "bad mask"
+        mask = read_mask(entry.get("segmentation"))
     except ValueError as error:
         fix = "Correct the annotation, or delete it"
         found.problems.append(Problem(kind, where, f"{what}: {error}", fix))
         return None
     what += f" ('{name}', bbox {entry['bbox']})"
     found.problems += check_box(box, int(image["width"]), int(image["height"]), where, what)
+    if mask is not None and with_masks:
+        size = int(image["width"]), int(image["height"])
+        found.problems += check_mask(mask, box, *size, where, what)
     if not is_ordered(box):
         return None
     return AnnotatedObject(
-        str(name), box, difficult=bool(crowd), area=None if area is None else float(area)
+        str(name),
+        box,
+        difficult=bool(crowd),
+        area=None if area is None else float(area),
+        mask=mask if with_masks else None,
     )
 
 
@@ -234,10 +250,6 @@ def _is_number(value: Any, least: float = -math.inf) -> bool:
     return least <= value and abs(value) < 1e18
 
 
-def _is_list_of_counts(value: Any) -> bool:
-    return isinstance(value, list) and all(_is_number(n, 0) and isinstance(n, int) for n in value)
-
-
 def _is_side(value: Any) -> bool:
     return _is_number(value, least=1) and value < MAX_SIDE and value == int(value)
 
@@ -247,21 +259,6 @@ def _box(values: Any) -> Box:
         raise ValueError(f"its bbox is {values!r}, not [x, y, width, height]")
     x, y, width, height = (float(value) for value in values)
     return x, y, x + width, y + height
-
-
-def _check_segmentation(value: Any) -> None:
-    """Raise ValueError if Detectron2 could not read a mask: polygons, or run lengths."""
-    if isinstance(value, list):
-        good = all(isinstance(part, list) and all(map(_is_number, part)) for part in value)
-    elif isinstance(value, dict):
-        size = value.get("size")
-        good = isinstance(size, list) and len(size) == 2 and all(map(_is_side, size))
-        counts = value.get("counts")
-        good = good and (isinstance(counts, str) or _is_list_of_counts(counts))
-    else:
-        good = value is None
-    if not good:
-        raise ValueError("its segmentation is neither a list of polygons nor run lengths")
 
 
 def _path(image: dict[str, Any], image_root: str | Path, problems: list[Problem]) -> Path | None:

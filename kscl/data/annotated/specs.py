@@ -21,6 +21,15 @@ from kscl.errors import KsclError
 DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 FORMS = "voc:FOLDER:SPLIT, coco:FILE.json:IMAGE_FOLDER or a name such as voc_2007_test"
 
+# What public benchmarks have, and everyone trains and scores with.
+QUIRKS = (
+    "degenerate box",
+    "box outside",
+    "degenerate mask",
+    "mask outside",
+    "mask beside its box",
+)
+
 VOC_NAMES = {
     f"voc_{year}_{split}": (f"VOC{year}", split)
     for year in (2007, 2012)
@@ -80,9 +89,12 @@ def _path(text: str) -> Path:
 
 
 def read_source(
-    source: Source, class_names: Sequence[str] | None = None, with_images: bool = True
+    source: Source,
+    class_names: Sequence[str] | None = None,
+    with_images: bool = True,
+    with_masks: bool = False,
 ) -> AnnotatedSet:
-    """Read a set; what is wrong with a public benchmark's boxes is noted, not refused."""
+    """Read a set; what is wrong with a public benchmark's boxes or masks is noted, not refused."""
     classes = class_names or default_class_names(source)
     if source.json_file is None:
         found = read_voc(
@@ -90,11 +102,12 @@ def read_source(
         )
     else:
         images = source.root if with_images else None
-        found = read_coco(source.json_file, images, classes, name=source.name)
+        found = read_coco(
+            source.json_file, images, classes, name=source.name, with_masks=with_masks
+        )
     if source.official:
-        kinds = ("degenerate box", "box outside")
         found.problems = [
-            replace(problem, fatal=False) if problem.kind in kinds else problem
+            replace(problem, fatal=False) if problem.kind in QUIRKS else problem
             for problem in found.problems
         ]
     return found

@@ -18,6 +18,8 @@ MANIFEST = "shapes.json"
 UNFINISHED = "shapes.unfinished.json"
 # To be raised with every change that moves a pixel or a box.
 GENERATOR_VERSION = 1
+# The folders that each of the manifest's hashes is over: the first is older than the COCO files.
+DIGESTS = {"sha256": ("unlabelled", "classes", "VOCdevkit"), "coco_sha256": ("coco",)}
 
 
 def describe(settings: ShapesSettings) -> dict[str, Any]:
@@ -86,7 +88,9 @@ def begin(folder: Path, settings: ShapesSettings) -> None:
 
 
 def finish(folder: Path, settings: ShapesSettings, hashes: Mapping[str, str]) -> dict[str, Any]:
-    content = {**describe(settings), "files": len(hashes), "sha256": digest(hashes)}
+    content = {**describe(settings), "files": len(hashes)}
+    for key, parts in DIGESTS.items():
+        content[key] = digest({p: h for p, h in hashes.items() if p.split("/")[0] in parts})
     _write(folder / MANIFEST, content)
     (folder / UNFINISHED).unlink()
     return content

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kscl.data.annotated.masks import run_lengths
 from kscl.datasets.shapes.canvas import Canvas, column, new_canvas, ramp
 from kscl.datasets.shapes.chance import Chance
 from kscl.datasets.shapes.classes import CLASSES
 from kscl.datasets.shapes.clutter import cross_in_front, scatter_behind
 from kscl.datasets.shapes.objects import Pose, paint_object, random_pose
+from kscl.datasets.shapes.polygons import Pixels, polygons_of
 
 Picture = NDArray[np.uint8]  # (H, W, 3)
 
@@ -31,6 +34,17 @@ class SceneObject:
     box: tuple[int, int, int, int]  # xmin, ymin, xmax, ymax
     truncated: bool
     difficult: bool
+    area: int = field(repr=False)  # pixels of it that show
+    segmentation: Any = field(repr=False)  # those pixels, as COCO files have them
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is in a picture of this size."""
+
+    width: int
+    height: int
+    objects: tuple[SceneObject, ...]
 
 
 def draw_portrait(label: int, size: int, chance: Chance) -> Picture:
@@ -103,12 +117,24 @@ def _annotated(
     top, bottom = int(rows[0]), int(rows[-1])
     narrow = DIFFICULT_WIDTH * min(canvas.height, canvas.width)
     small = min(right - left, bottom - top) + 1 < narrow
+    visible = int(np.count_nonzero(shows))
+    difficult = small or visible < DIFFICULT_SHARE * whole
     return SceneObject(
         label=label,
         box=(left + 1, top + 1, right + 1, bottom + 1),
         truncated=inside < whole,
-        difficult=small or int(np.count_nonzero(shows)) < DIFFICULT_SHARE * whole,
+        difficult=difficult,
+        area=visible,
+        segmentation=(
+            _runs(shows)
+            if difficult
+            else polygons_of(shows[top : bottom + 1, left : right + 1], left, top)
+        ),
     )
+
+
+def _runs(shows: Pixels) -> dict[str, list[int]]:
+    return {"size": list(shows.shape), "counts": run_lengths(shows).counts.tolist()}
 
 
 def _developed(canvas: Canvas, chance: Chance) -> Picture:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kscl.datasets.shapes.scene import SceneObject
+from kscl.datasets.shapes.scene import Scene, SceneObject
 
 HOME = "VOCdevkit/VOC2007"
 
@@ -50,11 +50,9 @@ def annotation_path(name: str) -> str:
     return f"{HOME}/Annotations/{name}.xml"
 
 
-def annotation(
-    name: str, width: int, height: int, objects: Sequence[SceneObject], class_names: Sequence[str]
-) -> str:
+def annotation(name: str, scene: Scene, class_names: Sequence[str]) -> str:
     described = []
-    for each in objects:
+    for each in scene.objects:
         xmin, ymin, xmax, ymax = each.box
         described.append(
             _OBJECT.format(
@@ -67,7 +65,9 @@ def annotation(
                 ymax=ymax,
             )
         )
-    return _ANNOTATION.format(name=name, width=width, height=height, objects="".join(described))
+    return _ANNOTATION.format(
+        name=name, width=scene.width, height=scene.height, objects="".join(described)
+    )
 
 
 def image_set_paths(class_names: Sequence[str]) -> list[str]:
@@ -75,30 +75,28 @@ def image_set_paths(class_names: Sequence[str]) -> list[str]:
 
 
 def image_sets(
-    trainval: Mapping[str, Sequence[SceneObject]],
-    test: Mapping[str, Sequence[SceneObject]],
-    class_names: Sequence[str],
+    trainval: Mapping[str, Scene], test: Mapping[str, Scene], class_names: Sequence[str]
 ) -> dict[str, str]:
-    """Path and text of every file under ImageSets/Main, for pictures by name.
-
-    `val`, to choose settings on, is every fourth of `trainval`.
-    """
-    names = list(trainval)
-    splits = {
-        "train": [name for place, name in enumerate(names) if place % 4 != 1],
-        "val": names[1::4],
-        "trainval": names,
-        "test": list(test),
-    }
+    """Path and text of every file under ImageSets/Main, for pictures by name."""
     pictures = {**trainval, **test}
     files = {}
-    for split, members in splits.items():
+    for split, members in splits_of(list(trainval), list(test)).items():
         files[_set_path(split)] = "".join(f"{name}\n" for name in members)
         for label, class_name in enumerate(class_names):
             files[_set_path(f"{class_name}_{split}")] = "".join(
-                f"{name} {_presence(pictures[name], label):2d}\n" for name in members
+                f"{name} {_presence(pictures[name].objects, label):2d}\n" for name in members
             )
     return files
+
+
+def splits_of(trainval: list[str], test: list[str]) -> dict[str, list[str]]:
+    """The names of every split; `val`, to choose settings on, is every fourth of `trainval`."""
+    return {
+        "train": [name for place, name in enumerate(trainval) if place % 4 != 1],
+        "val": trainval[1::4],
+        "trainval": trainval,
+        "test": test,
+    }
 
 
 def _set_path(name: str) -> str:

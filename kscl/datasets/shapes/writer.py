@@ -17,9 +17,9 @@ from typing import Any
 
 from PIL import Image
 
-from kscl.datasets.shapes import manifest, voc
+from kscl.datasets.shapes import coco, manifest, voc
 from kscl.datasets.shapes.plan import Job, plan
-from kscl.datasets.shapes.scene import Picture, SceneObject, draw_portrait, draw_scene
+from kscl.datasets.shapes.scene import Picture, Scene, SceneObject, draw_portrait, draw_scene
 from kscl.datasets.shapes.settings import ShapesSettings, check
 from kscl.errors import KsclError
 
@@ -30,7 +30,7 @@ _JOBS_A_BATCH = 16
 class Written:
     job: Job
     hashes: dict[str, str]  # of each file, by path
-    objects: tuple[SceneObject, ...]
+    scene: Scene
 
 
 Watch = Callable[[Iterator[Written], int], Iterable[Written]]
@@ -47,7 +47,7 @@ def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] 
         if not manifest.is_finished(folder, settings):
             return None
         wanted = [path for job in plan(settings) for path in _paths(job)]
-        wanted += voc.image_set_paths(settings.class_names)
+        wanted += [*voc.image_set_paths(settings.class_names), *coco.file_paths()]
         if not all((folder / path).is_file() for path in wanted):
             return None
         return manifest.read_manifest(folder)
@@ -75,17 +75,18 @@ def verify_shapes(output: str | Path) -> dict[str, Any]:
     folder = Path(output)
     content = manifest.read_manifest(folder)
     with _explaining(folder):
-        hashes = {
-            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for part in ("unlabelled", "classes", "VOCdevkit")
-            for path in (folder / part).rglob("*")
-            if path.is_file()
-        }
-    if manifest.digest(hashes) != content.get("sha256"):
-        raise KsclError(
-            f"{folder} is damaged: its {len(hashes)} files are not the {content.get('files')} that "
-            f"{manifest.MANIFEST} describes; delete the folder and draw it again"
-        )
+        for key, parts in manifest.DIGESTS.items():
+            hashes = {
+                path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+                for part in parts
+                for path in (folder / part).rglob("*")
+                if path.is_file()
+            }
+            if manifest.digest(hashes) != content.get(key):
+                raise KsclError(
+                    f"{folder} is damaged: its {len(hashes)} files in {', '.join(parts)} are not "
+                    f"those that {manifest.MANIFEST} describes; delete the folder and draw it again"
+                )
     return content
 
 
@@ -111,12 +112,13 @@ def _fill(folder: Path, settings: ShapesSettings, workers: int, watch: Watch) ->
     manifest.begin(folder, settings)
     jobs = plan(settings)
     hashes: dict[str, str] = {}
-    scenes: dict[str, dict[str, tuple[SceneObject, ...]]] = {"trainval": {}, "test": {}}
+    scenes: dict[str, dict[str, Scene]] = {"trainval": {}, "test": {}}
     for written in watch(_written(folder, settings, jobs, workers), len(jobs)):
         hashes.update(written.hashes)
         if written.job.is_scene:
-            scenes[written.job.part][written.job.name] = written.objects
-    texts = voc.image_sets(scenes["trainval"], scenes["test"], settings.class_names)
+            scenes[written.job.part][written.job.name] = written.scene
+    parts = scenes["trainval"], scenes["test"], settings.class_names
+    texts = voc.image_sets(*parts) | coco.files(*parts)
     hashes.update(_save(folder, {path: text.encode() for path, text in texts.items()}))
     return manifest.finish(folder, settings, hashes)
 
@@ -149,11 +151,12 @@ def _paths(job: Job) -> list[str]:
 def _draw_and_save(folder: Path, settings: ShapesSettings, job: Job) -> Written:
     picture, objects = draw(job, settings)
     files = {_paths(job)[0]: _jpeg(picture)}
+    height, width, _ = picture.shape
+    scene = Scene(width, height, objects)
     if job.is_scene:
-        height, width, _ = picture.shape
-        text = voc.annotation(job.name, width, height, objects, settings.class_names)
+        text = voc.annotation(job.name, scene, settings.class_names)
         files[voc.annotation_path(job.name)] = text.encode()
-    return Written(job, _save(folder, files), objects)
+    return Written(job, _save(folder, files), scene)
 
 
 def draw(job: Job, settings: ShapesSettings) -> tuple[Picture, tuple[SceneObject, ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import warnings
@@ -17,11 +18,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pycocotools import mask as coco_masks
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from kscl.commands.make_shapes import main
+from kscl.data.annotated.coco import read_coco
+from kscl.data.annotated.masks import RunLengths
+from kscl.data.annotated.voc import read_voc
 from kscl.datasets.shapes import (
     CLASS_NAMES,
     ShapesSettings,
@@ -32,8 +37,10 @@ from kscl.datasets.shapes import (
 )
 from kscl.datasets.shapes.classes import CLASSES
 from kscl.datasets.shapes.plan import plan
+from kscl.datasets.shapes.polygons import polygons_of
 from kscl.datasets.shapes.writer import Written, draw
 from kscl.errors import KsclError
+from tests.helpers.mask_pixels import pixels_of_counts, pixels_of_polygons
 
 SMALL = ShapesSettings(
     seed=7,
@@ -49,6 +56,7 @@ SMALL = ShapesSettings(
 # second also depends on the JPEG encoder of the pinned Pillow.
 SMALL_PIXELS = "6b93809add5f8feb1d545af4ab4223af08b28e5f29c606eb9d8309cbd2826b14"
 SMALL_FILES = "fcf1c8126090f66b6f74f0b87dfb3b0c1118b86235895b27c7f6ddb870dd4a9e"
+SMALL_COCO = "bb2803e43933e5d6c4c1cf06cdc7d1838d965821fd9389dc3c03d8e50c365d06"
 
 LEARNING = ShapesSettings(
     unlabelled=20, train=2000, val=600, detection_train=60, detection_test=40, image_size=64
@@ -105,8 +113,16 @@ def test_the_pixels_are_those_of_this_generator_version() -> None:
 def test_the_files_are_those_of_the_pinned_pillow(small: Path) -> None:
     manifest = json.loads((small / "shapes.json").read_text())
     assert manifest["sha256"] == SMALL_FILES
-    lines = "".join(f"{h}  {p}\n" for p, h in sorted(bytes_of(small).items()) if "/" in p)
-    assert hashlib.sha256(lines.encode()).hexdigest() == manifest["sha256"]
+    parts = {"sha256": ("unlabelled/", "classes/", "VOCdevkit/"), "coco_sha256": ("coco/",)}
+    for key, folders in parts.items():
+        lines = "".join(
+            f"{h}  {p}\n" for p, h in sorted(bytes_of(small).items()) if p.startswith(folders)
+        )
+        assert hashlib.sha256(lines.encode()).hexdigest() == manifest[key]
+
+
+def test_the_coco_files_are_those_of_this_generator_version(small: Path) -> None:
+    assert json.loads((small / "shapes.json").read_text())["coco_sha256"] == SMALL_COCO
 
 
 def test_a_processor_without_vector_units_draws_the_same_bytes(small: Path, tmp_path: Path) -> None:
@@ -238,6 +254,68 @@ def test_class_wise_image_sets_tell_who_is_in_a_picture(learning: Path) -> None:
                 if each.findtext("name") == class_name
             ]
             assert presence == ("-1" if not found else "0" if all(found) else "1")
+
+
+def test_the_coco_files_have_the_boxes_of_the_voc_folder_and_a_mask_for_each(
+    learning: Path,
+) -> None:
+    home = learning / "VOCdevkit/VOC2007"
+    for split in ("train", "val", "trainval", "test"):
+        voc = read_voc(home, split, CLASS_NAMES).checked()
+        json_file = learning / f"coco/instances_{split}.json"
+        coco = read_coco(json_file, home / "JPEGImages", with_masks=True).checked()
+        assert not coco.problems
+        assert coco.class_names == CLASS_NAMES
+        assert [image.path for image in coco.images] == [image.path for image in voc.images]
+        for mine, theirs in zip(coco.images, voc.images, strict=True):
+            assert [(o.name, o.box, o.difficult) for o in mine.objects] == [
+                (o.name, o.box, o.difficult) for o in theirs.objects
+            ]
+            assert all(isinstance(o.mask, RunLengths) == o.difficult for o in mine.objects)
+
+
+def test_the_masks_are_what_shows_of_each_object(learning: Path) -> None:
+    content = json.loads((learning / "coco/instances_test.json").read_text())
+    sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
+    taken = {key: np.zeros(size, bool) for key, size in sizes.items()}
+    for each in content["annotations"]:
+        size, shape = sizes[each["image_id"]], each["segmentation"]
+        if each["iscrowd"]:
+            mask = pixels_of_counts(shape["counts"], *size)
+        else:
+            mask = pixels_of_polygons(shape, *size)
+        filled = coco_masks.decode(
+            coco_masks.merge(coco_masks.frPyObjects(shape, *size))
+            if not each["iscrowd"]
+            else coco_masks.frPyObjects(shape, *size)
+        )
+        assert (filled == mask).all()  # the edges of pixels leave nothing to rounding
+        assert np.count_nonzero(mask) == each["area"]
+        rows, columns = np.nonzero(mask)
+        left, top, width, height = each["bbox"]
+        assert (columns.min(), rows.min()) == (left, top)
+        assert (columns.max() + 1, rows.max() + 1) == (left + width, top + height)
+        assert not (taken[each["image_id"]] & mask).any()
+        taken[each["image_id"]] |= mask
+
+
+def test_polygons_cover_any_mask_exactly_also_with_holes_and_touching_corners() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        mask = rng.random(tuple(rng.integers(1, 20, 2))) < rng.random()
+        if mask.any():
+            full = np.pad(mask, ((3, 1), (2, 1)))
+            assert (pixels_of_polygons(polygons_of(mask, 2, 3), *full.shape) == full).all()
+
+
+def test_a_folder_from_before_the_coco_files_gets_them(small: Path, tmp_path: Path) -> None:
+    make_shapes(tmp_path, SMALL)
+    shutil.rmtree(tmp_path / "coco")
+    manifest = json.loads((tmp_path / "shapes.json").read_text())
+    del manifest["coco_sha256"]
+    (tmp_path / "shapes.json").write_text(json.dumps(manifest))
+    make_shapes(tmp_path, SMALL)
+    assert bytes_of(tmp_path) == bytes_of(small)
 
 
 Labelled = tuple[np.ndarray, np.ndarray]  # pictures (N, 32, 32, 3) in [0, 1], labels (N,)
