@@ -164,7 +164,7 @@ def test_the_head_ends_in_one_norm_of_the_backbones_kind():
     cfg.MODEL.RESNETS.WIDTH_PER_GROUP, cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 32, 128
     assert type(build_model(cfg).roi_heads.res5.norm) is nn.GroupNorm
     cfg.MODEL.RESNETS.NORM = ""
-    with pytest.raises(DetectionError, match="name one"):
+    with pytest.raises(DetectionError, match=r"MODEL\.RESNETS\.NORM.*naiveSyncBN"):
         build_model(cfg)
 
 

@@ -76,7 +76,7 @@ def test_a_leaderboard_sees_that_the_data_have_changed(finished, shop):
         (row,) = build_board([finished]).rows
     finally:
         extra.unlink()
-    assert [reason.split(" was ")[0] for reason in row.stale] == ["test data", "train data"]
+    assert [reason.split(" was ")[0] for reason in row.stale] == ["The test data", "The train data"]
 
 
 def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(finished, shop, tmp_path):

@@ -248,7 +248,7 @@ def test_the_tool_converts_and_shows_the_proof(narrow_file, tmp_path):
         assert f"\n  {stage} " in done.stdout
     assert "265 tensors carried over; left behind: num_batches_tracked (53)" in done.stdout
     assert f"--config-file {tmp_path / 'out' / 'config.yaml'}" in done.stdout
-    assert json.loads((tmp_path / "out/certificate.json").read_text())["version"] == 1
+    assert json.loads((tmp_path / "out/certificate.json").read_text())["version"] == 2
     assert done.stderr == ""
 
 

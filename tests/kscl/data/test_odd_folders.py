@@ -107,7 +107,7 @@ def test_what_is_not_a_file_is_skipped_by_name_and_counted(folder, config, kind,
         source = open_source(str(folder))
     assert len(source) == GOOD
     assert str(folder / "odd.jpg") in caplog.text
-    loader = build_train_loader(config, last_step=6)
+    loader = build_train_loader(config, source, last_step=6)
     assert len(list(loader)) == 6
     assert loader.bad_images.count == len(source.lost) >= 1
 
@@ -130,7 +130,7 @@ def test_a_list_may_name_anything(folder, config, kind):
     for index in range(GOOD, len(source)):
         with pytest.raises(UnreadableImage, match=r"\w"):
             read_picture(source, index)
-    loader = build_train_loader(config, last_step=12)
+    loader = build_train_loader(config, open_source(config.DATA.TRAIN), last_step=12)
     list(loader)
     assert loader.bad_images.count == len(odd)
 
@@ -200,7 +200,7 @@ def test_a_closed_file_is_a_bad_image_and_known_to_the_fingerprint(
     os.seteuid(owner)
     (folder / "03.jpg").chmod(0)
     os.seteuid(us)
-    loader = build_train_loader(config, last_step=12)
+    loader = build_train_loader(config, open_source(config.DATA.TRAIN), last_step=12)
     list(loader)
     assert loader.bad_images.names() == [str(folder / "03.jpg")]
     assert "denied" in loader.bad_images.reasons[3]
@@ -222,17 +222,17 @@ def test_too_many_lost_images_or_the_policy_error_stop_the_run(folder, config):
     dead_link(folder / "odd.jpg")
     config.DATA.MAX_BAD_FRACTION = 0.05
     with pytest.raises(KsclError, match=r"1 of the 13 images.*MAX_BAD_FRACTION.*odd\.jpg"):
-        build_train_loader(config, last_step=1)
+        build_train_loader(config, open_source(config.DATA.TRAIN), last_step=1)
     config.DATA.MAX_BAD_FRACTION = 0.5
     config.DATA.BAD_IMAGES = "error"
     with pytest.raises(KsclError, match=r"odd\.jpg"):
-        build_train_loader(config, last_step=1)
+        build_train_loader(config, open_source(config.DATA.TRAIN), last_step=1)
 
 
 def test_an_image_of_too_many_pixels_is_a_bad_image(folder, config):
     (folder / "large.jpg").write_bytes(jpeg(photo(1, 100, 100)))
     config.DATA.MAX_PIXELS = 9999
-    loader = build_train_loader(config, last_step=9)
+    loader = build_train_loader(config, open_source(config.DATA.TRAIN), last_step=9)
     list(loader)
     assert loader.bad_images.names() == [str(folder / "large.jpg")]
 
@@ -267,12 +267,12 @@ def test_a_damaged_shard_loses_one_image_which_is_named_every_time(folder, confi
         assert len(source) == 19
         assert "s0.tar at byte" in caplog.text
         assert "0004.jpg" in caplog.text
-    loader = build_train_loader(config, last_step=1)
+    loader = build_train_loader(config, open_source(config.DATA.TRAIN), last_step=1)
     list(loader)
     assert loader.bad_images.count == 1
     config.DATA.MAX_BAD_FRACTION = 0.01
     with pytest.raises(KsclError, match=r"1 of the 20 images.*s0\.tar"):
-        build_train_loader(config, last_step=1)
+        build_train_loader(config, open_source(config.DATA.TRAIN), last_step=1)
 
 
 def test_a_shard_that_ends_in_junk_counts_the_images_that_it_must_have_held(folder):

@@ -28,6 +28,7 @@ PROBES = {"linear", "knn"}
 # that a new one is decided upon.
 KINDS_CHANGED_BY = {
     "kscl": set(KINDS),
+    "kscl/backbone_file": set(KINDS),
     "kscl/config": set(KINDS),
     "kscl/data": set(KINDS),
     "kscl/data/annotated": set(KINDS),
