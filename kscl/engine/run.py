@@ -120,7 +120,7 @@ def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
         log.info("This run has ended: %s.", folder / RECORD_FILE)
         return None
     source = first_rank_first(lambda: open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR))
-    data = on_first_rank(lambda: data_fingerprint(cfg.DATA.TRAIN, source))
+    data = on_first_rank(lambda: data_fingerprint(cfg.DATA.TRAIN, source, cfg.DATA.CACHE_DIR))
     steps = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
     state = build_state(cfg, len(source), steps, device())
     if checkpoint is not None:
@@ -166,10 +166,10 @@ def claim(job: Job, held: contextlib.ExitStack) -> Checkpoint | None:
     return read[0] if read else Checkpoint(path, read_plain(path))
 
 
-def data_fingerprint(where: str, source: ImageSource) -> dict[str, Any]:
+def data_fingerprint(where: str, source: ImageSource, cache_dir: str = "") -> dict[str, Any]:
     """Return a hash of names, sizes and sampled contents; without sizes if the data is no path."""
     if Path(where).exists():
-        return {**fingerprint(where).as_dict(), "images": len(source)}
+        return {**fingerprint(where, cache_dir).as_dict(), "images": len(source)}
     digest = hashlib.sha256()
     for index in range(len(source)):
         digest.update(f"{source.name(index)}\0".encode("utf-8", "surrogateescape"))

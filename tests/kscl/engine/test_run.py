@@ -19,6 +19,7 @@ from kscl.backbone_file import load_backbone
 from kscl.commands.pretrain import main
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.engine.metrics_log import METRICS_FILE
+from kscl.records import fingerprint
 from kscl.records.record import read_record
 from kscl.runtime.logs import LOG_FILE
 from tests.helpers.commands import tool
@@ -186,6 +187,20 @@ def stop_at_the_first_checkpoint():
         return rename(self, to)
 
     Path.rename = rename_and_stop
+
+
+def test_the_fingerprint_is_cached_where_the_index_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(fingerprint, "CACHED_FROM", 10)
+    monkeypatch.setenv("KSCL_CACHE", "/dev/null/none")  # as for a user without a home
+    images = draw_images(tmp_path / "images", count=16)
+    for path in (images, *images.rglob("*")):
+        os.utime(path, (1e9, 1e9))  # what changed a moment ago is not cached
+    cache = tmp_path / "cache"
+    run = Run(tmp_path / "run", images, *ONE_EPOCH, "DATA.CACHE_DIR", cache)
+    assert main(run.command()) == 0
+    monkeypatch.setattr(fingerprint, "walk_files", None)
+    known = fingerprint.fingerprint(images, str(cache))
+    assert known.hash == read_record(run.folder / "record.json")["data"]["train"]["hash"]
 
 
 def test_a_folder_with_a_run_is_refused_without_resume(finished, error_of):
