@@ -24,11 +24,10 @@ KILLED = (
 def kill(chain: Chain, kind: str, chance: random.Random, place: Path) -> tuple[str, str]:
     """Return the outcome, and what to look at if it is a failure."""
     log = place / "log"
-    if kind == "suite":
-        suite = smoke_suite(place, shapes=None)
-        suite.write_text(suite.read_text().replace(str(place / "shapes"), str(chain.data)))
-        job = chain.jobs["suite"].with_path(chain.folder / "suite.yaml", suite)
+    if kind == "suite":  # which draws its data itself
         target = place / "output"
+        suite = smoke_suite(place)
+        job = chain.jobs["suite"].with_path(chain.folder / "suite.yaml", suite)
     else:
         target = place / "run"
         job = chain.jobs[kind].into(target)
