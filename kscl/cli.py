@@ -105,7 +105,7 @@ def command(main: Main) -> Main:
         try:
             return main(argv) or 0
         except KsclError as error:
-            print(f"error: {error}", file=sys.stderr)
+            print_error(error)
             return EXIT_USER_ERROR
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
@@ -115,3 +115,8 @@ def command(main: Main) -> Main:
             return 0
 
     return wrapped
+
+
+def print_error(error: KsclError) -> None:
+    """Print what a user can fix."""
+    print(f"error: {error}", file=sys.stderr)

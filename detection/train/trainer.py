@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,9 +166,12 @@ def _until_stopped(batches: Iterable[Any], stop: StopRequest) -> Iterator[Any]:
 def _parallel(model: nn.Module) -> nn.Module:
     if comm.get_world_size() == 1:
         return model
-    on_gpu = next(model.parameters()).is_cuda
-    devices = [comm.get_local_rank()] if on_gpu else None  # on a CPU there is no device to name
-    return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else None  # on a CPU there is no device to name
+    with warnings.catch_warnings():
+        # The argument that torch recommends instead would still send all buffers once.
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
 
 
 def _share_buffers(model: nn.Module) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ from kscl.config.tree import config_values, save_config
 from kscl.engine.checkpoint import step_of
 from kscl.engine.run_dir import find_start, only_run_in, refuse_changes
 from kscl.records.record import RECORD_FILE, read_record
-from kscl.runtime.launch import on_first_rank
+from kscl.runtime.launch import local_world_size, on_first_rank, wait_for_all
+from kscl.runtime.precision import set_numerics
 from kscl.runtime.signals import StopRequest, stop_requests
 
 WORLD_SIZE = "world_size"
@@ -80,12 +82,13 @@ def is_finished(job: Job) -> bool:
 
 def run_trial(job: Job) -> int:
     """Train, evaluate and write the record, on every rank; return the exit code."""
+    set_numerics(tf32=job.cfg.KSCL.TF32, cudnn_benchmark=job.cfg.CUDNN_BENCHMARK)
     with explained(job.cfg), contextlib.ExitStack() as until_the_end:
         saved = _claim(job, until_the_end)
         if (job.folder / RECORD_FILE).is_file():  # another process wrote it while this one waited
             return 0
         _set_up_logging(job.cfg.OUTPUT_DIR)
-        _meet_local_ranks()
+        until_the_end.enter_context(local_ranks())
         with stop_requests() as stop:
             try:
                 _run(job, saved, stop)
@@ -149,7 +152,7 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
         }
         data = job.sets.fingerprints
         write_trial_record(cfg, job.certificate, data, scores, stopwatch.seconds(), details)
-    comm.synchronize()
+    wait_for_all()  # not in a collective of the GPUs: scoring may take long
 
 
 def _set_up_logging(folder: str) -> None:
@@ -160,17 +163,25 @@ def _set_up_logging(folder: str) -> None:
         setup_logger(folder, distributed_rank=comm.get_rank(), name=name)
 
 
-def _meet_local_ranks() -> None:
-    """Make Detectron2's groups of ranks, those of an earlier trial in this process being gone."""
-    if comm.get_world_size() > 1:
+@contextlib.contextmanager
+def local_ranks() -> Iterator[None]:
+    """Let Detectron2 know the ranks of this machine; it keeps groups, and with them their store."""
+    if comm.get_world_size() == 1:
+        yield
+        return
+    comm.create_local_process_group(local_world_size())
+    try:
+        yield
+    finally:  # or a later trial of this process would meet its ranks in a group that has ended
+        comm.create_local_process_group.cache_clear()
         comm._get_global_gloo_group.cache_clear()
         comm._LOCAL_PROCESS_GROUP = None
-        comm.create_local_process_group(comm.get_world_size())
 
 
 def score_detector(job: Job) -> int:
     """Evaluate MODEL.WEIGHTS, a trained detector, on every rank; return the exit code."""
     cfg = job.cfg
+    set_numerics(tf32=cfg.KSCL.TF32, cudnn_benchmark=cfg.CUDNN_BENCHMARK)
     with explained(cfg), contextlib.ExitStack() as until_the_end:
 
         def claim() -> None:
@@ -178,7 +189,7 @@ def score_detector(job: Job) -> int:
             refuse_run_folder(job.folder)
 
         on_first_rank(claim)
-        _meet_local_ranks()
+        until_the_end.enter_context(local_ranks())
         setup_logger(distributed_rank=comm.get_rank(), name="detection")  # which prints the scores
         with stop_requests() as stop:
             try:

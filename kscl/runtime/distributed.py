@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import datetime
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +20,32 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+# Groups cannot wait without a limit; no run is this long.
+NO_LIMIT = datetime.timedelta(days=365)
+_host_group: dist.ProcessGroup | None = None
+
+
+@contextlib.contextmanager
+def waiting_on_hosts() -> Iterator[None]:
+    """Make the group in which ranks wait for each other on the CPU; all ranks enter together."""
+    global _host_group
+    group = dist.new_group(backend="gloo", timeout=NO_LIMIT)
+    assert not isinstance(group, int)  # which it is on a rank outside the group
+    _host_group = group
+    try:
+        yield
+    finally:
+        _host_group = None
+
+
+def host_group() -> dist.ProcessGroup | None:
+    """Return the group in which ranks wait without a GPU and without a limit of time.
+
+    None, the group of all collectives, where the ranks were not started by `kscl.runtime.launch`.
+    """
+    return _host_group
 
 
 def gather(local: Tensor) -> Tensor:

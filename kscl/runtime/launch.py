@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import multiprocessing
 import os
 import signal
@@ -19,22 +20,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from kscl.cli import EXIT_USER_ERROR
+from kscl.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, print_error
 from kscl.errors import KsclError
-from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.distributed import host_group, rank, waiting_on_hosts, world_size
 from kscl.runtime.failures import explained
 from kscl.runtime.machine import usable_cores
 from kscl.runtime.signals import StopRequest, stop_requests
 
 EXIT_BUG = 1
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+LOCAL_SIZE_VARIABLE = "LOCAL_WORLD_SIZE"
 SET_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
-PATIENCE = datetime.timedelta(hours=1)  # of ranks that wait while rank 0 reads a large index
+PATIENCE = datetime.timedelta(hours=1)  # of a rank that waits for another one's tensors
 CONNECT_PATIENCE = datetime.timedelta(seconds=3)
 AGENT_PATIENCE = datetime.timedelta(minutes=1)  # torchrun's store is there before its ranks
 PORT_OF_RANK_0 = "kscl/port of rank 0"
@@ -43,6 +45,8 @@ POLL_SECONDS = 0.2
 
 Result = TypeVar("Result")
 Worker = Callable[[Any], int]
+
+_launches = itertools.count()  # in this process; every rank counts the same
 
 
 def launch(worker: Worker, argument: object, num_gpus: int) -> int:
@@ -54,14 +58,12 @@ def launch(worker: Worker, argument: object, num_gpus: int) -> int:
     if all(name in os.environ for name in RANK_VARIABLES):
         if num_gpus > 1:
             raise KsclError("torchrun has started the processes already. Leave --num-gpus out.")
-        if SET_BY_TORCHRUN in os.environ:
-            _watch(_end_with_torchrun)
-        if gpus:
-            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        with _process_group(**_meeting_place()), explained():
-            return worker(argument)
+        return _join(worker, argument, gpus)
     if gpus and num_gpus > gpus:
-        raise KsclError(f"--num-gpus is {num_gpus}, but this machine has {gpus}. Use at most that.")
+        raise KsclError(
+            f"--num-gpus is {num_gpus}, but {gpus} are visible. Use at most that, or let "
+            "CUDA_VISIBLE_DEVICES name more."
+        )
     if num_gpus > 1:
         return _spawn(worker, argument, num_gpus)
     with explained():
@@ -86,7 +88,8 @@ def on_first_rank(work: Callable[[], Result]) -> Result:
             outcome[0] = work()
         except Exception as error:
             failure, outcome[1] = error, True
-    dist.broadcast_object_list(outcome, src=0)
+    # Not on the GPU: a collective there spins, and gives up after PATIENCE.
+    dist.broadcast_object_list(outcome, src=0, group=host_group())
     if failure is not None:
         raise failure
     if outcome[1]:
@@ -105,29 +108,91 @@ def any_rank(flag: bool) -> bool:
     """Return whether the flag is set on any rank."""
     if world_size() == 1:
         return flag
-    votes = torch.tensor(float(flag), device=device())
-    dist.all_reduce(votes, op=dist.ReduceOp.MAX)
+    votes = torch.tensor(float(flag), device="cpu" if host_group() else device())
+    dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=host_group())
     return bool(votes)
+
+
+def wait_for_all() -> None:
+    """Wait until every rank is here, however long it takes and without using a GPU."""
+    if world_size() > 1:
+        dist.barrier(group=host_group())
+
+
+def local_world_size() -> int:
+    """Return the number of ranks on this machine."""
+    return int(os.environ.get(LOCAL_SIZE_VARIABLE, world_size()))
+
+
+def _join(worker: Worker, argument: object, gpus: int) -> int:
+    """Run one of the ranks that torchrun or a scheduler has started."""
+    code = EXIT_BUG
+    if SET_BY_TORCHRUN in os.environ:
+        _watch(_end_with_torchrun)
+    try:
+        if gpus:
+            torch.cuda.set_device(visible_gpu(int(os.environ["LOCAL_RANK"]), gpus))
+        with _process_group(**_meeting_place()), explained():
+            return worker(argument)
+    except KsclError as error:
+        print_error(error)
+        code = EXIT_USER_ERROR
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else EXIT_BUG
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    except BaseException:
+        traceback.print_exc()
+    return _leave(code)
+
+
+def visible_gpu(local_rank: int, gpus: int) -> int:
+    """Return the GPU of this rank among those that it sees, `gpus` of them."""
+    if local_rank < gpus:
+        return local_rank
+    if gpus == 1 and SET_BY_TORCHRUN not in os.environ:
+        return 0  # a scheduler that gives every task one GPU shows it no other
+    raise KsclError(
+        f"LOCAL_RANK is {local_rank}, but this process sees {gpus} GPU{'s' * (gpus > 1)}. Start at "
+        "most one process per GPU (torchrun --nproc-per-node), or let CUDA_VISIBLE_DEVICES name "
+        "more."
+    )
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process at once, after it has reported an error.
+
+    With NCCL, destroying the process group waits for the other ranks, and so can what Python does
+    at exit; they in turn wait for this rank, and nobody would learn why.
+    """
+    for child in multiprocessing.active_children():  # loader workers
+        child.kill()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _meeting_place() -> dict[str, Any]:
     """Return a store, opened by rank 0 anew at every start, for ranks that torchrun started.
 
     torchrun's own store outlives a restart. Ranks would find the addresses of dead ones in it, and
-    wait for them (https://github.com/pytorch/pytorch/issues/135712).
+    wait for them (https://github.com/pytorch/pytorch/issues/135712). Launches are numbered: a later
+    one in the same process must not find the store of the one before.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}  # MASTER_ADDR and MASTER_PORT say where
     shared, number, count = next(dist.rendezvous("env://", timeout=AGENT_PATIENCE))
     shared.set_timeout(PATIENCE)
     host = os.environ["MASTER_ADDR"]
+    key = f"{PORT_OF_RANK_0}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}/{next(_launches)}"
     store: dist.TCPStore | None = None
     if number == 0:
         store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-        shared.set(PORT_OF_RANK_0, str(store.port))
+        shared.set(key, str(store.port))
     while store is None:
         with contextlib.suppress(dist.DistNetworkError):  # the port of a rank 0 that has ended
-            port = int(shared.get(PORT_OF_RANK_0))
+            port = int(shared.get(key))
             store = dist.TCPStore(host, port, is_master=False, timeout=CONNECT_PATIENCE)
             store.set_timeout(PATIENCE)
     return {"store": store, "rank": number, "world_size": count}
@@ -138,8 +203,10 @@ def _process_group(**where: Any) -> Any:
     """Join the other ranks at the store given, or where the environment says."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, timeout=PATIENCE, **where)
-    yield
-    # Not after an error: it can wait for the other ranks, and the error would never be reported.
+    with waiting_on_hosts():
+        yield
+        # Not after an error: both lines wait for the other ranks, and nobody would report it.
+        wait_for_all()
     dist.destroy_process_group()
 
 
@@ -234,10 +301,12 @@ def _spawned(
             code = worker(argument)
     except KsclError as error:
         report.send((True, str(error)))
-        code = EXIT_USER_ERROR
-    except Exception:
+        _leave(EXIT_USER_ERROR)
+    except SystemExit as ended:  # rank 0 says why
+        _leave(ended.code if isinstance(ended.code, int) else EXIT_BUG)
+    except BaseException:
         report.send((False, f"On rank {number}:\n{traceback.format_exc()}"))
-        code = EXIT_BUG
+        _leave(EXIT_BUG)
     sys.exit(code)
 
 

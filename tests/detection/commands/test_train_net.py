@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from kscl.data.annotated.voc import read_voc
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, step_of
 from kscl.records.record import read_record
 from tests.detection.commands.conftest import READS
-from tests.helpers.commands import tool
+from tests.helpers.commands import ROOT, run, tool
 from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
+from tests.helpers.ranks import joined
 
 
 def in_process(capsys, *words: str) -> tuple[int, str]:
@@ -123,6 +125,35 @@ def test_two_processes_on_the_cpu_train_and_score(shop, tmp_path):
     done = several_processes(shop, tmp_path / "run", *more)
     assert done.returncode == 0, done.stderr
     assert read_record(tmp_path / "run" / "record.json")["details"]["processes"] == 2
+
+
+def test_two_processes_of_torchrun_run_two_trials_one_after_the_other(shop, tmp_path):
+    output = tmp_path / "run"
+    short = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.ENABLED", "False"]
+    done = run(
+        *(Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node=2"),
+        *(ROOT / "tools" / "train_net.py", *arguments(shop, output, "--num-trials=2", *short)),
+    )
+    assert done.returncode == 0, done.stderr
+    records = [read_record(output / f"seed{seed}" / "record.json") for seed in (0, 1)]
+    assert [record["details"]["processes"] for record in records] == [2, 2]
+
+
+def meet_as_one_per_machine(_: object) -> int:
+    from detectron2.utils import comm
+
+    from detection.train.trial import local_ranks
+
+    for _ in range(2):  # two trials
+        with local_ranks():
+            assert comm.get_world_size() == 2
+            assert (comm.get_local_rank(), comm.get_local_size()) == (0, 1)
+    return 0
+
+
+def test_ranks_on_two_machines_count_from_0_on_each(tmp_path):
+    done = joined(meet_as_one_per_machine, tmp_path, LOCAL_WORLD_SIZE="1")
+    assert [code for code, _ in done] == [0, 0], done
 
 
 def test_a_protocol_for_more_processes_is_scaled_and_says_so(shop, tmp_path):
