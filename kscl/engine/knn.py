@@ -44,11 +44,18 @@ class KnnCheck:
         return epoch % self.cfg.EVAL.KNN_PERIOD == 0 or epoch == self.cfg.SOLVER.EPOCHS
 
     def accuracy(self, backbone: nn.Module, device: torch.device) -> float:
-        """Return top-1 in percent; every rank computes its part of the features."""
+        """Return top-1 in percent; every rank computes its part of the features.
+
+        Those of the training images, 10 GB for ImageNet, stay where they are.
+        """
         train, labels = features(backbone, self.train, self.train_labels, self.cfg, device)
         val, truth = features(backbone, self.val, self.val_labels, self.cfg, device)
-        settings = self.cfg.EVAL
-        predicted = knn_predict(train, labels, val, settings.KNN_K, settings.KNN_TEMPERATURE)
+        train, labels = (part[: own_count(self.train)] for part in (train, labels))
+        val, truth = (gather(part)[: len(self.val)] for part in (val, truth))
+        settings, classes = self.cfg.EVAL, int(self.train_labels.max()) + 1
+        predicted = predict_over_ranks(
+            *(train, labels, val, settings.KNN_K, settings.KNN_TEMPERATURE, classes)
+        )
         return 100 * float((predicted == truth).float().mean())
 
 
@@ -64,19 +71,24 @@ def open_labeled(where: str, cfg: CfgNode) -> tuple[ImageSource, Labels]:
 def features(
     backbone: nn.Module, source: ImageSource, labels: Tensor, cfg: CfgNode, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Return features (N, D) of the center squares of all images, and their classes (N,)."""
+    """Return features (n, D) of the center squares of this rank's images, and classes (n,)."""
     found, shown = [], []
     with in_mode(backbone, training=False):
         for batch in center_squares(source, cfg):
             images = normalize(batch.views[:, 0].to(device), cfg.INPUT.MEAN, cfg.INPUT.STD)
             found.append(backbone(images).float())
             shown.append(batch.instances)
-    index = gather(torch.cat(shown).to(device))
-    return gather(torch.cat(found)), labels.to(device)[index]
+    return torch.cat(found), labels[torch.cat(shown)].to(device)
+
+
+def own_count(source: ImageSource) -> int:
+    """Return how many of the images that this rank has seen are its own; the others come last."""
+    count = -(-len(source) // world_size())
+    return min(count, max(0, len(source) - rank() * count))
 
 
 def center_squares(source: ImageSource, cfg: CfgNode) -> Iterator[Batch]:
-    """Yield this rank's images, once each but for a few that give all ranks equally many."""
+    """Yield this rank's images, then as many of others that all ranks have equally many."""
     dataset = ViewDataset(source, [], 1, cfg.INPUT.SIZE, cfg.SEED)
     count = -(-len(source) // world_size())
     addresses = [(0, i % len(source)) for i in range(rank() * count, (rank() + 1) * count)]
@@ -104,10 +116,51 @@ def knn_predict(
     """
     _check(train_features, train_labels, test_features, k, temperature)
     device = device or test_features.device
+    nearest, indices = _nearest(train_features, test_features, k, chunk, block, device)  # (M, k)
+    classes = int(train_labels.max()) + 1 if num_classes is None else num_classes
+    return _vote(nearest, train_labels.to(device)[indices], temperature, classes)
+
+
+@torch.no_grad()
+def predict_over_ranks(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    k: int,
+    temperature: float,
+    num_classes: int,
+) -> Tensor:
+    """Predict from the train features (n, D) of all ranks, without sending them: (M,).
+
+    Each rank finds its own nearest neighbors of all test images; only these are merged.
+    """
+    if world_size() == 1:
+        return knn_predict(train_features, train_labels, test_features, k, temperature, num_classes)
+    device = test_features.device
+    near, indices = _nearest(train_features, test_features, k, 1024, 65536, device)  # (M, ≤ k)
+    labels = train_labels[indices]
+    missing = (0, k - near.shape[1])  # a rank may have fewer than k images
+    near = F.pad(near, missing, value=-torch.inf)  # (M, k)
+    near, labels = (
+        torch.cat(gather(part[None]).unbind(), 1) for part in (near, F.pad(labels, missing))
+    )  # (M, world · k)
+    nearest, kept = near.topk(k, dim=1)
+    return _vote(nearest, labels.gather(1, kept), temperature, num_classes)
+
+
+def _nearest(
+    train_features: Tensor,
+    test_features: Tensor,
+    k: int,
+    chunk: int,
+    block: int,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return the largest cosines of each test feature, and the train features' indices: (M, k)."""
     k = min(k, len(train_features))
     nearest = torch.full((len(test_features), k), -torch.inf, device=device)  # (M, k)
     indices = torch.zeros(len(test_features), k, dtype=torch.long, device=device)  # (M, k)
-    chunk, block = min(chunk, len(test_features)), min(block, len(train_features))
+    chunk, block = min(chunk, len(test_features)), max(1, min(block, len(train_features)))
     room = torch.empty(chunk * block, device=device)
     for start in range(0, len(train_features), block):
         train = _unit(train_features[start : start + block], device)  # (n, D)
@@ -123,11 +176,15 @@ def knn_predict(
             nearest[part], kept = known.topk(k, dim=1)
             indices[part] = known_index.gather(1, kept)
         del train  # before the next block takes as much again
+    return nearest, indices
+
+
+def _vote(nearest: Tensor, labels: Tensor, temperature: float, num_classes: int) -> Tensor:
+    """Return the class (M,) with most votes of neighbors with these cosines and labels (M, k)."""
     # Relative to the nearest: the same order, and exp cannot overflow at a low temperature.
     weight = ((nearest - nearest[:, :1]) / temperature).exp()  # (M, k)
-    classes = int(train_labels.max()) + 1 if num_classes is None else num_classes
-    votes = weight.new_zeros(len(weight), classes)  # (M, C)
-    votes.scatter_add_(1, train_labels.to(device)[indices], weight)
+    votes = weight.new_zeros(len(weight), num_classes)  # (M, C)
+    votes.scatter_add_(1, labels, weight)
     return votes.argmax(1)  # (M,)
 
 

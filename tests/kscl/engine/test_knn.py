@@ -11,9 +11,12 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 
+from kscl.engine import knn
 from kscl.engine.knn import knn_predict
 from kscl.errors import KsclError
+from kscl.runtime.distributed import gather, rank
 from tests.helpers.commands import run
+from tests.helpers.ranks import joined
 
 pytestmark = pytest.mark.portable
 
@@ -53,6 +56,30 @@ def test_predictions_are_scikit_learns_with_the_same_weights(which, k, temperatu
     ).fit(train.double().numpy(), labels.numpy())
     ours = knn_predict(train, labels, test, k, temperature)
     assert np.array_equal(ours.numpy(), theirs.predict(test.double().numpy()))
+
+
+def vote_on_two_ranks(_: object) -> int:
+    """Vote with the training features on two ranks: 3 on the second one, fewer than neighbors."""
+    generator = torch.Generator().manual_seed(0)
+    train, test = torch.randn(60, 8, generator=generator), torch.randn(40, 8, generator=generator)
+    labels = (train[:, 0] > 0).long() + 2 * (train[:, 1] > 0).long()
+    own = (slice(57), slice(57, None))[rank()]
+    sent = []
+
+    def counted(local: torch.Tensor) -> torch.Tensor:
+        sent.append(local.numel())
+        return gather(local)
+
+    knn.gather = counted
+    ours = knn.predict_over_ranks(train[own], labels[own], test, 5, 0.07, 4)
+    assert torch.equal(ours, knn_predict(train, labels, test, 5, 0.07))
+    assert sent == [40 * 5, 40 * 5]  # similarities and labels; no features
+    return 0
+
+
+def test_training_features_stay_on_their_rank_and_the_votes_are_those_of_one_process(tmp_path):
+    done = joined(vote_on_two_ranks, tmp_path)
+    assert [code for code, _ in done] == [0, 0], done
 
 
 def test_it_agrees_with_the_definition_written_out(features):
