@@ -105,6 +105,8 @@ def linear_eval_defaults() -> CfgNode:
     cfg.SOLVER.GAMMA = 0.1  # Factor of the step schedule at each milestone.
     cfg.SOLVER.INIT_STD = 0.01  # Standard deviation of the initial weights; biases start at 0.
     cfg.SOLVER.AMP = "off"  # Mixed precision of the backbone; the classifier has full precision.
+    # Let GPUs multiply float32 numbers rounded to 10 bits (TF32), which is another precision.
+    cfg.SOLVER.TF32 = False
 
     cfg.CACHED = CfgNode()  # The cached probe.
     cfg.CACHED.VIEWS = [CENTER, FLIP]  # Fixed views whose features are stored.

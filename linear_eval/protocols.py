@@ -55,7 +55,7 @@ def definition_of(cfg: CfgNode) -> Json:
     common: Json = {
         "features": "pooled, frozen, evaluation mode",
         "batch_norm": _batch_norm(cfg),
-        "precision": {"off": "float32"}.get(cfg.SOLVER.AMP, cfg.SOLVER.AMP),
+        "precision": _precision(cfg),
         "train_images_per_class": cfg.DATA.IMAGES_PER_CLASS or "all",
         "test_view": {
             "resize": cfg.INPUT.RESIZE,
@@ -65,6 +65,13 @@ def definition_of(cfg: CfgNode) -> Json:
         },
     }
     return common | {"online": _online, "cached": _cached, "knn": _knn}[cfg.PROBE](cfg)
+
+
+def _precision(cfg: CfgNode) -> str:
+    full = "tf32" if cfg.SOLVER.TF32 else "float32"
+    if cfg.SOLVER.AMP == "off":
+        return full
+    return cfg.SOLVER.AMP if full == "float32" else f"{cfg.SOLVER.AMP} and {full}"
 
 
 def _online(cfg: CfgNode) -> Json:

@@ -20,6 +20,7 @@ from kscl.runtime.cpu import avoid_broken_amx
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.launch import device, on_first_rank
 from kscl.runtime.logs import LOGGER, set_up_logging
+from kscl.runtime.precision import set_numerics, warn_of_emulation
 from kscl.runtime.signals import StopRequest, stop_requests
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.checkpoint import Saver, Stopped, saved_state
@@ -81,6 +82,8 @@ def run(job: Job) -> int:
     """Do one rank's part of one evaluation, from claiming its folder to its record."""
     cfg, folder = job.cfg, Path(job.cfg.OUTPUT_DIR)
     set_up_logging(rank=rank())
+    set_numerics(tf32=cfg.SOLVER.TF32)
+    warn_of_emulation(cfg.SOLVER.AMP, device())
     if cfg.SOLVER.AMP == "bf16" and device().type == "cpu":
         avoid_broken_amx()
     with contextlib.ExitStack() as until_the_end, stop_requests() as stop:

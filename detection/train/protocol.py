@@ -37,6 +37,8 @@ THE_CONTENDERS_OWN = (
 
 def protocol_of(cfg: CfgNode) -> Protocol:
     """Return all settings but the contender's own: its weights, its network and the seed."""
-    without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL")
+    # Where it is False, records from before this key have the same protocol.
+    tf32 = () if cfg.KSCL.TF32 else ("KSCL.TF32",)
+    without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", *tf32)
     definition = leaves_without(plain(cfg), without)
     return Protocol(cfg.KSCL.PROTOCOL or "unnamed", definition)

@@ -103,6 +103,12 @@ def pretrain_defaults() -> CfgNode:
     cfg.SOLVER.CLIP_GRAD_NORM = 0.0  # Largest norm of the gradient; 0 clips nothing.
     cfg.SOLVER.AMP = "off"  # Mixed precision.
     cfg.SOLVER.CHANNELS_LAST = False  # Memory layout that is often faster for convolutions.
+    # Let GPUs multiply float32 numbers rounded to 10 bits (TF32), which is faster.
+    cfg.SOLVER.TF32 = False
+    # Let cuDNN time its convolutions and take the fastest; its choice can change from run to run.
+    cfg.SOLVER.CUDNN_BENCHMARK = False
+    # Use only GPU kernels that repeat their results to the bit; slower.
+    cfg.SOLVER.DETERMINISTIC = False
 
     cfg.CHECKPOINT = CfgNode()
     cfg.CHECKPOINT.PERIOD_EPOCHS = 1  # Epochs between two checkpoints.
@@ -128,6 +134,7 @@ WITHOUT_EFFECT_ON_RESULTS = (
     "DATA.TRAIN",  # the fingerprint of the data replaces it
     "DATA.NUM_WORKERS",
     "DATA.CACHE_DIR",
+    "SOLVER.CUDNN_BENCHMARK",
     "CHECKPOINT",
     "EVAL",
     "LOG",

@@ -169,6 +169,11 @@ def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
 
 def _check_parts(cfg: CfgNode) -> Iterator[Broken]:
     solver = cfg.SOLVER
+    if solver.DETERMINISTIC and solver.CUDNN_BENCHMARK:
+        yield (
+            ("SOLVER.DETERMINISTIC", "SOLVER.CUDNN_BENCHMARK"),
+            "the fastest convolution may be another one in every run: set one of them False",
+        )
     if solver.GRAD_ACCUM_STEPS >= 1 and solver.BATCH_SIZE % solver.GRAD_ACCUM_STEPS:
         yield (
             ("SOLVER.GRAD_ACCUM_STEPS", "SOLVER.BATCH_SIZE"),

@@ -31,7 +31,7 @@ from kscl.engine.schedule import learning_rate_at, set_learning_rate
 from kscl.engine.state import TrainState, Window, save, stopped
 from kscl.errors import KsclError
 from kscl.method.learner import Learner
-from kscl.runtime.distributed import average_, rank, world_size
+from kscl.runtime.distributed import average_, host_group, rank, world_size
 from kscl.runtime.launch import any_rank
 from kscl.runtime.precision import AMP_TYPES, autocast
 from kscl.runtime.signals import StopRequest
@@ -39,6 +39,7 @@ from kscl.views.normalize import normalize
 
 log = logging.getLogger(__name__)
 
+MOST_SKIPS = 30  # in a row; the loss scale, 65,536 at the start, is then below 1e-4
 COLLAPSED = 0.01  # spread of the embeddings: their mean is then nearly a unit vector
 
 
@@ -104,8 +105,12 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
     if cfg.SOLVER.CLIP_GRAD_NORM:
         state.scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(learner.encoder.parameters(), cfg.SOLVER.CLIP_GRAD_NORM)
+    state.skips.begin_step()
     state.scaler.step(optimizer)
+    state.skips.end_step()
     state.scaler.update()
+    if state.skips.in_a_row >= MOST_SKIPS:
+        raise stopped(state, checkpoints, f"{MOST_SKIPS} steps in a row overflowed in fp16")
     optimizer.zero_grad()
     average_(batch_norm_statistics(learner))
     learner.after_step()
@@ -188,6 +193,9 @@ def report(state: TrainState, run_log: RunLog, waited: float) -> None:
     window, state.window = state.window, Window()
     means = {name: float(total) / window.steps for name, total in window.over_ranks().items()}
     learning_rate = state.optimizer.param_groups[0]["lr"]
+    if state.scaler.is_enabled():
+        means |= {"loss_scale": state.scaler.get_scale(), "skipped_steps": state.skips.since_report}
+        state.skips.since_report = 0
     run_log.report({"steps": window.steps, "learning_rate": learning_rate, **means}, waited)
     if means["embedding_spread"] < COLLAPSED:
         log.warning(
@@ -210,7 +218,7 @@ def all_reasons(bad_images: BadImages) -> dict[int, str]:
     if world_size() == 1:
         return dict(bad_images.reasons)
     parts: list[Any] = [None] * world_size()
-    dist.all_gather_object(parts, bad_images.reasons)
+    dist.all_gather_object(parts, bad_images.reasons, group=host_group())
     return {index: reason for part in parts for index, reason in part.items()}
 
 

@@ -20,6 +20,7 @@ from kscl.errors import KsclError
 from kscl.method.build import build_learner
 from kscl.method.learner import Learner
 from kscl.runtime.distributed import average_, gather, rank, world_size
+from kscl.runtime.precision import set_numerics, warn_of_emulation
 
 # Tensors of a parameter's size that each optimizer keeps.
 MOMENTS = {"sgd": 1, "lars": 1, "adamw": 2}
@@ -61,6 +62,28 @@ class Window:
 
 
 @dataclass
+class Skips:
+    """Steps that fp16's loss scaling has skipped because a gradient overflowed."""
+
+    in_a_row: int = 0
+    since_report: int = 0
+    taken: bool = True  # whether the optimizer has stepped since `begin_step`
+
+    def note_step(self, *_: object) -> None:
+        """Note that the optimizer has stepped; it calls this itself."""
+        self.taken = True
+
+    def begin_step(self) -> None:
+        """Expect a step."""
+        self.taken = False
+
+    def end_step(self) -> None:
+        """Count a step that was skipped."""
+        self.in_a_row = 0 if self.taken else self.in_a_row + 1
+        self.since_report += not self.taken
+
+
+@dataclass
 class TrainState:
     """All that a step changes, and what it needs for that."""
 
@@ -74,6 +97,7 @@ class TrainState:
     step: int = 0  # steps done
     seconds: float = 0.0  # of training, over all restarts
     window: Window = field(default_factory=Window)
+    skips: Skips = field(default_factory=Skips)
     inputs: dict[str, str] = field(default_factory=dict)  # SHA-256 of the weights it started from
 
     @property
@@ -87,6 +111,13 @@ def build_state(
 ) -> TrainState:
     """Build the learner, with weights from the seed, and its optimizer: the same on all ranks."""
     check_ranks(cfg, world_size())
+    solver = cfg.SOLVER
+    set_numerics(
+        tf32=solver.TF32,
+        cudnn_benchmark=solver.CUDNN_BENCHMARK,
+        deterministic=solver.DETERMINISTIC,
+    )
+    warn_of_emulation(solver.AMP, device)
     if cfg.SOLVER.AMP == "fp16" and device.type == "cpu":
         raise KsclError("SOLVER.AMP fp16 needs a GPU. Use SOLVER.AMP bf16 on a CPU.")
     torch.manual_seed(cfg.SEED)
@@ -98,7 +129,9 @@ def build_state(
         model = distributed(learner, device)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
     optimizer = build_optimizer(cfg, learner)
-    return TrainState(cfg, learner, model, optimizer, scaler, device, steps_per_epoch)
+    state = TrainState(cfg, learner, model, optimizer, scaler, device, steps_per_epoch)
+    optimizer.register_step_post_hook(state.skips.note_step)
+    return state
 
 
 def distributed(learner: Learner, device: torch.device) -> DistributedDataParallel:

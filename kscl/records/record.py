@@ -34,6 +34,7 @@ from kscl.records.shape import (
 )
 from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import hardware
+from kscl.runtime.precision import numerics
 
 SCHEMA = "kscl-record"
 VERSION = 1
@@ -151,7 +152,7 @@ def make_record(
         "seed": seed,
         "protocol": vars(protocol),
         "metrics": dict(metrics),
-        "details": dict(details or {}),
+        "details": {"numerics": numerics(), **(details or {})},
         "config": {"hash": config_hash(cfg, without_effect), "values": config_values(cfg)},
         "data": {role: dict(print_) for role, print_ in data.items()},
         "inputs": dict(inputs or {}),

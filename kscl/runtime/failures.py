@@ -61,8 +61,13 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
         return _dead_worker("", f"died ({type(error).__name__})", workers_key)
     if isinstance(error, OSError):
         return _of_file(error)
-    out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    if out_of_memory or any(words in text for words in NO_MEMORY):
+    if isinstance(error, torch.OutOfMemoryError) or ("CUDA" in text and NO_MEMORY[-1] in text):
+        return (
+            f"The GPU's memory is full ({text.splitlines()[0] if text else 'OutOfMemoryError'}). "
+            "Use more GPUs, a smaller batch (SOLVER.BATCH_SIZE), smaller images (INPUT.SIZE), "
+            "SOLVER.AMP, or in pretraining more SOLVER.GRAD_ACCUM_STEPS."
+        )
+    if isinstance(error, MemoryError) or any(words in text for words in NO_MEMORY):
         return (
             f"Memory has run out ({text.splitlines()[0] if text else 'MemoryError'}). Use a "
             f"smaller batch, smaller images or fewer workers ({workers_key})."

@@ -1,12 +1,58 @@
-"""Mixed precision: the types behind the names that configs use (SOLVER.AMP)."""
+"""Precision: mixed precision by the names of configs, and how a GPU computes float32."""
 
 from __future__ import annotations
 
+import logging
+import os
+
 import torch
 
+from kscl.runtime.logs import LOGGER
+
+log = logging.getLogger(LOGGER)
+
 AMP_TYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # read when the first matrix is multiplied
 
 
 def autocast(device: torch.device, amp: torch.dtype | None) -> torch.autocast:
     """Return a context in which operations run in this type; None switches it off."""
     return torch.autocast(device.type, amp or torch.bfloat16, enabled=amp is not None)
+
+
+def set_numerics(
+    *, tf32: bool = False, cudnn_benchmark: bool = False, deterministic: bool = False
+) -> None:
+    """Choose how GPUs compute; a CPU is not concerned.
+
+    Without `tf32`, float32 is float32: torch by itself rounds the inputs of convolutions to 10 bits
+    on Ampere and later. `deterministic` chooses kernels that repeat their results to the bit, and
+    torch warns where there is none.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = cudnn_benchmark and not deterministic
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic:
+        os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(deterministic, warn_only=True)
+
+
+def numerics() -> dict[str, bool]:
+    """Return what `set_numerics` has chosen in this process, for the record."""
+    return {
+        "tf32": torch.backends.cudnn.allow_tf32 and torch.backends.cuda.matmul.allow_tf32,
+        "cudnn_benchmark": torch.backends.cudnn.benchmark,
+        "deterministic": torch.backends.cudnn.deterministic,
+    }
+
+
+def warn_of_emulation(amp: str, device: torch.device) -> None:
+    """Warn if this GPU has no bf16 of its own: torch emulates it, slower than float32."""
+    if amp != "bf16" or device.type != "cuda":
+        return
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        log.warning(
+            "SOLVER.AMP bf16: %s has no bf16 and emulates it, which is slow. Use SOLVER.AMP fp16.",
+            torch.cuda.get_device_name(device),
+        )

@@ -108,6 +108,29 @@ def test_clipping_bounds_the_update(tmp_path):
     assert moved == pytest.approx(rate * 1e-3, rel=0.05)
 
 
+def test_steps_that_fp16_skips_are_counted_and_too_many_in_a_row_stop_the_run(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("kscl.engine.loop.MOST_SKIPS", 3)
+    state = new_state(tmp_path)
+    (first,) = batches(1)
+    take_step(state, first)
+    assert (state.skips.in_a_row, state.skips.since_report) == (0, 0)
+    # The scaler of fp16 on a CPU, at a scale at which every gradient overflows.
+    state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=0.99)
+    weights = [weight.detach().clone() for weight in state.learner.encoder.parameters()]
+    take_step(state, first)
+    assert same_bits(weights, [w.detach() for w in state.learner.encoder.parameters()])
+    with RunLog(tmp_path, state.step, 6, 6, 3) as run_log:
+        report(state, run_log, waited=0.0)
+    (row,) = map(json.loads, (tmp_path / METRICS_FILE).open())
+    assert row["skipped_steps"] == 1
+    assert row["loss_scale"] == pytest.approx(2.0**127 * 0.99)
+    take_step(state, first)
+    with pytest.raises(KsclError, match=r"3 steps in a row.*fp16.*SOLVER\.AMP"):
+        take_step(state, first)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_views_reach_the_encoder_normalized_and_each_in_one_dense_block(tmp_path, channels_last):
     cfg = config(tmp_path, "SOLVER.CHANNELS_LAST", channels_last)

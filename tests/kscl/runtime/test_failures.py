@@ -24,7 +24,8 @@ def os_error(number, filename=None):
         (os_error(errno.EDQUOT), ("disk is full",)),
         (os_error(errno.EACCES, "/a/cache"), ("/a/cache", "Permission denied", "DATA.CACHE_DIR")),
         (os_error(errno.EROFS, "/a/run"), ("/a/run", "Read-only", "OUTPUT_DIR")),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried"), ("Memory", "smaller batch")),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), ("GPU", "SOLVER.GRAD_ACCUM_STEPS")),
+        (RuntimeError("CUDA error: out of memory"), ("GPU", "SOLVER.BATCH_SIZE")),
         (MemoryError(), ("Memory", "smaller batch")),
     ],
 )
