@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from kscl.backbone_file.describe import (
     parse_description,
 )
 from kscl.backbone_file.layouts import find_tensors
+from kscl.backbone_file.write import CHECKSUM, checksum
 from kscl.data.index_cache import cache_folder
 from kscl.errors import KsclError
 from kscl.method.encoder import build_backbone
@@ -89,11 +89,7 @@ def load_backbone(
 
 def tensors_hash(module: nn.Module) -> str:
     """Return the SHA-256 of all parameters and buffers, by name, type, shape and bytes."""
-    digest = hashlib.sha256()
-    for key, value in sorted(module.state_dict().items()):
-        digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
+    return checksum(module.state_dict())
 
 
 def read_plain(path: Path) -> dict[str, Any]:
@@ -133,12 +129,20 @@ def _read(path: Path, name: str) -> tuple[dict[str, Any], Description | None]:
         try:
             with safetensors.safe_open(path, framework="pt") as file:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                about = (file.metadata() or {}).get(DESCRIPTION)
+                metadata = file.metadata() or {}
         except (safetensors.SafetensorError, OSError, ValueError, AttributeError) as error:
             raise KsclError(
                 f"{name} is not a whole safetensors file ({_first_line(error)}): copy it again."
             ) from error
-        return tensors, None if about is None else parse_description(about, name)
+        about = metadata.get(DESCRIPTION)
+        if about is None:
+            return tensors, None
+        if metadata.get(CHECKSUM) not in (None, checksum(tensors, about)):
+            raise KsclError(
+                f"{name} is damaged or was changed: its tensors and description do not match its "
+                "checksum. Copy it again, or export the backbone again."
+            )
+        return tensors, parse_description(about, name)
     content = read_plain(path)
     if "learner" not in content or "description" not in content:
         return content, None  # somebody else's, whatever else is in it

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from kscl.backbone_file.describe import DESCRIPTION, DESCRIPTION_VERSION, Description
 from kscl.runtime.files import write_atomically
 
+CHECKSUM = "sha256"  # the key in the metadata for that of description and tensors
 HEADER_SIZE = 8  # bytes that hold the length of the header, little endian
 
 
@@ -21,8 +24,18 @@ def save_backbone(
 ) -> None:
     """Write `backbone.safetensors`, which timm.create_model takes as its checkpoint_path."""
     about = {"version": DESCRIPTION_VERSION, **asdict(description)}
-    metadata = {DESCRIPTION: json.dumps(about, sort_keys=True), "format": "pt"}
+    text = json.dumps(about, sort_keys=True)
+    metadata = {DESCRIPTION: text, CHECKSUM: checksum(tensors, text), "format": "pt"}
     write_atomically(Path(path), to_safetensors(tensors, metadata))
+
+
+def checksum(tensors: Mapping[str, Tensor], about: str = "") -> str:
+    """Return the SHA-256 of a description and all tensors, by name, type, shape and bytes."""
+    digest = hashlib.sha256(about.encode("utf-8", "surrogatepass"))
+    for key, value in sorted(tensors.items()):
+        digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def to_safetensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:

@@ -105,7 +105,8 @@ def _run(job: Job, log: Path) -> float:
 
 def _smaller_jobs(chain: Chain) -> dict[str, Job]:
     """Return jobs that look at what the chain has made, and at data in other layouts."""
-    pretrained, detected = chain.jobs["pretrain"].output, chain.jobs["detection"].output
+    pretrained = chain.jobs["pretrain"].output
+    detected = next(chain.jobs["detection"].output.rglob("detections.npz")).parent
     suite, data, made = chain.folder / "suite.yaml", chain.folder / "more", chain.folder / "made"
     file, images = small_coco(data / "coco")
     shutil.copytree(chain.data / "unlabelled", data / "listed")

@@ -39,6 +39,21 @@ def test_our_file_says_what_it_is_and_comes_back_the_same(backbone, tmp_path):
     assert load_backbone(path, "resnet50", {"channels": (8, 16, 32, 64)}).description == description
 
 
+@pytest.mark.parametrize(("part", "flipped"), [("tensors", 1), ("tensors", 41), ("description", 1)])
+def test_a_file_of_ours_with_flipped_bits_is_refused(backbone, tmp_path, part, flipped):
+    path = tmp_path / "backbone.safetensors"
+    save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW, source={"seed": 0}))
+    content = bytearray(path.read_bytes())
+    if part == "description":
+        content = content.replace(b'\\"seed\\": 0', b'\\"seed\\": 1')
+    else:
+        for number in range(flipped):
+            content[-1 - 997 * number] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(KsclError, match=r"backbone\.safetensors is damaged"):
+        load_backbone(path)
+
+
 def test_old_files_without_batch_counters_load(backbone, tmp_path):
     path = tmp_path / "x.pth"
     state = backbone.state_dict()
