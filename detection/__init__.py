@@ -1,7 +1,7 @@
 """From a pretrained backbone to a Faster R-CNN and its AP, on real Detectron2.
 
-Importing the package registers its head, Res5ROIHeadsExtraNorm, with Detectron2 if that is
-installed; the installer, preflight and scoring work without Detectron2.
+Importing the package registers its head, Res5ROIHeadsExtraNorm, and its backbones of timm networks
+with Detectron2 if that is installed; the installer, preflight and scoring work without Detectron2.
 """
 
 import importlib.util
@@ -13,6 +13,7 @@ from detection.install import require_detectron2
 warnings.filterwarnings("ignore", ".*torch.jit", FutureWarning)
 if importlib.util.find_spec("detectron2") is not None:
     # An installed Detectron2 that does not import is an error here, not a missing head later.
+    import detection.backbones.builders
     import detection.train.roi_heads  # noqa: F401
 
 __all__ = ["require_detectron2"]

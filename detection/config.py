@@ -21,8 +21,46 @@ from kscl.config.tree import leaves, nested, plain, value_at
 VERSION = 2
 BATCH_NORMS = ("BN", "SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "FrozenBN")
 NORM_KEY = "MODEL.RESNETS.NORM"
+NORM_KEYS = (
+    NORM_KEY,
+    "MODEL.FPN.NORM",
+    "MODEL.ROI_BOX_HEAD.NORM",
+    "MODEL.ROI_MASK_HEAD.NORM",
+    "MODEL.RETINANET.NORM",
+)
 WEIGHTS_KEY = "MODEL.WEIGHTS"
 CHOICES = {"KSCL.SCORER": tuple(SCORERS)}
+# What a detector is made of beside its backbone network: another value is another detector.
+DETECTOR_KEYS = (
+    "MODEL.META_ARCHITECTURE",
+    "MODEL.BACKBONE.NAME",
+    "MODEL.RESNETS.OUT_FEATURES",
+    "MODEL.FPN.IN_FEATURES",
+    "MODEL.FPN.OUT_CHANNELS",
+    "MODEL.FPN.FUSE_TYPE",
+    "MODEL.FPN.NORM",
+    "MODEL.PROPOSAL_GENERATOR.NAME",
+    "MODEL.RPN.HEAD_NAME",
+    "MODEL.RPN.IN_FEATURES",
+    "MODEL.RPN.CONV_DIMS",
+    "MODEL.ROI_HEADS.NAME",
+    "MODEL.ROI_HEADS.IN_FEATURES",
+    "MODEL.ROI_BOX_HEAD.NAME",
+    "MODEL.ROI_BOX_HEAD.NUM_CONV",
+    "MODEL.ROI_BOX_HEAD.CONV_DIM",
+    "MODEL.ROI_BOX_HEAD.NUM_FC",
+    "MODEL.ROI_BOX_HEAD.FC_DIM",
+    "MODEL.ROI_BOX_HEAD.NORM",
+    "MODEL.MASK_ON",
+    "MODEL.ROI_MASK_HEAD.NAME",
+    "MODEL.ROI_MASK_HEAD.NUM_CONV",
+    "MODEL.ROI_MASK_HEAD.CONV_DIM",
+    "MODEL.ROI_MASK_HEAD.NORM",
+    "MODEL.KEYPOINT_ON",
+    "MODEL.RETINANET.IN_FEATURES",
+    "MODEL.RETINANET.NUM_CONVS",
+    "MODEL.RETINANET.NORM",
+)
 
 
 def add_kscl_config(cfg: CfgNode) -> None:
@@ -36,6 +74,13 @@ def add_kscl_config(cfg: CfgNode) -> None:
     cfg.KSCL.FROM_SCRATCH = False
     # The class list, in order; [] is that of the training sets.
     cfg.KSCL.CLASS_NAMES = []
+    cfg.KSCL.TIMM = CfgNode()  # The network of a backbone that runs timm's own code.
+    # Its name in timm; "" where Detectron2 builds the network itself.
+    cfg.KSCL.TIMM.NAME = ""
+    # Its arguments.
+    cfg.KSCL.TIMM.KWARGS = CfgNode(new_allowed=True)
+    # Learning rates to choose from on a part of the training images; [] takes SOLVER.BASE_LR.
+    cfg.KSCL.LR_GRID = []
     # Whose AP is the headline; every run is scored by all of them.
     cfg.KSCL.SCORER = "voc07-11pt"
     # Let GPUs multiply float32 numbers rounded to 10 bits (TF32), which is another protocol.
@@ -70,6 +115,12 @@ def check_detection(cfg: CfgNode) -> Iterator[Broken]:
         yield ("VERSION",), f"only version {VERSION} of Detectron2's configs can be read"
 
 
+def classes_key(cfg: CfgNode) -> str:
+    """Return the key that holds the number of classes of this kind of detector."""
+    is_retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
+    return f"MODEL.{'RETINANET' if is_retinanet else 'ROI_HEADS'}.NUM_CLASSES"
+
+
 def norm_family(norm: str) -> str:
     """Return "BN" for every kind of BatchNorm: they hold the same tensors."""
     return "BN" if norm in BATCH_NORMS else norm
@@ -82,7 +133,8 @@ def set_network(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
         if key == NORM_KEY and norm_family(old) == norm_family(value):
             continue
         section, _, name = key.rpartition(".")
-        value_at(cfg, section)[name] = as_type_of(old, value)
+        new = CfgNode(value, new_allowed=True) if isinstance(value, dict) else value
+        value_at(cfg, section)[name] = new if isinstance(new, CfgNode) else as_type_of(old, new)
 
 
 def changed_values(cfg: CfgNode, always: Container[str] = ()) -> dict[str, Any]:

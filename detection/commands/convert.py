@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         mean=arguments.mean and tuple(arguments.mean),
         std=arguments.std and tuple(arguments.std),
         protocol=arguments.protocol or convert.PROTOCOL,
+        route=arguments.route,
         file_format=arguments.format,
         force=arguments.force,
     )
@@ -72,6 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         "--protocol",
         metavar="FILE",
         help="the config the network is put into (configs/detection/voc0712_c4_24k_moco.yaml)",
+    )
+    add(
+        "--route",
+        choices=("exact", "timm"),
+        help="exact: Detectron2 builds the same network; timm: timm's own code runs in it "
+        "(exact wherever it is possible)",
     )
     add("--format", choices=("pth", "pkl"), default="pth", help="of the weights (pth)")
     add("--force", action="store_true", help="overwrite a conversion of other weights")

@@ -18,10 +18,13 @@ from torch import nn
 from detection.errors import DetectionError
 
 BLOCKS_OF_DEPTH = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+BASIC_BLOCKS_OF_DEPTH = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
+BASIC_WIDTH = 64  # of res2 in a network of basic blocks, fixed in Detectron2
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 SUPPORTED = (
     "resnet50, resnet101, resnet152, resnext50_32x4d and its like, wide_resnet50_2 and its like, "
-    "resnet50_gn, and any of these with channels=(c, 2c, 4c, 8c)"
+    "resnet50_gn, any of these with channels=(c, 2c, 4c, 8c), and, outside of C4, resnet18 and "
+    "resnet34"
 )
 NORM_EPS = 1e-5  # fixed in Detectron2
 GROUP_NORM_GROUPS = 32  # fixed in Detectron2
@@ -41,11 +44,6 @@ OTHER_BLOCKS = {
     "Bottle2neck": "multi-scale blocks (Res2Net)",
     "ResNestBottleneck": "split attention (ResNeSt)",
 }
-NO_C4_FOR_BASIC_BLOCKS = (
-    "basic blocks (resnet18, resnet34): the C4 head of Detectron2 is always three bottleneck "
-    "blocks, so res5 would not fit. These networks fit Detectron2's FPN "
-    "(build_resnet_fpn_backbone with RES2_OUT_CHANNELS 64), or pretrain a narrow resnet50"
-)
 DILATION = "dilation or a smaller output stride (output_stride)"
 
 Misfit = tuple[str, str]  # the feature, and where it is
@@ -55,7 +53,7 @@ Misfit = tuple[str, str]  # the feature, and where it is
 class Architecture:
     """A ResNet in Detectron2's terms."""
 
-    depth: int
+    depth: int  # below 50: basic blocks
     num_groups: int
     width_per_group: int
     res2_out_channels: int
@@ -79,15 +77,8 @@ class Architecture:
 
 def examine(backbone: nn.Module, name: str) -> Architecture:
     """Describe a network in Detectron2's terms; one error names every feature that has none."""
-    places: dict[str, list[str]] = {}
-    for feature, where in _misfits(backbone):
-        places.setdefault(feature, []).append(where)
-    if places:
-        features = "".join(
-            f"\n  - {feature}: {where[0]}"
-            + (f" and {len(where) - 1} more places" if len(where) > 1 else "")
-            for feature, where in places.items()
-        )
+    features = misfits(backbone)
+    if features:
         raise DetectionError(
             f"{name} cannot become a Detectron2 ResNet without changing what it computes. "
             f"It has{features}\nThese map exactly: {SUPPORTED}."
@@ -98,9 +89,21 @@ def examine(backbone: nn.Module, name: str) -> Architecture:
         depth=_depth(stages),
         num_groups=first.conv2.groups,
         width_per_group=first.conv2.out_channels // first.conv2.groups,
-        res2_out_channels=first.conv3.out_channels,
+        res2_out_channels=_last_conv(first).out_channels,
         stem_out_channels=stem.out_channels,  # type: ignore[arg-type]
         norm_family=NORM_FAMILY[type(first.bn1)],
+    )
+
+
+def misfits(backbone: nn.Module) -> str:
+    """List every feature of a network that Detectron2's ResNet does not have, one per line."""
+    places: dict[str, list[str]] = {}
+    for feature, where in _misfits(backbone):
+        places.setdefault(feature, []).append(where)
+    return "".join(
+        f"\n  - {feature}: {where[0]}"
+        + (f" and {len(where) - 1} more places" if len(where) > 1 else "")
+        for feature, where in places.items()
     )
 
 
@@ -110,7 +113,16 @@ def _stages(backbone: nn.Module) -> list[Any]:
 
 def _depth(stages: list[Any]) -> int:
     counts = tuple(len(stage) for stage in stages)
-    return next(depth for depth, blocks in BLOCKS_OF_DEPTH.items() if blocks == counts)
+    depths = BASIC_BLOCKS_OF_DEPTH if _is_basic(stages[0][0]) else BLOCKS_OF_DEPTH
+    return next(depth for depth, blocks in depths.items() if blocks == counts)
+
+
+def _is_basic(block: Any) -> bool:
+    return type(block) is timm_resnet.BasicBlock
+
+
+def _last_conv(block: Any) -> Any:
+    return block.conv2 if _is_basic(block) else block.conv3
 
 
 def _misfits(backbone: Any) -> Iterator[Misfit]:
@@ -125,17 +137,20 @@ def _misfits(backbone: Any) -> Iterator[Misfit]:
         yield "stages that were taken out or replaced", ", ".join(STAGES)
         return
     kinds = {type(block) for stage in stages for block in stage}
-    if kinds != {timm_resnet.Bottleneck}:
-        for kind in kinds - {timm_resnet.Bottleneck}:
-            if kind is timm_resnet.BasicBlock:
-                yield NO_C4_FOR_BASIC_BLOCKS, STAGES[0]
-            else:
-                feature = OTHER_BLOCKS.get(kind.__name__, "residual blocks of another kind")
-                yield feature, kind.__name__
+    if kinds not in ({timm_resnet.Bottleneck}, {timm_resnet.BasicBlock}):
+        for kind in kinds - {timm_resnet.Bottleneck, timm_resnet.BasicBlock}:
+            feature = OTHER_BLOCKS.get(kind.__name__, "residual blocks of another kind")
+            yield feature, kind.__name__
+        if kinds == {timm_resnet.Bottleneck, timm_resnet.BasicBlock}:
+            yield "basic and bottleneck blocks in one network", ", ".join(STAGES)
         return
+    basic = kinds == {timm_resnet.BasicBlock}
+    depths = BASIC_BLOCKS_OF_DEPTH if basic else BLOCKS_OF_DEPTH
     counts = tuple(len(stage) for stage in stages)
-    if counts not in BLOCKS_OF_DEPTH.values():
-        yield "numbers of blocks that are not those of depth 50, 101 or 152", str(counts)
+    if counts not in depths.values():
+        *most, last = map(str, depths)
+        text = f"{', '.join(most)} or {last}"
+        yield f"numbers of blocks that are not those of depth {text}", str(counts)
     for index, (stage_name, stage) in enumerate(zip(STAGES, stages, strict=True)):
         for number, block in enumerate(stage):
             stride = 2 if index > 0 and number == 0 else 1
@@ -174,11 +189,15 @@ def _block_misfits(block: Any, where: str, stride: int) -> Iterator[Misfit]:
         yield "anti-aliasing", f"{where}.aa ({type(block.aa).__name__})"
     groups = block.conv2.groups
     # Anti-aliasing also takes the stride; one feature is named once.
-    stride_of_conv2 = 1 if smoothed else stride
-    yield from _conv_misfits(block.conv1, f"{where}.conv1", kernel=1, stride=1)
-    yield from _conv_misfits(block.conv2, f"{where}.conv2", 3, stride_of_conv2, groups)
-    yield from _conv_misfits(block.conv3, f"{where}.conv3", kernel=1, stride=1)
-    for number in (1, 2, 3):
+    stride_of_conv = 1 if smoothed else stride
+    if _is_basic(block):
+        yield from _conv_misfits(block.conv1, f"{where}.conv1", 3, stride_of_conv)
+        yield from _conv_misfits(block.conv2, f"{where}.conv2", kernel=3, stride=1)
+    else:
+        yield from _conv_misfits(block.conv1, f"{where}.conv1", kernel=1, stride=1)
+        yield from _conv_misfits(block.conv2, f"{where}.conv2", 3, stride_of_conv, groups)
+        yield from _conv_misfits(block.conv3, f"{where}.conv3", kernel=1, stride=1)
+    for number in (1, 2) if _is_basic(block) else (1, 2, 3):
         yield from _norm_misfits(getattr(block, f"bn{number}"), f"{where}.bn{number}")
         yield from _activation_misfits(getattr(block, f"act{number}"), f"{where}.act{number}")
     if block.se is not None:
@@ -189,7 +208,7 @@ def _block_misfits(block: Any, where: str, stride: int) -> Iterator[Misfit]:
 
 def _shortcut_misfits(block: Any, where: str, stride: int) -> Iterator[Misfit]:
     # Detectron2 has a projection exactly where the number of channels changes.
-    needed = block.conv1.in_channels != block.conv3.out_channels
+    needed = block.conv1.in_channels != _last_conv(block).out_channels
     if block.downsample is None:
         if needed:
             yield "a shortcut without projection where the width changes", where
@@ -244,7 +263,7 @@ def _activation_misfits(activation: nn.Module, where: str) -> Iterator[Misfit]:
 
 def _width_misfits(stages: list[Any]) -> Iterator[Misfit]:
     blocks = [block for stage in stages for block in stage]
-    outs = [stage[0].conv3.out_channels for stage in stages]
+    outs = [_last_conv(stage[0]).out_channels for stage in stages]
     inner = [stage[0].conv2.out_channels for stage in stages]
     for widths, what in ((outs, "channels"), (inner, "inner widths")):
         if any(after != 2 * before for before, after in pairwise(widths)):
@@ -254,8 +273,11 @@ def _width_misfits(stages: list[Any]) -> Iterator[Misfit]:
     if len({block.conv2.groups for block in blocks}) > 1:
         yield "numbers of groups that differ between blocks", "layer1 to layer4"
     for stage_name, stage in zip(STAGES, stages, strict=True):
-        if len({(block.conv2.out_channels, block.conv3.out_channels) for block in stage}) > 1:
+        widths_in = {(block.conv2.out_channels, _last_conv(block).out_channels) for block in stage}
+        if len(widths_in) > 1:
             yield "widths that differ within a stage", stage_name
+    if _is_basic(blocks[0]) and outs[0] != BASIC_WIDTH:
+        yield f"basic blocks of another width than Detectron2's {BASIC_WIDTH}", STAGES[0]
 
 
 def _norm_family_misfits(backbone: nn.Module) -> Iterator[Misfit]:

@@ -19,19 +19,19 @@ import torch
 from detectron2.config import CfgNode
 from torch import Tensor
 
-from detection.config import NORM_KEY, norm_family
-from detection.convert.architecture import examine
-from detection.convert.name_map import COUNTER, rename, to_detectron2
-from detection.convert.proof import STAGES, TOLERANCE
+from detection.config import DETECTOR_KEYS, norm_family
+from detection.convert.name_map import COUNTER, to_detectron2
+from detection.convert.proof import TOLERANCE, stages_of
+from detection.convert.routes import EXACT_BUILDERS, Route, choose_route
 from detection.convert.weights import CONVERT_IT, read_weights
 from detection.errors import DetectionError
 from kscl.backbone_file import Description, load_backbone
-from kscl.config.tree import value_at
+from kscl.config.tree import plain, value_at
 from kscl.method.encoder import build_backbone
 from kscl.runtime.files import sha256_of, write_atomically
 
 CERTIFICATE_FILE = "certificate.json"
-VERSION = 2
+VERSION = 3
 PIXEL_TOLERANCE = 1e-3  # of 255: files round the mean and std
 SOURCE_FIELDS = ("name", "path", "file_sha256", "tensors_sha256", "layout", "run")
 
@@ -47,7 +47,8 @@ class Certificate:
     source: dict[str, Any]  # SOURCE_FIELDS: the file, its hash, its tensors' hash and its run
     arch: str  # timm's name
     arch_kwargs: dict[str, Any]
-    detectron2_keys: dict[str, Any]  # network and input; NORM stands for its family
+    detectron2_keys: dict[str, Any]  # network and input; a NORM stands for its family
+    detector_keys: dict[str, Any]  # the detector around it; a NORM stands for its family
     differences: dict[str, float]  # stage: relative L2 between timm's output and Detectron2's
     tolerance: float  # when it was made; TOLERANCE decides
     made_with: dict[str, str]  # versions
@@ -112,6 +113,11 @@ def input_keys(description: Description) -> dict[str, Any]:
     }
 
 
+def detector_keys(cfg: CfgNode) -> dict[str, Any]:
+    """Return what the detector of a config is made of, beside its network."""
+    return {key: plain(value_at(cfg, key)) for key in DETECTOR_KEYS}
+
+
 def verify(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
     """Raise an error unless the weights are the certified ones, proven, and fit the config."""
     found = sha256_of(Path(weights))
@@ -120,18 +126,18 @@ def verify(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
             f"{weights} is not the file of this certificate (sha256 {found[:12]}…, certified is "
             f"{certificate.weights_sha256[:12]}…): it was changed or exchanged. {CONVERT_IT}"
         )
-    _check_proof(certificate, weights)
-    tensors = read_weights(weights)
-    _check_network(certificate, tensors, weights)
-    _check_source(certificate, tensors, weights)
     _check_config(certificate, weights, cfg)
+    _check_proof(certificate, weights, cfg)
+    tensors = read_weights(weights)
+    route = _check_network(certificate, tensors, weights, cfg)
+    _check_source(certificate, route, tensors, weights)
 
 
-def _check_proof(certificate: Certificate, weights: str | Path) -> None:
+def _check_proof(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
     """Require that every stage was compared and differed by no more than our own tolerance."""
-    proven = certificate.differences
-    missing = [stage for stage in STAGES if stage not in proven]
-    failed = [stage for stage in proven if stage not in STAGES or not _is_small(proven[stage])]
+    proven, required = certificate.differences, stages_of(cfg, certificate.arch_kwargs)
+    missing = [stage for stage in required if stage not in proven]
+    failed = [stage for stage in proven if stage not in required or not _is_small(proven[stage])]
     if missing or failed:
         raise DetectionError(
             f"{weights}: its certificate proves nothing for {', '.join([*missing, *failed])} "
@@ -145,16 +151,22 @@ def _is_small(value: Any) -> bool:
 
 
 def _check_network(
-    certificate: Certificate, tensors: dict[str, Tensor], weights: str | Path
-) -> None:
+    certificate: Certificate, tensors: dict[str, Tensor], weights: str | Path, cfg: CfgNode
+) -> Route:
     """Compare tensors and keys with those of the network that the certificate names."""
     with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
         backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
-    shapes = {
-        to_detectron2(name): tuple(value.shape)
-        for name, value in backbone.state_dict().items()
-        if name.rpartition(".")[2] != COUNTER
-    }
+    wanted = "exact" if cfg.MODEL.BACKBONE.NAME in EXACT_BUILDERS else "timm"
+    route = choose_route(backbone, certificate.arch, certificate.arch_kwargs, cfg, wanted)
+    shapes = (
+        {
+            to_detectron2(name): tuple(value.shape)
+            for name, value in backbone.state_dict().items()
+            if name.rpartition(".")[2] != COUNTER
+        }
+        if route.shapes is None
+        else {f"{route.prefix}{name}": shape for name, shape in route.shapes.items()}
+    )
     if {name: tuple(value.shape) for name, value in tensors.items()} != shapes:
         raise DetectionError(
             f"{weights} does not hold a {certificate.arch} {certificate.arch_kwargs}, which its "
@@ -165,7 +177,7 @@ def _check_network(
             f"{weights} holds {len(tensors)} tensors, its certificate says {certificate.tensors}. "
             f"{CONVERT_IT}"
         )
-    expected = examine(backbone, certificate.arch).detectron2_keys()
+    expected = route.keys
     required = {*expected, *input_keys(Description(certificate.arch))}
     where = f"The certificate of {weights}: detectron2_keys"
     _require_fields(certificate.detectron2_keys, required, where)
@@ -175,10 +187,16 @@ def _check_network(
                 f"{where} has {key} {certificate.detectron2_keys[key]}, but a {certificate.arch} "
                 f"needs {value}. {CONVERT_IT}"
             )
+    _require_fields(
+        certificate.detector_keys,
+        DETECTOR_KEYS,
+        f"The certificate of {weights}: detector_keys",
+    )
+    return route
 
 
 def _check_source(
-    certificate: Certificate, tensors: dict[str, Tensor], weights: str | Path
+    certificate: Certificate, route: Route, tensors: dict[str, Tensor], weights: str | Path
 ) -> None:
     """Compare the weights with the file they were made from, if it is still there."""
     source = certificate.source
@@ -191,7 +209,7 @@ def _check_source(
             f"{CONVERT_IT}"
         )
     loaded = load_backbone(path, certificate.arch, certificate.arch_kwargs)
-    theirs, _ = rename(loaded.backbone.state_dict())
+    theirs, _ = route.carry(loaded.backbone.state_dict())
     different = [key for key in tensors if not torch.equal(tensors[key], theirs[key])]
     if different:
         raise DetectionError(
@@ -211,16 +229,24 @@ def _check_source(
 
 
 def _check_config(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
+    certified = certificate.detectron2_keys | certificate.detector_keys
+    unknown = [key for key in certified if not _has_key(cfg, key)]
+    if unknown:
+        raise DetectionError(
+            f"The certificate of {weights} names {unknown[0]}, which configs do not have. "
+            f"{CONVERT_IT}"
+        )
     misfits = [
-        f"{key} is {value_at(cfg, key)}; the weights are for {value}"
-        for key, value in certificate.detectron2_keys.items()
+        f"{key} is {plain(value_at(cfg, key))}; the weights are for {value}"
+        for key, value in certified.items()
         if not _fits(key, value_at(cfg, key), value)
     ]
     if misfits:
         lines = "".join(f"\n  {misfit}" for misfit in misfits)
         raise DetectionError(
             f"The config does not fit {weights}:{lines}\n"
-            f"Start from {Path(weights).parent / 'config.yaml'}, or set these keys."
+            f"Start from {Path(weights).parent / 'config.yaml'}, set these keys, or convert the "
+            "source for the other detector (tools/convert.py --protocol)."
         )
 
 
@@ -245,9 +271,17 @@ def verify_start(cfg: CfgNode) -> Certificate | None:
     return certificate
 
 
+def _has_key(cfg: CfgNode, key: str) -> bool:
+    try:
+        value_at(cfg, key)
+    except KeyError:
+        return False
+    return True
+
+
 def _fits(key: str, ours: Any, certified: Any) -> bool:
-    if key == NORM_KEY:
-        return norm_family(ours) == norm_family(certified)
+    if key.endswith(".NORM"):
+        return isinstance(certified, str) and norm_family(ours) == norm_family(certified)
     if key in ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"):
         if not isinstance(certified, list) or len(ours) != len(certified):
             return False
@@ -255,4 +289,4 @@ def _fits(key: str, ours: Any, certified: Any) -> bool:
         return numbers and all(
             abs(a - b) <= PIXEL_TOLERANCE for a, b in zip(ours, certified, strict=True)
         )
-    return (list(ours) if isinstance(ours, tuple) else ours) == certified
+    return plain(ours) == certified

@@ -25,22 +25,24 @@ from torch import Tensor
 
 import kscl
 from detection.config import changed_values, load_detection_config, set_network
-from detection.convert.architecture import examine
 from detection.convert.certificate import (
     CERTIFICATE_FILE,
     Certificate,
+    detector_keys,
     input_keys,
     read_certificate,
     write_certificate,
 )
-from detection.convert.name_map import rename
 from detection.convert.proof import TOLERANCE, check_proof, stage_differences
-from detection.convert.weights import AUTHOR, as_arrays
+from detection.convert.routes import EXACT, choose_route
+from detection.convert.weights import AUTHOR, as_arrays, by_heuristics
 from detection.errors import DetectionError
+from detection.train.roi_heads import EXTRA_NORM_HEAD, PLAIN_HEAD
 from kscl.backbone_file import Description, Loaded, load_backbone
 from kscl.runtime.files import sha256_of, write_atomically
 
 CONFIG_FILE = "config.yaml"
+PLAIN_CONFIG_FILE = "config_plain.yaml"  # for Detectron2 without this project
 FORMATS = {"pth": "weights.pth", "pkl": "weights.pkl"}
 PROTOCOL = "detection/voc0712_c4_24k_moco.yaml"
 
@@ -68,13 +70,15 @@ def convert(
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     protocol: str | Path = PROTOCOL,
+    route: str | None = None,
     file_format: str = "pth",
     force: bool = False,
 ) -> Converted:
     """Convert a backbone for a protocol's detector, prove it, and deliver the folder `output`.
 
     `mean` and `std` (RGB in [0, 1]) are for files that do not say what their input was; the
-    default is ImageNet's, as in all of the reference checkpoints.
+    default is ImageNet's, as in all of the reference checkpoints. `route` "timm" runs the timm
+    network itself also where Detectron2 could build it.
     """
     output = Path(output)
     cfg = load_detection_config(protocol)
@@ -83,8 +87,10 @@ def convert(
     description = _with_input(loaded, {"mean": mean, "std": std}, says_itself, str(source))
     _check_output(output, loaded, force)
 
-    keys = examine(loaded.backbone, description.arch).detectron2_keys() | input_keys(description)
-    tensors, counters = rename(loaded.backbone.state_dict())
+    kwargs = description.kwargs
+    chosen = choose_route(loaded.backbone, description.arch, kwargs, cfg, route)
+    keys = chosen.keys | input_keys(description)
+    tensors, not_needed = chosen.carry(loaded.backbone.state_dict())
     _check_finite(tensors, str(source))
     set_network(cfg, keys)
     cfg.MODEL.WEIGHTS = FORMATS[file_format]
@@ -93,23 +99,27 @@ def convert(
         weights = folder / FORMATS[file_format]
         write_atomically(weights, _weights_bytes(tensors, file_format))
         differences = stage_differences(
-            loaded.backbone, description.mean, description.std, cfg, weights
+            loaded.backbone, kwargs, description.mean, description.std, cfg, weights
         )
         check_proof(differences)
         certificate = Certificate(
             weights_file=weights.name,
             weights_sha256=sha256_of(weights),
             tensors=len(tensors),
-            left_behind=[*loaded.left_behind, *counters],
+            left_behind=[*loaded.left_behind, *not_needed],
             source=_source(loaded, str(source)),
             arch=description.arch,
-            arch_kwargs=dict(description.kwargs),
+            arch_kwargs=dict(kwargs),
             detectron2_keys=keys,
+            detector_keys=detector_keys(cfg),
             differences=differences,
             tolerance=TOLERANCE,
             made_with=_versions(),
         )
         write_atomically(folder / CONFIG_FILE, _config_text(cfg, certificate).encode())
+        if chosen.name == EXACT:  # a timm network runs in a backbone of ours
+            plain_text = _plain_config_text(cfg, certificate)
+            write_atomically(folder / PLAIN_CONFIG_FILE, plain_text.encode())
         write_certificate(certificate, folder / CERTIFICATE_FILE)
     return Converted(output, certificate, cfg)
 
@@ -142,8 +152,8 @@ def _check_finite(tensors: Mapping[str, Tensor], name: str) -> None:
 
 
 def _weights_bytes(tensors: dict[str, Tensor], file_format: str) -> bytes:
-    """Serialize under names without a prefix: Detectron2 then puts res5 into the head of a C4."""
-    marks = {"matching_heuristics": True, "__author__": AUTHOR}
+    """Serialize with the marks that Detectron2's loader needs."""
+    marks = {"matching_heuristics": by_heuristics(tensors), "__author__": AUTHOR}
     if file_format == "pkl":
         return pickle.dumps({"model": as_arrays(tensors), **marks}, protocol=4)
     content = io.BytesIO()
@@ -182,6 +192,26 @@ def _config_text(cfg: CfgNode, certificate: Certificate) -> str:
     )
 
 
+def _plain_config_text(cfg: CfgNode, certificate: Certificate) -> str:
+    """Return the config for those who use Detectron2 without this project."""
+    cfg = cfg.clone()
+    lines = [
+        f"{certificate.weights_file} beside this file ({certificate.arch}) for plain Detectron2, "
+        "which reads MODEL.WEIGHTS",
+        "from the folder that it is started in. It is checked by nobody there.",
+    ]
+    if cfg.MODEL.ROI_HEADS.NAME == EXTRA_NORM_HEAD:
+        cfg.MODEL.ROI_HEADS.NAME = PLAIN_HEAD
+        lines.append("Detectron2 has no extra norm in its head, so this is another detector.")
+    if any(":" in name for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
+        cfg.DATASETS.TRAIN = cfg.DATASETS.TEST = ()
+        lines.append("DATASETS are to be registered and named.")
+    values = changed_values(cfg, always=certificate.detectron2_keys)
+    values.pop("KSCL")
+    comment = "".join(f"# {line}\n" for line in lines)
+    return comment + yaml.safe_dump(values, sort_keys=True, default_flow_style=None, width=100)
+
+
 def _check_output(output: Path, loaded: Loaded, force: bool) -> None:
     """Raise an error if a folder holds anything but an earlier conversion of this backbone."""
     if not output.exists():
@@ -189,7 +219,7 @@ def _check_output(output: Path, loaded: Loaded, force: bool) -> None:
     if not output.is_dir():
         raise DetectionError(f"{output} is a file. Name a folder with --output-dir.")
     names = {path.name for path in output.iterdir()}
-    foreign = names - {CONFIG_FILE, CERTIFICATE_FILE, *FORMATS.values()}
+    foreign = names - {CONFIG_FILE, PLAIN_CONFIG_FILE, CERTIFICATE_FILE, *FORMATS.values()}
     if foreign:
         raise DetectionError(
             f"{output} holds other things ({', '.join(sorted(foreign)[:3])}). Choose an empty "

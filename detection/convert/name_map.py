@@ -27,6 +27,9 @@ LAYERS = {  # timm: Detectron2
 LAYERS_BACK = {theirs: ours for ours, theirs in LAYERS.items()}
 # Where the built detectors have their ResNet: FPN, C4 (its res5 in the head), a trunk by itself.
 MODEL_PREFIXES = ("backbone.bottom_up.", "backbone.", "roi_heads.", "")
+# Where a built detector has its timm network, whose tensors keep timm's names behind it: under an
+# FPN, under a simple feature pyramid. A file of converted weights has the whole name.
+TIMM_PREFIX = {"bottom_up": "backbone.bottom_up.network.", "net": "backbone.net.network."}
 
 _TIMM = re.compile(r"(?:layer(?P<stage>[1-4])\.(?P<block>\d+)\.)?(?P<layer>.+)\.(?P<tensor>\w+)")
 _DETECTRON2 = re.compile(
@@ -65,12 +68,14 @@ def rename(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
 
 
 def network_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return those tensors of a built model that are its ResNet's, without the prefix."""
+    """Return those tensors of a built model that are its network's, by their names in a file."""
     return {bare: state[name] for name in state if (bare := without_prefix(name)) is not None}
 
 
 def without_prefix(name: str) -> str | None:
-    """Return a tensor's name inside the ResNet, or None if it belongs to another part."""
+    """Return a tensor's name in a file of weights, or None if it is not part of the network."""
+    if name.startswith(tuple(TIMM_PREFIX.values())):
+        return None if name.rpartition(".")[2] == COUNTER else name
     for prefix in MODEL_PREFIXES:
         bare = name.removeprefix(prefix)
         match = _DETECTRON2.fullmatch(bare)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from detectron2.config import CfgNode
 from detectron2.data.detection_utils import convert_PIL_to_numpy
 from detectron2.modeling import build_backbone, build_model
@@ -22,6 +23,8 @@ from detectron2.structures import Boxes
 from PIL import Image
 from torch import Tensor, nn
 
+from detection.backbones.levels import LAST, Level, find_levels, level_features
+from detection.convert.routes import C4, EXACT_BUILDERS, PLAIN_BUILDERS
 from detection.convert.weights import (
     check_rest_is_new,
     compare,
@@ -31,39 +34,71 @@ from detection.convert.weights import (
 )
 from detection.errors import DetectionError
 from detection.train.roi_heads import EXTRA_NORM
+from kscl.config.tree import plain
+from kscl.method import encoder
 
 TOLERANCE = 1e-4  # right conversions stay below 3e-5; the mildest known mistake gives 5e-3
 TRUNK = ("stem", "res2", "res3", "res4", "res5")
 HEAD = "roi_heads.res5"
-STAGES = (*TRUNK, HEAD)
+STAGES = (*TRUNK, HEAD)  # of a C4
+BOTTOM_UP = "backbone.bottom_up."  # a ResNet's or timm network's levels under an FPN
+PLAIN_LEVEL = f"backbone.net.{LAST}"  # a plain transformer's
+OWN_SIZE = " at its own size"  # of images, for a network that was made for one
+SCALES = ("weight", "gamma", "gamma1", "gamma2", "gamma_1", "gamma_2")  # of norms and LayerScale
 TIMM_MODULES = dict(zip(TRUNK, ("maxpool", "layer1", "layer2", "layer3", "layer4"), strict=True))
 IMAGE_SIZE = (107, 133)  # odd, so that paddings and roundings show
 ROIS = ((3.0, 5.0, 97.5, 80.0), (40.25, 10.0, 130.0, 104.0))
 SMALL = 0.1  # smaller differences come from another constant, larger from input or structure
+INVISIBLE = 1e-3  # a branch with a smaller scale would hide its mistakes
 
 Outputs = dict[str, Tensor]
 Color = tuple[float, ...]
 
 
+def stages_of(cfg: CfgNode, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the stages that a proof must compare for a network with these arguments."""
+    builder = cfg.MODEL.BACKBONE.NAME
+    if builder == C4:
+        return STAGES
+    if builder in PLAIN_BUILDERS:
+        levels: tuple[str, ...] = (PLAIN_LEVEL,)
+    else:
+        levels = tuple(f"{BOTTOM_UP}{name}" for name in cfg.MODEL.RESNETS.OUT_FEATURES)
+    if builder in EXACT_BUILDERS:
+        return (*TRUNK, *levels)
+    if _takes_any_size(cfg, kwargs):
+        return levels
+    return (*levels, *(f"{level}{OWN_SIZE}" for level in levels))
+
+
+def _takes_any_size(cfg: CfgNode, kwargs: Mapping[str, Any]) -> bool:
+    return plain(cfg.KSCL.TIMM.KWARGS) == plain(dict(kwargs))
+
+
 @torch.no_grad()
 def stage_differences(
     backbone: nn.Module,
+    kwargs: Mapping[str, Any],
     mean: Color,
     std: Color,
     cfg: CfgNode,
     weights: Path,
 ) -> dict[str, float]:
     """Return the relative L2 difference at every stage between timm's network and `cfg`'s."""
-    model, trunk = _build(cfg, weights)
-    # A branch whose last scale is zero (zero_init_last) is invisible: set to one in all three.
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.DEVICE = "cpu"
+    model = _build(cfg, weights)
+    # A branch whose last scale is zero (zero_init_last) is invisible: set to one in all of them.
     backbone = copy.deepcopy(backbone).float().eval()
-    for network in (backbone, model, trunk):
+    for network in (backbone, model):
         _lift_zero_scales(network)
-    images = _images()
+    compare_outputs = _exact_outputs if cfg.MODEL.BACKBONE.NAME in EXACT_BUILDERS else _timm_outputs
     with quietly("torch.fx"):
-        theirs = _detectron2_outputs(model, trunk, images, cfg.INPUT.FORMAT)
-    ours = _timm_outputs(backbone, _normalized(images, mean, std), model.roi_heads.pooler)
-    return {stage: _difference(ours[stage], theirs[stage], stage) for stage in STAGES}
+        ours, theirs = compare_outputs(backbone, kwargs, mean, std, model, cfg, weights)
+    return {
+        stage: _difference(ours[stage], theirs[stage], stage) for stage in stages_of(cfg, kwargs)
+    }
 
 
 def check_proof(differences: Mapping[str, float], tolerance: float = TOLERANCE) -> None:
@@ -72,7 +107,7 @@ def check_proof(differences: Mapping[str, float], tolerance: float = TOLERANCE) 
     if not failed:
         return
     table = "".join(
-        f"\n  {stage:<15} {value:9.2e}" + ("  differs" if stage in failed else "")
+        f"\n  {stage:<24} {value:9.2e}" + ("  differs" if stage in failed else "")
         for stage, value in differences.items()
     )
     first = failed[0]
@@ -87,6 +122,11 @@ def usual_cause(stage: str, difference: float) -> str:
     """Return the usual cause of a difference that begins at this stage."""
     if stage == HEAD:
         return "the head's res5 was not loaded, or is another block than the trunk's"
+    if stage.startswith("backbone."):
+        return (
+            "the input is not the one of pretraining (INPUT.FORMAT, MODEL.PIXEL_MEAN or "
+            "MODEL.PIXEL_STD), or the network's arguments are others (KSCL.TIMM.KWARGS)"
+        )
     if difference < SMALL:
         return "another eps in the norms (Detectron2's is 1e-5)"
     if stage == "stem":
@@ -104,34 +144,38 @@ def usual_cause(stage: str, difference: float) -> str:
     return "stages of another depth or dilation (MODEL.RESNETS.DEPTH, RES5_DILATION)"
 
 
-def _build(cfg: CfgNode, weights: Path) -> tuple[Any, Any]:
-    """Build the config's detector and its trunk with res5, both with the file's weights."""
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.DEVICE = "cpu"
-    if "res5" not in cfg.MODEL.ROI_HEADS.NAME.lower():
+def _build(cfg: CfgNode, weights: Path) -> Any:
+    """Build the config's detector with the file's weights."""
+    if cfg.MODEL.BACKBONE.NAME == C4 and "res5" not in cfg.MODEL.ROI_HEADS.NAME.lower():
         raise DetectionError(
-            f"MODEL.ROI_HEADS.NAME is {cfg.MODEL.ROI_HEADS.NAME}: the proof is of C4 detectors, "
-            "whose head is res5. Use a protocol from configs/detection/."
+            f"MODEL.ROI_HEADS.NAME is {cfg.MODEL.ROI_HEADS.NAME}: of a detector without FPN, the "
+            "proof is of C4, whose head is res5. Use a protocol from configs/detection/."
         )
-    whole = cfg.clone()
-    whole.MODEL.RESNETS.OUT_FEATURES = list(TRUNK)
     with torch.random.fork_rng(devices=[]):
         model = build_model(cfg).eval()
     check_rest_is_new(model)
     load_weights(model, weights)
+    return model
+
+
+def _build_trunk(cfg: CfgNode, weights: Path) -> Any:
+    """Build Detectron2's ResNet by itself, with every stage as an output."""
+    whole = cfg.clone()
+    whole.MODEL.BACKBONE.NAME = C4
+    whole.MODEL.RESNETS.OUT_FEATURES = list(TRUNK)
     tensors = read_weights(weights)
     with torch.device("meta"):  # no memory, no random numbers: its tensors are those of the file
         trunk = build_backbone(whole).eval()
     trunk.load_state_dict(tensors, strict=False, assign=True)
     compare(trunk, tensors, weights)
-    return model, trunk
+    _lift_zero_scales(trunk)
+    return trunk
 
 
-def _images() -> list[Image.Image]:
+def _images(size: tuple[int, int] = IMAGE_SIZE) -> list[Image.Image]:
     """Draw two pictures with structure at several scales and different channels."""
     chance = np.random.default_rng(0)
-    height, width = IMAGE_SIZE
+    height, width = size
     pictures = []
     for _ in range(2):
         coarse = chance.uniform(0, 255, (7, 9, 3)).astype(np.uint8)
@@ -148,18 +192,48 @@ def _normalized(images: list[Image.Image], mean: Color, std: Color) -> Tensor:
     return (scaled - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
 
 
-def _detectron2_outputs(model: Any, trunk: Any, images: list[Image.Image], order: str) -> Outputs:
+def _preprocessed(model: Any, images: list[Image.Image], order: str) -> Tensor:
+    """Return the batch as Detectron2 reads, normalizes and pads it."""
     arrays = [convert_PIL_to_numpy(image, order) for image in images]
     inputs = [{"image": torch.from_numpy(array.transpose(2, 0, 1).copy())} for array in arrays]
-    batch = model.preprocess_image(inputs).tensor
-    features = [model.backbone(batch)[name] for name in model.roi_heads.in_features]
-    pooled = model.roi_heads.pooler(features, _rois(len(images)))
-    for name, block in model.roi_heads.res5.named_children():
-        pooled = block(pooled) if name != EXTRA_NORM else pooled
-    return {**trunk(batch), HEAD: pooled}
+    return model.preprocess_image(inputs).tensor
 
 
-def _timm_outputs(backbone: Any, batch: Tensor, pooler: nn.Module) -> Outputs:
+def _padded(images: Tensor, like: Tensor) -> Tensor:
+    """Pad with zeros on the right and below, as Detectron2 does."""
+    return F.pad(images, (0, like.shape[3] - images.shape[3], 0, like.shape[2] - images.shape[2]))
+
+
+def _exact_outputs(
+    backbone: Any,
+    kwargs: Mapping[str, Any],
+    mean: Color,
+    std: Color,
+    model: Any,
+    cfg: CfgNode,
+    weights: Path,
+) -> tuple[Outputs, Outputs]:
+    """Return what timm's ResNet and Detectron2's put out at every stage."""
+    images = _images()
+    batch = _preprocessed(model, images, cfg.INPUT.FORMAT)
+    ours = _resnet_outputs(backbone, _padded(_normalized(images, mean, std), batch))
+    theirs = dict(_build_trunk(cfg, weights)(batch))
+    if cfg.MODEL.BACKBONE.NAME == C4:
+        pooler, boxes = model.roi_heads.pooler, _rois(len(images))
+        ours[HEAD] = backbone.layer4(pooler([ours["res4"]], boxes))
+        features = model.backbone(batch)
+        pooled = pooler([features[name] for name in model.roi_heads.in_features], boxes)
+        for name, block in model.roi_heads.res5.named_children():
+            pooled = block(pooled) if name != EXTRA_NORM else pooled
+        theirs[HEAD] = pooled
+    else:
+        for name, values in model.backbone.bottom_up(batch).items():
+            theirs[f"{BOTTOM_UP}{name}"] = values
+            ours[f"{BOTTOM_UP}{name}"] = ours[name]
+    return ours, theirs
+
+
+def _resnet_outputs(backbone: Any, batch: Tensor) -> Outputs:
     outputs: Outputs = {}
     handles = [
         backbone.get_submodule(module).register_forward_hook(
@@ -170,8 +244,60 @@ def _timm_outputs(backbone: Any, batch: Tensor, pooler: nn.Module) -> Outputs:
     backbone(batch)
     for handle in handles:
         handle.remove()
-    outputs[HEAD] = backbone.layer4(pooler([outputs["res4"]], _rois(len(batch))))
     return outputs
+
+
+def _timm_outputs(
+    backbone: Any,
+    kwargs: Mapping[str, Any],
+    mean: Color,
+    std: Color,
+    model: Any,
+    cfg: CfgNode,
+    weights: Path,
+) -> tuple[Outputs, Outputs]:
+    """Return what the whole timm network and the detector's put out at every level."""
+    is_pyramid = cfg.MODEL.BACKBONE.NAME in PLAIN_BUILDERS
+    inside = model.backbone.net if is_pyramid else model.backbone.bottom_up
+    prefix = PLAIN_LEVEL.removesuffix(LAST) if is_pyramid else BOTTOM_UP
+    name = cfg.KSCL.TIMM.NAME
+    levels = find_levels(backbone, name, [level.name for level in inside.levels])
+    images = _images()
+    batch = _preprocessed(model, images, cfg.INPUT.FORMAT)
+    padded = _padded(_normalized(images, mean, std), batch)
+    if _takes_any_size(cfg, kwargs):
+        return _level_outputs(backbone, levels, padded, inside, batch, prefix, "")
+    # The source takes one size of images. There it is compared as it is; at another size, with
+    # timm's own network for any size that has its weights.
+    flexible: Any = encoder.build_backbone(name, plain(cfg.KSCL.TIMM.KWARGS)).eval()
+    flexible.load_state_dict(backbone.state_dict(), strict=True)
+    ours, theirs = _level_outputs(flexible, levels, padded, inside, batch, prefix, "")
+    own = _images(_own_size(backbone))
+    exact = _normalized(own, mean, std)
+    cut = _preprocessed(model, own, cfg.INPUT.FORMAT)[..., : exact.shape[2], : exact.shape[3]]
+    more = _level_outputs(backbone, levels, exact, inside, cut, prefix, OWN_SIZE)
+    return ours | more[0], theirs | more[1]
+
+
+def _level_outputs(
+    network: Any,
+    levels: list[Level],
+    images: Tensor,
+    inside: Any,
+    batch: Tensor,
+    prefix: str,
+    suffix: str,
+) -> tuple[Outputs, Outputs]:
+    values = level_features(network, images, levels)
+    ours = {level.name: value for level, value in zip(levels, values, strict=True)}
+    both = (ours, inside(batch))
+    ours, theirs = ({f"{prefix}{k}{suffix}": v for k, v in side.items()} for side in both)
+    return ours, theirs
+
+
+def _own_size(backbone: Any) -> tuple[int, int]:
+    size = getattr(getattr(backbone, "patch_embed", None), "img_size", None)
+    return tuple(size) if size else tuple(backbone.pretrained_cfg["input_size"][1:])
 
 
 def _rois(images: int) -> list[Boxes]:
@@ -180,11 +306,11 @@ def _rois(images: int) -> list[Boxes]:
 
 def _lift_zero_scales(network: nn.Module) -> None:
     for module in network.modules():
-        scale = getattr(module, "weight", None)
-        if (
-            isinstance(scale, Tensor) and scale.dim() == 1 and not scale.any()
-        ):  # only norms have one
-            scale.data.fill_(1.0)
+        for name in SCALES:
+            scale = getattr(module, name, None)
+            is_scale = isinstance(scale, Tensor) and scale.dim() == 1  # a norm's, or LayerScale's
+            if is_scale and scale.abs().max() < INVISIBLE:
+                scale.data.fill_(1.0)
 
 
 def _difference(ours: Tensor, theirs: Tensor, stage: str) -> float:

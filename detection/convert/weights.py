@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,23 @@ import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from torch import Tensor, nn
 
-from detection.convert.name_map import COUNTER, network_tensors, without_prefix
+from detection.convert.name_map import COUNTER, TIMM_PREFIX, network_tensors, without_prefix
 from detection.errors import DetectionError
 from kscl.backbone_file import read_plain
 
 AUTHOR = "kscl"
-# What a C4 has beyond its ResNet; it starts at random, as nothing pretrained has such parts.
+# What a detector has beyond its network; it starts at random, as nothing pretrained has such parts.
 NEW_PARTS = (
     "proposal_generator.rpn_head.",
+    "roi_heads.box_head.",
     "roi_heads.box_predictor.",
     "roi_heads.mask_head.",
     "roi_heads.res5.norm.",
+    "head.",  # RetinaNet's
+    "backbone.fpn_lateral",
+    "backbone.fpn_output",
+    "backbone.simfp_",
+    "backbone.top_block.",
 )
 INPUT_BUFFERS = ("pixel_mean", "pixel_std")  # set from the config
 CONVERT_IT = "Convert the source: python tools/convert.py FILE --output-dir FOLDER"
@@ -46,8 +52,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     else:
         raise DetectionError(f"{path} is neither .pth nor .pkl. {CONVERT_IT}")
     tensors = content.get("model")
-    marked = content.get("matching_heuristics") is True and "__author__" in content
-    if not marked or not isinstance(tensors, dict) or not tensors:
+    if "__author__" not in content or not isinstance(tensors, dict) or not tensors:
         raise DetectionError(
             f"{path} is not a converted file, and Detectron2 would load little or nothing of it "
             f"without an error. {CONVERT_IT}"
@@ -56,9 +61,23 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     strange = [key for key in named if without_prefix(key) != key]
     if strange:
         raise DetectionError(
-            f"{path} holds tensors that are not of a ResNet: {_some(strange)}. {CONVERT_IT}"
+            f"{path} holds tensors that are not of a backbone: {_some(strange)}. {CONVERT_IT}"
+        )
+    if content.get("matching_heuristics", False) is not by_heuristics(named):
+        raise DetectionError(
+            f"{path}: Detectron2 would load little or nothing of it without an error, because its "
+            f"matching_heuristics is not {by_heuristics(named)}. {CONVERT_IT}"
         )
     return named
+
+
+def by_heuristics(tensors: Mapping[str, Any]) -> bool:
+    """Return whether Detectron2 must match the names by their ends.
+
+    Those of a ResNet have no prefix, so that res5 goes into the head of a C4; those of a timm
+    network are complete.
+    """
+    return not any(name.startswith(tuple(TIMM_PREFIX.values())) for name in tensors)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> int:
@@ -67,13 +86,17 @@ def load_weights(model: nn.Module, path: str | Path) -> int:
     # The tensors that were read, not the path: Detectron2 would run what a .pkl contains.
     with quietly("fvcore.common.checkpoint", "detectron2"):
         DetectionCheckpointer(model)._load_model(
-            {"model": dict(tensors), "matching_heuristics": True, "__author__": AUTHOR}
+            {
+                "model": dict(tensors),
+                "matching_heuristics": by_heuristics(tensors),
+                "__author__": AUTHOR,
+            }
         )
     return compare(model, tensors, path)
 
 
 def check_loaded(model: nn.Module, path: str | Path) -> int:
-    """Raise an error unless the model's ResNet holds exactly the tensors of the file."""
+    """Raise an error unless the model's network holds exactly the tensors of the file."""
     return compare(model, read_weights(path), path)
 
 
@@ -104,7 +127,7 @@ def compare(model: nn.Module, from_file: dict[str, Tensor], path: str | Path) ->
 
 
 def check_rest_is_new(model: nn.Module) -> None:
-    """Raise an error if a part beside the ResNet is not known to start at random."""
+    """Raise an error if a part beside the network is not known to start at random."""
     unknown = [
         key
         for key in model.state_dict()
@@ -116,7 +139,7 @@ def check_rest_is_new(model: nn.Module) -> None:
     if unknown:
         raise DetectionError(
             "The detector has parts that no weights fill and that are not known to start at "
-            f"random: {_some(unknown)}. A C4 has none: use a config from configs/detection/."
+            f"random: {_some(unknown)}. Use a config from configs/detection/."
         )
 
 

@@ -96,12 +96,14 @@ def preflight(
     full: bool = False,
     sample: int = DECODED_SAMPLE,
     mask_format: str = "",
+    classes_key: str = "MODEL.ROI_HEADS.NUM_CLASSES",
 ) -> Report:
     """Check every set (see kscl.data.annotated.specs for names); `full` decodes every image.
 
     A set registered under its own name is given as `catalog.source_of(name)`. `num_classes` is the
-    model's; without `class_names`, the list is the training sets' own. With a `mask_format`,
-    Detectron2's `polygon` or `bitmask`, every object must have a mask that it can train on.
+    model's, which `classes_key` holds; without `class_names`, the list is the training sets' own.
+    With a `mask_format`, Detectron2's `polygon` or `bitmask`, every object must have a mask that it
+    can train on.
     """
     report = Report()
     sources: list[tuple[str, Source]] = []
@@ -126,7 +128,7 @@ def preflight(
     # A list that could not be found is explained by the problems of the files.
     if no_list and (class_names is not None or not report.fatal):
         _add(report, "class list", "the training sets", no_list, "Give one list for all")
-    _check_classes(report, sets, num_classes)
+    _check_classes(report, sets, num_classes, classes_key)
     report.problems += _overlap(sets["train"], sets["test"])
     return report
 
@@ -218,13 +220,14 @@ def _check_classes(
     report: Report,
     sets: dict[str, list[tuple[Source, AnnotatedSet]]],
     num_classes: int | None,
+    classes_key: str,
 ) -> None:
     names = report.class_names
     if num_classes is not None and names and num_classes != len(names):
         what = f"is {num_classes}, but there are {len(names)} classes ({', '.join(names[:20])})"
         why = "With fewer, a class is trained as background" if num_classes < len(names) else ""
         fix = f"{why or 'With more, outputs are wasted'}: set it to {len(names)}"
-        _add(report, "class count", "MODEL.ROI_HEADS.NUM_CLASSES", what, fix)
+        _add(report, "class count", classes_key, what, fix)
     for role, found in sets.items():
         if not names or not found or not all(annotated.usable for _, annotated in found):
             continue

@@ -13,9 +13,12 @@ from typing import Any
 from detectron2.config import CfgNode
 from detectron2.data.build import filter_images_with_only_crowd_annotations
 
+from detection.config import classes_key
 from detection.data.catalog import Dicts, detectron2_dicts, source_of
 from detection.data.preflight import Report, preflight
+from detection.data.pyramid import too_small_images
 from detection.scoring.boxes import GroundTruth, make_ground_truth
+from kscl.config.tree import value_at
 from kscl.data.annotated.annotations import AnnotatedSet
 from kscl.data.annotated.specs import Source
 from kscl.records.fingerprint import fingerprint
@@ -58,13 +61,17 @@ class RunSets:
 
 def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
     """Read and check the config's sets; one error names every problem in them."""
+    key = classes_key(cfg)
     report = preflight(
         [source_of(name) for name in cfg.DATASETS.TRAIN],
         [source_of(name) for name in cfg.DATASETS.TEST],
         cfg.KSCL.CLASS_NAMES or None,
-        num_classes=cfg.MODEL.ROI_HEADS.NUM_CLASSES,
+        num_classes=value_at(cfg, key),
         mask_format=cfg.INPUT.MASK_FORMAT if cfg.MODEL.MASK_ON else "",
-    ).checked()
+        classes_key=key,
+    )
+    report.problems += too_small_images(cfg, report)
+    report.checked()
     parts = report.annotated
     (test,) = parts["test"]
     fingerprints = {role: _fingerprint(parts[role]) for role in ROLES}

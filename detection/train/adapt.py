@@ -8,7 +8,9 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer
 
+from detection.config import NORM_KEYS
 from detection.errors import DetectionError
+from kscl.config.tree import value_at
 
 
 def adapt(cfg: CfgNode, num_gpus: int) -> tuple[CfgNode, int, str]:
@@ -29,10 +31,11 @@ def _adapt_to_cpu(cfg: CfgNode, num_gpus: int) -> None:
     cfg.MODEL.DEVICE = "cpu"
     if cfg.SOLVER.AMP.ENABLED:
         raise DetectionError("SOLVER.AMP.ENABLED needs a GPU and there is none. Set it to False.")
-    if num_gpus > 1 and cfg.MODEL.RESNETS.NORM in ("SyncBN", "nnSyncBN"):
+    needing_gpus = [key for key in NORM_KEYS if value_at(cfg, key) in ("SyncBN", "nnSyncBN")]
+    if num_gpus > 1 and needing_gpus:
         raise DetectionError(
-            f"MODEL.RESNETS.NORM {cfg.MODEL.RESNETS.NORM} needs GPUs and there is none. Set it to "
-            "naiveSyncBN, which computes the same on any device."
+            f"{' and '.join(needing_gpus)} {value_at(cfg, needing_gpus[0])} needs GPUs and there "
+            "is none. Set it to naiveSyncBN, which computes the same on any device."
         )
 
 
@@ -48,6 +51,9 @@ def _scale(cfg: CfgNode, processes: int) -> tuple[CfgNode, int, str]:
             "0 to use batch, learning rate and iterations as they are."
         )
     scaled = DefaultTrainer.auto_scale_workers(cfg, processes)
+    factor = processes / reference
+    scaled.defrost()
+    scaled.KSCL.LR_GRID = [rate * factor for rate in cfg.KSCL.LR_GRID]
     notice = (
         f"Written for {reference} processes, running on {processes}: batch "
         f"{cfg.SOLVER.IMS_PER_BATCH} → {scaled.SOLVER.IMS_PER_BATCH}, learning rate "

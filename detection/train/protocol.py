@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from detectron2.config import CfgNode
 
-from kscl.config.tree import leaves_without, plain
+from detection.config import DETECTOR_KEYS, NORM_KEY, load_detection_config
+from detection.convert.routes import PLAIN_BUILDERS, PROTOCOL_BUILDERS
+from kscl.config.shipped import shipped_configs
+from kscl.config.tree import leaves_without, one_line, plain, value_at
 from kscl.records.record import Protocol
 
 # Where and how, not what: two runs that differ only here give the same numbers.
@@ -30,9 +33,15 @@ THE_CONTENDERS_OWN = (
     "MODEL.RESNETS.STEM_OUT_CHANNELS",
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
+    "KSCL.TIMM",
     "KSCL.FROM_SCRATCH",
     "SEED",
 )
+
+
+BUILDER_KEY = "MODEL.BACKBONE.NAME"
+SIMPLE_PYRAMID = "-simple-pyramid"  # what the name of a protocol ends in for plain transformers
+LR_SEARCH = "-lr-search"  # and where the learning rate is chosen
 
 
 def protocol_of(cfg: CfgNode) -> Protocol:
@@ -41,4 +50,29 @@ def protocol_of(cfg: CfgNode) -> Protocol:
     tf32 = () if cfg.KSCL.TF32 else ("KSCL.TF32",)
     without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", *tf32)
     definition = leaves_without(plain(cfg), without)
-    return Protocol(cfg.KSCL.PROTOCOL or "unnamed", definition)
+    if not _has_simple_pyramid(cfg):
+        # The same FPN stands on Detectron2's ResNet and on a timm network.
+        builder = definition[BUILDER_KEY]
+        definition[BUILDER_KEY] = PROTOCOL_BUILDERS.get(builder, builder)
+    # With a grid the learning rate is found, not set.
+    definition.pop("SOLVER.BASE_LR" if cfg.KSCL.LR_GRID else "KSCL.LR_GRID")
+    return Protocol(_name(cfg), definition)
+
+
+def _has_simple_pyramid(cfg: CfgNode) -> bool:
+    return cfg.MODEL.BACKBONE.NAME in PLAIN_BUILDERS
+
+
+def _name(cfg: CfgNode) -> str:
+    """Return the protocol's name, which says in what its heads and norms are not those shipped."""
+    name = cfg.KSCL.PROTOCOL or "unnamed"
+    shipped = shipped_configs() / "detection" / f"{name.replace('-', '_')}.yaml"
+    changes = ""
+    if cfg.KSCL.PROTOCOL and shipped.is_file():
+        theirs = load_detection_config(shipped)
+        for key in (NORM_KEY, *DETECTOR_KEYS):
+            ours = plain(value_at(cfg, key))
+            if key != BUILDER_KEY and ours != plain(value_at(theirs, key)):
+                changes += f"+{key}={one_line(ours)}"
+    pyramid = SIMPLE_PYRAMID if _has_simple_pyramid(cfg) else ""
+    return name + pyramid + (LR_SEARCH if cfg.KSCL.LR_GRID else "") + changes

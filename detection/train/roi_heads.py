@@ -12,6 +12,7 @@ from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
 
 from detection.errors import DetectionError
 
+PLAIN_HEAD, EXTRA_NORM_HEAD = "Res5ROIHeads", "Res5ROIHeadsExtraNorm"
 EXTRA_NORM = "norm"  # its name inside res5: part of what checkpoints of this protocol look like
 
 

@@ -17,7 +17,7 @@ from detectron2.engine.defaults import default_writers
 from detectron2.modeling import build_model
 from detectron2.solver import build_lr_scheduler, build_optimizer
 from detectron2.utils import comm
-from detectron2.utils.events import EventStorage
+from detectron2.utils.events import CommonMetricPrinter, EventStorage
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -54,6 +54,17 @@ class _SeedEachStep(HookBase):
         seed_everything(self.seed, "step", self.trainer.iter, comm.get_rank())
 
 
+class _FirstLine(HookBase):
+    """Print a line after the first iteration: on a slow machine the next one takes long."""
+
+    def __init__(self, iterations: int) -> None:
+        self.printer = CommonMetricPrinter(iterations)
+
+    def after_step(self) -> None:
+        if self.trainer.iter == self.trainer.start_iter:
+            self.printer.write()
+
+
 @dataclass
 class _Training:
     """What one rank trains, and with what."""
@@ -88,7 +99,8 @@ def train(
         check_room_for(folder, model)
         forget_metrics_after(folder, training.start - 1)
         writers = default_writers(cfg.OUTPUT_DIR, cfg.SOLVER.MAX_ITER)
-        trainer.register_hooks([hooks.PeriodicWriter(writers, period=LINES_EVERY)])
+        periodic = hooks.PeriodicWriter(writers, period=LINES_EVERY)
+        trainer.register_hooks([_FirstLine(cfg.SOLVER.MAX_ITER), periodic])
     workers = cfg.DATALOADER.NUM_WORKERS
     trainer.data_loader = build_train_loader(cfg, dicts, cfg.SEED, workers, training.start)
     log.info("Training starts at iteration %d of %d.", training.start, cfg.SOLVER.MAX_ITER)

@@ -46,6 +46,7 @@ class Job:
     auto_resume: bool = False
     allow_world_size_change: bool = False
     scaled_from: int = 0  # processes that the protocol was written for, 0 if used as it is
+    lr_search: dict[str, Any] | None = None  # what a search for the learning rate found
 
     @property
     def folder(self) -> Path:
@@ -150,6 +151,8 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
             "world_sizes": world_sizes,  # [first iteration, processes] of every part of the run
             DETECTOR_HASH: detector,
         }
+        if job.lr_search is not None:
+            details["lr_search"] = job.lr_search
         data = job.sets.fingerprints
         write_trial_record(cfg, job.certificate, data, scores, stopwatch.seconds(), details)
     wait_for_all()  # not in a collective of the GPUs: scoring may take long

@@ -12,6 +12,7 @@ from detectron2.config import CfgNode
 from detection.convert.certificate import verify_start
 from detection.data.sets import read_run_sets
 from detection.errors import DetectionError
+from detection.train.lr_search import GRID_KEY, SEARCH_FOLDER, check_grid, search, told
 from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial, score_detector
 from kscl.config.tree import CONFIG_FILE
 from kscl.records.record import RECORD_FILE, read_record
@@ -32,7 +33,9 @@ def run_trials(
 ) -> int:
     """Check data and weights, then run every trial that is not finished; return the exit code."""
     configs = trial_configs(cfg, num_trials)
-    if resume and not any((Path(c.OUTPUT_DIR) / CONFIG_FILE).is_file() for c in configs):
+    begun = [Path(cfg.OUTPUT_DIR) / SEARCH_FOLDER]
+    begun += [Path(trial_cfg.OUTPUT_DIR) / CONFIG_FILE for trial_cfg in configs]
+    if resume and not any(path.exists() for path in begun):
         raise DetectionError(
             f"There is nothing to resume in {cfg.OUTPUT_DIR}. Leave --resume out to start, or use "
             "--auto-resume for either."
@@ -50,15 +53,39 @@ def run_trials(
         allow_world_size_change=allow_world_size_change,
         scaled_from=scaled_from,
     )
+    if cfg.KSCL.LR_GRID:
+        check_grid(list(cfg.KSCL.LR_GRID), GRID_KEY)
+        tried = replace(job, resume=False, auto_resume=resume or auto_resume)
+        code, found = search(cfg, sets, lambda c, s: _run(replace(tried, cfg=c, sets=s), num_gpus))
+        if found is None:
+            return code
+        print(told(found), flush=True)
+        configs = [_with_rate(trial_cfg, found["chosen"]) for trial_cfg in configs]
+        # What was searched may have been finished before the run itself was begun.
+        job = replace(tried, lr_search=found)
     jobs = [replace(job, cfg=trial_cfg) for trial_cfg in configs]
     for job in jobs:
-        if is_finished(job):
-            print(f"{job.folder}: finished before, kept.", flush=True)
-        elif code := launch(run_trial, job, num_gpus):
+        if code := _run(job, num_gpus):
             return code
     if int(os.environ.get("RANK", 0)) == 0:
         print(summary([job.folder for job in jobs]), flush=True)
     return 0
+
+
+def _run(job: Job, num_gpus: int) -> int:
+    """Run a trial unless it is finished; return the exit code."""
+    if is_finished(job):
+        print(f"{job.folder}: finished before, kept.", flush=True)
+        return 0
+    return launch(run_trial, job, num_gpus)
+
+
+def _with_rate(cfg: CfgNode, rate: float) -> CfgNode:
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.SOLVER.BASE_LR = rate
+    cfg.freeze()
+    return cfg
 
 
 def run_evaluation(cfg: CfgNode, num_gpus: int) -> int:

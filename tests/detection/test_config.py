@@ -106,15 +106,91 @@ COCO_2X = {
 }
 
 
+SHORT = {"SOLVER.MAX_ITER": 12000, "SOLVER.STEPS": (9000, 11000)}
+ONE = {"SOLVER.MAX_ITER": 90000, "SOLVER.STEPS": (60000, 80000)}
+SWAV_24K = {
+    **MOCO_24K,
+    "MODEL.RESNETS.NORM": "SyncBN",
+    "SOLVER.BASE_LR": 0.1,
+    "SOLVER.WARMUP_ITERS": 1000,
+    "SOLVER.WARMUP_FACTOR": 0.333,
+}
+VOC07 = {
+    **MOCO_24K,
+    "DATASETS.TRAIN": ("voc_2007_trainval",),
+    "MODEL.RESNETS.NORM": "SyncBN",
+    "SOLVER.MAX_ITER": 12500,
+    "SOLVER.STEPS": (9500,),
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "expected"), [("voc0712_c4_24k_moco", MOCO_24K), ("coco_c4_2x", COCO_2X)]
+    ("name", "expected"),
+    [
+        ("voc0712_c4_24k_moco", MOCO_24K),
+        ("voc0712_c4_24k_swav", SWAV_24K),
+        ("voc07_c4_12k5", VOC07),
+        ("coco_c4_2x", COCO_2X),
+        ("coco_c4_1x", {**COCO_2X, **ONE}),
+        ("coco_c4_12k", {**COCO_2X, **SHORT}),
+    ],
 )
-def test_the_effective_protocol_is_mocos_key_by_key(name, expected):
+def test_the_effective_c4_protocol_is_its_sources_key_by_key(name, expected):
     cfg = load_detection_config(f"detection/{name}.yaml")
     assert {key: value_at(cfg, key) for key in expected} == expected
     changed = dict(leaves(changed_values(cfg)))
     changed = {key for key in changed if not key.startswith("KSCL.") and key != "VERSION"}
     assert changed <= set(expected)  # and there is nothing beyond
+
+
+OURS = {  # what every FPN and RetinaNet protocol of this project has in place of Detectron2's
+    "INPUT.FORMAT": "RGB",
+    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
+    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,
+    "MODEL.RESNETS.NORM": "SyncBN",
+    "MODEL.FPN.NORM": "SyncBN",
+    "MODEL.BACKBONE.FREEZE_AT": 0,
+    "MODEL.WEIGHTS": "",
+    "SOLVER.REFERENCE_WORLD_SIZE": 8,
+    "TEST.PRECISE_BN.ENABLED": True,
+}
+INFOMIN = {
+    "MODEL.ROI_BOX_HEAD.NUM_CONV": 4,
+    "MODEL.ROI_BOX_HEAD.NUM_FC": 1,
+    "MODEL.ROI_BOX_HEAD.NORM": "SyncBN",
+    "MODEL.ROI_MASK_HEAD.NORM": "SyncBN",
+}
+CITYSCAPES = {"TEST.EVAL_PERIOD": 0, "DATASETS.TRAIN": None, "DATASETS.TEST": None}
+MASK_RCNN = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x"
+RETINANET = "COCO-Detection/retinanet_R_50_FPN_1x"
+
+
+@pytest.mark.parametrize(
+    ("name", "entry", "changes"),
+    [
+        ("coco_fpn_1x", MASK_RCNN, {}),
+        ("coco_fpn_2x", MASK_RCNN, {"SOLVER.MAX_ITER": 180000, "SOLVER.STEPS": (120000, 160000)}),
+        ("coco_fpn_12k", MASK_RCNN, SHORT),
+        ("coco_fpn_1x_infomin", MASK_RCNN, INFOMIN),
+        ("coco_retinanet_1x", RETINANET, {}),
+        ("coco_retinanet_12k", RETINANET, SHORT),
+        ("cityscapes_fpn_24k", "Cityscapes/mask_rcnn_R_50_FPN", CITYSCAPES),
+    ],
+)
+def test_a_pyramid_protocol_is_detectron2s_entry_but_for_what_its_source_changes(
+    name, entry, changes
+):
+    theirs = get_cfg()
+    folder = Path(detectron2.__file__).parent / "model_zoo" / "configs"
+    theirs.merge_from_file(str(folder / f"{entry}.yaml"), allow_unsafe=True)
+    ours = load_detection_config(f"detection/{name}.yaml")
+    ours.pop("KSCL")
+    theirs, ours = dict(leaves(theirs)), dict(leaves(ours))
+    different = {key: ours[key] for key in theirs if theirs[key] != ours[key]}
+    expected = {**OURS, **changes}
+    assert set(different) == set(expected) - {k for k in expected if theirs[k] == expected[k]}
+    assert {k: v for k, v in expected.items() if v is not None and ours[k] != v} == {}
 
 
 def test_the_18k_protocol_is_detectron2s_own_but_for_what_our_backbones_need():
@@ -142,7 +218,7 @@ def test_every_file_merges_into_detectron2s_config_as_its_users_do_it(path):
 
 
 @pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
-def test_every_protocol_has_a_name_a_scorer_and_a_c4_head(path):
+def test_every_protocol_has_a_name_a_scorer_and_a_known_head(path):
     cfg = load_detection_config(path)
     name = cfg.KSCL.PROTOCOL
     assert name == path.stem.replace("_", "-")

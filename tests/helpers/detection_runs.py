@@ -31,7 +31,7 @@ SMALL = (
 )
 
 
-def arguments(shop: Path, output: Path, *more: str, weights: int = 0) -> list[str]:
+def arguments(shop: Path, output: Path, *more: str, weights: object = 0) -> list[str]:
     """Return the words of train_net for the sets and the converted weights in `shop`."""
     voc = shop / "voc"
     sets = ["DATASETS.TRAIN", f"('voc:{voc}:train',)", "DATASETS.TEST", f"('voc:{voc}:test',)"]
@@ -72,7 +72,7 @@ def start_train_net(
     shop: Path,
     output: Path,
     *more: str,
-    weights: int = 0,
+    weights: object = 0,
     before: Callable[..., None] | None = None,
     told: Sequence[object] = (),
 ) -> TrainNet:

@@ -24,6 +24,8 @@ SUPPORTED = [  # depth, groups, width per group, res2's channels, norm
     ("wide_resnet50_2", {}, (50, 1, 128, 256, "BN")),
     ("wide_resnet101_2", {}, (101, 1, 128, 256, "BN")),
     ("resnet50_gn", {}, (50, 1, 64, 256, "GN")),
+    ("resnet18", {}, (18, 1, 64, 64, "BN")),
+    ("resnet34", {}, (34, 1, 64, 64, "BN")),
     ("resnet50", {"channels": (8, 16, 32, 64)}, (50, 1, 8, 32, "BN")),
     ("resnet50", {"channels": (16, 32, 64, 128)}, (50, 1, 16, 64, "BN")),
     ("resnet101", {"channels": (32, 64, 128, 256)}, (101, 1, 32, 128, "BN")),
@@ -58,8 +60,9 @@ REFUSED = [
     ("resnet50", {"down_kernel_size": 3}, r"\(3, 3\) kernel where Detectron2 has \(1, 1\)"),
     ("resnet26", {}, r"not those of depth 50, 101 or 152: \(2, 2, 2, 2\)"),
     ("resnet200", {}, "not those of depth"),
-    ("resnet18", {}, "three bottleneck blocks"),
-    ("resnet34", {}, "fit Detectron2's FPN"),
+    ("resnet10t", {}, r"not those of depth 18 or 34: \(1, 1, 1, 1\)"),
+    ("resnet18", {"channels": (8, 16, 32, 64)}, "basic blocks of another width"),
+    ("resnet34", {"output_stride": 16}, "dilation"),
     ("resnetv2_50", {}, "another family of networks: .*ResNetV2"),
     ("vit_tiny_patch16_224", {}, "another family of networks: .*VisionTransformer"),
 ]
@@ -157,7 +160,7 @@ def test_every_resnet_that_timm_names_is_either_mapped_whole_or_refused():
         for key in backbone.state_dict():
             assert key.endswith("num_batches_tracked") or to_timm(to_detectron2(key)) == key
     assert mapped == {
-        *("resnet50", "resnet101", "resnet152", "resnet50_gn"),
+        *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnet50_gn"),
         *("resnext50_32x4d", "resnext101_32x4d", "resnext101_64x4d"),
         *("resnext101_32x8d", "resnext101_32x16d", "resnext101_32x32d"),
         *("wide_resnet50_2", "wide_resnet101_2"),

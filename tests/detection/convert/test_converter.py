@@ -75,7 +75,10 @@ def test_the_large_families_at_full_width_compute_the_same_in_both(name, kwargs,
     same_outputs(tmp_path, name, kwargs, tensors)
 
 
-@pytest.mark.parametrize("protocol", ["voc0712_c4_18k_d2", "coco_c4_2x", "shapes_tiny_c4"])
+@pytest.mark.parametrize(
+    "protocol",
+    ["voc0712_c4_18k_d2", "coco_c4_2x", "shapes_tiny_c4", "coco_fpn_1x", "coco_retinanet_1x"],
+)
 def test_a_backbone_fits_every_shipped_protocol(protocol, narrow_file, narrow, tmp_path):
     converted = convert(narrow_file, tmp_path / "out", protocol=f"detection/{protocol}.yaml")
     assert converted.certificate.weights_sha256 == narrow.certificate.weights_sha256

@@ -39,7 +39,7 @@ def differences(backbone, weights, *overrides) -> dict[str, float]:
     cfg = load_detection_config("detection/voc0712_c4_24k_moco.yaml")
     set_network(cfg, examine(lively_backbone("resnet50", NARROW), "").detectron2_keys())
     cfg.merge_from_list(list(overrides))
-    return stage_differences(backbone, IMAGENET_MEAN, IMAGENET_STD, cfg, weights)
+    return stage_differences(backbone, NARROW, IMAGENET_MEAN, IMAGENET_STD, cfg, weights)
 
 
 def first_failure(found: dict[str, float]) -> str:

@@ -1,0 +1,128 @@
+"""timm networks as Detectron2 backbones: their levels, norms and frozen stages are timm's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from detectron2.layers import NaiveSyncBatchNorm
+from timm.layers import FrozenBatchNorm2d, FrozenBatchNormAct2d, SyncBatchNormAct
+from torch import Tensor, nn
+
+from detection.backbones.builders import TimmBackbone
+from detection.backbones.levels import LAST, STRIDES, any_size_arguments
+from detection.errors import DetectionError
+from tests.helpers.backbones import lively_backbone
+from tests.helpers.networks import NETWORKS
+
+CONVOLUTIONAL = ("resnet18", "regnetx_002", "efficientnet_lite0")
+
+
+def backbone_of(name: str, **options: Any) -> TimmBackbone:
+    levels = [LAST] if name.startswith("vit") else list(STRIDES)
+    return TimmBackbone(name, any_size_arguments(name, NETWORKS[name]), levels, **options)
+
+
+def lively(name: str, **options: Any) -> TimmBackbone:
+    """The backbone with norms whose statistics and scales are not those of the start."""
+    backbone = backbone_of(name, **options)
+    state = lively_backbone(name, NETWORKS[name]).state_dict()
+    needed = backbone.network.state_dict()
+    backbone.network.load_state_dict({key: state[key] for key in needed}, strict=True)
+    return backbone.eval()
+
+
+def outputs_of_modules(network: Any, images: Tensor) -> list[Tensor]:
+    """What the modules that timm names put out, taken from a whole network by hooks."""
+    found: list[Tensor] = []
+    info = list(getattr(network.feature_info, "info", network.feature_info))
+    last = {entry["reduction"]: entry["module"] for entry in info}
+    wanted = [last[stride] for stride in sorted(last) if stride >= 4]
+    for module in wanted:
+        network.get_submodule(module).register_forward_hook(
+            lambda _module, _input, output: found.append(output.clone())
+        )
+    network.forward_features(images)
+    return found
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_levels_are_what_timms_modules_put_out(name):
+    source = lively_backbone(name, NETWORKS[name])
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        ours = lively(name)(images)
+        theirs = outputs_of_modules(source, images)
+    assert len(ours) == len(theirs)
+    for (level, values), expected in zip(ours.items(), theirs, strict=True):
+        if expected.ndim == 3:  # tokens, the class token first
+            expected = expected[:, 1:].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
+        elif name.startswith("swin"):
+            expected = expected.permute(0, 3, 1, 2)
+        assert values.shape[2:] == (64 // STRIDES.get(level, 16),) * 2
+        torch.testing.assert_close(values, expected)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_parameter_that_is_trained_gets_a_gradient(name):
+    backbone = backbone_of(name)
+    sum(values.mean() for values in backbone(torch.randn(2, 3, 64, 96)).values()).backward()
+    trained = {key: p for key, p in backbone.named_parameters() if p.requires_grad}
+    assert [key for key, parameter in trained.items() if parameter.grad is None] == []
+    assert not any("head" in key or key.startswith("network.norm.") for key in trained)
+
+
+@pytest.mark.parametrize("kind", ["FrozenBN", "SyncBN", "naiveSyncBN", "naiveSyncBN_N"])
+@pytest.mark.parametrize("name", CONVOLUTIONAL)
+def test_no_kind_of_batch_norm_changes_what_a_network_computes(name, kind):
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = lively(name)(images)
+        found = lively(name, norm=kind)
+        for level, values in found(images).items():
+            torch.testing.assert_close(values, expected[level])
+    kinds = {type(module) for module in found.modules() if hasattr(module, "running_mean")}
+    wanted = {
+        "FrozenBN": (FrozenBatchNorm2d, FrozenBatchNormAct2d),
+        "SyncBN": (nn.SyncBatchNorm, SyncBatchNormAct),
+    }.get(kind, (NaiveSyncBatchNorm,))
+    assert kinds
+    assert all(issubclass(kind, wanted) for kind in kinds)
+
+
+def test_a_synchronized_batch_norm_trains_as_any_other_on_one_process():
+    images = torch.randn(4, 3, 64, 64)
+    plain, synchronized = (
+        lively("regnetx_002", norm=kind).train() for kind in ("BN", "naiveSyncBN")
+    )
+    torch.testing.assert_close(plain(images)["res5"], synchronized(images)["res5"])
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(value, synchronized.state_dict()[key])
+
+
+def test_a_network_with_batch_norm_takes_no_other_norm():
+    with pytest.raises(DetectionError, match=r"MODEL.RESNETS.NORM is 'GN'"):
+        backbone_of("resnet18", norm="GN")
+
+
+FROZEN = {
+    "resnet18": ["conv1", "layer1.", "layer2.", "layer3.", "layer4."],
+    "convnext_atto": ["stem.", "stages.0.", "stages.1.", "stages.2.", "stages.3."],
+    "efficientnet_lite0": ["conv_stem", "blocks.1.", "blocks.2.", "blocks.4.", "blocks.6."],
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_stages_are_frozen_from_the_stem_on(name):
+    for freeze_at in range(6):
+        network = backbone_of(name, freeze_at=freeze_at).network
+        parameters = dict(network.named_parameters())
+        for stage, prefix in enumerate(FROZEN[name], 1):
+            of_stage = [p.requires_grad for key, p in parameters.items() if key.startswith(prefix)]
+            # A frozen norm has no parameters.
+            assert set(of_stage) <= {stage > freeze_at}, (freeze_at, prefix)
+            assert of_stage
+        norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d)]
+        if freeze_at == 5:
+            assert not norms

@@ -1,0 +1,81 @@
+"""A learning rate that is chosen is chosen on training images, and the record says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from detection.commands.train_net import main
+from detection.config import load_detection_config
+from detection.data.sets import read_run_sets
+from detection.errors import DetectionError
+from detection.train.adapt import adapt
+from detection.train.lr_search import parse_grid, search_sets
+from detection.train.protocol import protocol_of
+from kscl.benchmark.leaderboard.rows import build_board
+from kscl.records.record import read_record
+from tests.helpers.detection_runs import arguments, start_train_net
+
+SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.NUM_ITER", "1")
+
+
+def test_the_learning_rate_is_chosen_on_a_part_of_the_training_images(shop, tmp_path):
+    output = tmp_path / "run"
+    grid = "--lr-grid=0.001,0.03"
+    done = start_train_net(shop, output, grid, *SHORT).wait()
+    assert done.returncode == 0, done.stderr
+    record = read_record(output / "record.json")
+    found = record["details"]["lr_search"]
+    trials = [
+        read_record(output / "lr_search" / f"lr{rate}" / "record.json") for rate in found["AP"]
+    ]
+    assert [trial["metrics"]["AP"] for trial in trials] == list(found["AP"].values())
+    assert found["AP"][f"{found['chosen']:g}"] == max(found["AP"].values())
+    assert (found["trained_on"], found["chosen_on"]) == (8, 2)
+    assert record["config"]["values"]["SOLVER"]["BASE_LR"] == found["chosen"]
+    assert record["protocol"]["id"] == "shapes-tiny-c4-lr-search"
+    assert record["protocol"]["definition"]["KSCL.LR_GRID"] == [0.001, 0.03]
+    assert "SOLVER.BASE_LR" not in record["protocol"]["definition"]
+    # Of the search itself nothing is ranked with the result.
+    sections = build_board([output]).sections
+    assert len({section.protocol.id for section in sections}) == len(sections) == 2
+    again = start_train_net(shop, output, grid, "--resume", *SHORT).wait()
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("finished before, kept") == 3
+
+
+def test_no_image_is_both_trained_on_and_chosen_on(shop, tmp_path):
+    cfg = load_detection_config(None, arguments(shop, tmp_path)[2:])
+    sets, _ = read_run_sets(cfg)
+    parts = search_sets(sets)
+    chosen_on = {image.path for image in parts.test[1].images}
+    trained_on = {image.path for _, part in parts.train for image in part.images}
+    assert chosen_on
+    assert not chosen_on & trained_on
+    assert chosen_on | trained_on == {image.path for image in sets.train[0][1].images}
+    assert not chosen_on & {image.path for image in sets.test[1].images}
+    hashes = {parts.fingerprints[role]["hash"] for role in parts.fingerprints}
+    assert len(hashes | {print_["hash"] for print_ in sets.fingerprints.values()}) == 4
+
+
+def test_the_grid_is_part_of_the_protocol_and_scaled_with_the_learning_rate():
+    name = "detection/voc0712_c4_24k_moco.yaml"
+    plain = load_detection_config(name)
+    searched = load_detection_config(name, ["KSCL.LR_GRID", "[0.02, 0.04]"])
+    other = load_detection_config(name, ["KSCL.LR_GRID", "[0.02, 0.08]"])
+    found = [protocol_of(cfg) for cfg in (plain, searched, other)]
+    assert [protocol.id.endswith("-lr-search") for protocol in found] == [False, True, True]
+    assert len({protocol.hash for protocol in found}) == 3
+    scaled, _, _ = adapt(searched, num_gpus=4)
+    assert scaled.KSCL.LR_GRID == [0.01, 0.02]
+
+
+@pytest.mark.parametrize("text", ["0.01", "0.01,0.01", "0.01,-1", "0.01,x", "", "0.01,inf"])
+def test_a_grid_that_gives_no_choice_is_refused(text):
+    with pytest.raises(DetectionError, match="--lr-grid"):
+        parse_grid(text)
+
+
+def test_a_bad_grid_is_told_before_anything_starts(shop, tmp_path, capsys):
+    assert main(arguments(shop, tmp_path / "run", "--lr-grid=0.01")) == 2
+    assert "--lr-grid" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

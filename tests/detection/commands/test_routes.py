@@ -1,0 +1,120 @@
+"""Every route of a network into a detector, as a user walks it: pretrain, convert, train, score."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from detectron2.modeling import build_model
+
+from detection.commands.convert import main as convert
+from detection.commands.train_net import main as train_net
+from detection.config import load_detection_config
+from detection.convert.weights import load_weights
+from kscl.records.record import Record, read_record
+from tests.helpers.detection_runs import arguments, start_train_net
+from tests.helpers.networks import NETWORKS, pretrained_step
+
+SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.NUM_ITER", "1")
+RETINANET = (
+    *("MODEL.RETINANET.NUM_CLASSES", "2"),
+    *("INPUT.MIN_SIZE_TRAIN", "(128,)", "INPUT.MIN_SIZE_TEST", "128"),
+)
+QUICK = ("resnet18", "convnext_atto", "vit_tiny_patch16_224")
+ROUTES = [
+    pytest.param(name, protocol, marks=[] if name in quick else pytest.mark.slow)
+    for protocol, quick in (("fpn", QUICK), ("retinanet", ()))
+    for name in NETWORKS
+]
+NARROW = ("random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}")
+
+
+def convert_for(shop: Path, source: Path, name: str, protocol: str) -> dict:
+    """Convert a file into the shop under a name of its own; return its certificate."""
+    folder = shop / f"weights-{name}-{protocol}"
+    words = [str(source), "--protocol", f"detection/shapes_tiny_{protocol}.yaml"]
+    assert convert([*words, "--output-dir", str(folder), "--force"]) == 0
+    return json.loads((folder / "certificate.json").read_text())
+
+
+def train(shop: Path, output: Path, name: str, protocol: str, *more: str) -> Record:
+    """Train and score for two iterations; return the record."""
+    words = [*SHORT, *(RETINANET if protocol == "retinanet" else ()), *more]
+    done = start_train_net(shop, output, *words, weights=f"-{name}-{protocol}").wait()
+    assert done.returncode == 0, done.stderr
+    assert "iter: 0 " in done.stdout + done.stderr  # a line after the first iteration
+    return read_record(output / "record.json")
+
+
+@pytest.mark.parametrize(("name", "protocol"), ROUTES)
+def test_a_network_goes_from_pretraining_to_a_score(name, protocol, shop, tmp_path):
+    source = pretrained_step(tmp_path, name)
+    certificate = convert_for(shop, source, name, protocol)
+    assert max(certificate["differences"].values()) < 1e-4
+    record = train(shop, tmp_path / "detector", name, protocol)
+    assert record["inputs"]["weights"] == certificate["weights_sha256"]
+    assert record["details"]["backbone"]["arch"] == name
+    pyramid = "-simple-pyramid" if name.startswith("vit") else ""
+    assert record["protocol"]["id"] == f"shapes-tiny-{protocol}{pyramid}"
+    assert {"AP", "AP50", "AP75"} <= set(record["metrics"])
+
+
+def test_a_detector_that_was_not_certified_is_refused_by_key(shop, tmp_path, capsys):
+    fpn = ["MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone"]
+    fpn += ["MODEL.ROI_HEADS.NAME", "StandardROIHeads"]
+    assert train_net(arguments(shop, tmp_path / "run", *fpn)) == 2
+    told = capsys.readouterr().err
+    assert "MODEL.BACKBONE.NAME is build_resnet_fpn_backbone" in told
+    assert "MODEL.ROI_HEADS.NAME is StandardROIHeads" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arch", "protocol", "reason"),
+    [
+        ("resnet18", "c4", "three bottleneck blocks"),
+        ("regnetx_002", "c4", "FPN or RetinaNet protocol"),
+        ("convit_tiny", "fpn", "has no feature_info"),
+        ("vit_tiny_patch16_224 {patch_size: 14}", "fpn", "needs 16"),
+        ("nest_tiny", "fpn", "strides 4, 8, 16, and"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(
+    arch, protocol, reason, tmp_path, capsys
+):
+    name, _, kwargs = arch.partition(" ")
+    words = ["random", "--arch", name, "--arch-kwargs", kwargs or "{}"]
+    words += ["--protocol", f"detection/shapes_tiny_{protocol}.yaml"]
+    assert convert([*words, "--output-dir", str(tmp_path / "out")]) == 2
+    assert reason in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_retinanet_has_its_own_key_of_classes_and_needs_larger_images(shop, tmp_path, capsys):
+    protocol = ["--protocol", "detection/shapes_tiny_retinanet.yaml"]
+    assert convert([*NARROW, *protocol, "--output-dir", str(shop / "weights-small")]) == 0
+    assert train_net(arguments(shop, tmp_path / "run", weights="-small")) == 2
+    told = capsys.readouterr().err
+    assert "MODEL.RETINANET.NUM_CLASSES" in told
+    assert "INPUT.MIN_SIZE_TRAIN" in told
+    assert "stride of 128" in told
+    assert not (tmp_path / "run").exists()
+
+
+def test_both_routes_give_a_detector_the_same_features(tmp_path):
+    images = torch.rand(1, 3, 64, 96)
+    features = []
+    for route in ("exact", "timm"):
+        folder = tmp_path / route
+        words = ["random", "--arch", "resnet18", "--route", route, "--output-dir", str(folder)]
+        assert convert([*words, "--protocol", "detection/shapes_tiny_fpn.yaml"]) == 0
+        cfg = load_detection_config(folder / "config.yaml", ["MODEL.DEVICE", "cpu"])
+        model = build_model(cfg).eval()
+        load_weights(model, cfg.MODEL.WEIGHTS)
+        with torch.no_grad():
+            features.append(model.backbone.bottom_up(images))
+    assert set(features[0]) == set(features[1]) == {"res2", "res3", "res4", "res5"}
+    for name, values in features[0].items():
+        torch.testing.assert_close(values, features[1][name])

@@ -1,0 +1,113 @@
+"""The proof of a timm network inside a detector: small mistakes of every kind are caught."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from detection.config import load_detection_config
+from detection.convert.certificate import read_certificate, verify_start, write_certificate
+from detection.convert.converter import Converted, convert
+from detection.convert.proof import OWN_SIZE, TOLERANCE, stage_differences
+from detection.errors import DetectionError
+from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD, load_backbone
+from kscl.runtime.files import sha256_of
+from tests.helpers.backbones import backbone_file
+from tests.helpers.networks import NETWORKS
+
+VIT = "vit_tiny_patch16_224"
+WITH_ALL = {**NETWORKS[VIT], "reg_tokens": 2, "init_values": 0.1}
+PROTOCOL = "detection/shapes_tiny_fpn.yaml"
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory) -> tuple[Path, Converted]:
+    folder = tmp_path_factory.mktemp("vit")
+    source = backbone_file(folder, VIT, WITH_ALL)
+    return source, convert(source, folder / "out", protocol=PROTOCOL)
+
+
+def differences(vit: tuple[Path, Converted], change) -> dict[str, float]:
+    """Of the delivered weights and a source network that was changed."""
+    source, converted = vit
+    backbone = load_backbone(source).backbone
+    with torch.no_grad():
+        change(backbone)
+    cfg = load_detection_config(converted.folder / "config.yaml")
+    return stage_differences(
+        backbone, WITH_ALL, IMAGENET_MEAN, IMAGENET_STD, cfg, converted.weights
+    )
+
+
+def test_a_plain_transformer_is_proven_at_its_own_size_and_at_another(vit):
+    _, converted = vit
+    level = "backbone.net.last"
+    assert set(converted.certificate.differences) == {level, f"{level}{OWN_SIZE}"}
+    assert max(converted.certificate.differences.values()) < 1e-5
+    cfg = load_detection_config(converted.folder / "config.yaml")
+    assert verify_start(cfg) == read_certificate(converted.folder / "certificate.json")
+    assert not (converted.folder / "config_plain.yaml").exists()  # its backbone is ours
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda network: network.pos_embed.add_(0.01),
+        lambda network: network.reg_token.add_(0.5),
+        lambda network: network.cls_token.add_(0.5),
+        lambda network: network.blocks[0].ls1.gamma.fill_(1.0),
+        lambda network: network.blocks[1].attn.qkv.weight.mul_(1.01),
+    ],
+)
+def test_a_part_of_a_transformer_that_differs_is_seen(change, vit):
+    assert min(differences(vit, change).values()) > TOLERANCE
+
+
+def test_what_the_detector_does_not_use_may_differ(vit):
+    found = differences(vit, lambda network: network.norm.weight.fill_(3.0))
+    assert max(found.values()) < 1e-5
+
+
+def test_another_input_is_seen(vit):
+    source, converted = vit
+    cfg = load_detection_config(converted.folder / "config.yaml")
+    backbone = load_backbone(source).backbone
+    half = (0.5, 0.5, 0.5)
+    found = stage_differences(backbone, WITH_ALL, half, half, cfg, converted.weights)
+    assert min(found.values()) > TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("KSCL.TIMM.NAME", "vit_small_patch16_224"),
+        ("KSCL.TIMM.KWARGS.reg_tokens", "3"),
+        ("MODEL.BACKBONE.NAME", "build_resnet_fpn_backbone"),
+        ("MODEL.FPN.OUT_CHANNELS", "32"),
+        ("MODEL.MASK_ON", "True"),
+    ],
+)
+def test_another_network_or_detector_than_the_certified_one_is_refused(key, value, vit):
+    _, converted = vit
+    cfg = load_detection_config(converted.folder / "config.yaml", [key, value])
+    with pytest.raises(DetectionError, match=key.removesuffix(".reg_tokens")):
+        verify_start(cfg)
+
+
+def test_changed_weights_of_a_timm_network_are_told_from_their_source(vit, tmp_path):
+    _, converted = vit
+    folder = Path(shutil.copytree(converted.folder, tmp_path / "forged"))
+    content = torch.load(folder / "weights.pth")
+    key = "backbone.net.network.blocks.0.ls1.gamma"
+    content["model"][key] += 1e-3
+    torch.save(content, folder / "weights.pth")
+    forged = dataclasses.replace(
+        converted.certificate, weights_sha256=sha256_of(folder / "weights.pth")
+    )
+    write_certificate(forged, folder / "certificate.json")
+    with pytest.raises(DetectionError, match=key):
+        verify_start(load_detection_config(folder / "config.yaml"))
