@@ -125,7 +125,7 @@ def any_size_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
-def keep_only(network: nn.Module, name: str, levels: Sequence[Level]) -> None:
+def keep_only(network: Any, name: str, levels: Sequence[Level]) -> None:
     """Remove the layers that no level needs: parameters without gradient end a parallel run."""
     shapes = _shapes(network, name, levels)
     if hasattr(network, "prune_intermediate_layers"):
@@ -140,6 +140,7 @@ def keep_only(network: nn.Module, name: str, levels: Sequence[Level]) -> None:
         raise DetectionError(f"{name} cannot be cut to its feature levels. Choose another network.")
 
 
+@torch.enable_grad()
 def parameters_of(network: nn.Module, name: str, levels: Sequence[Level]) -> list[set[str]]:
     """Return, for every level, the names of the parameters that its values depend on."""
     ghost = copy.deepcopy(network).to("meta").eval().requires_grad_(True)

@@ -308,8 +308,9 @@ def _lift_zero_scales(network: nn.Module) -> None:
     for module in network.modules():
         for name in SCALES:
             scale = getattr(module, name, None)
-            is_scale = isinstance(scale, Tensor) and scale.dim() == 1  # a norm's, or LayerScale's
-            if is_scale and scale.abs().max() < INVISIBLE:
+            if not isinstance(scale, Tensor) or scale.dim() != 1:
+                continue  # only norms and LayerScale have a vector
+            if scale.abs().max() < INVISIBLE:
                 scale.data.fill_(1.0)
 
 
