@@ -34,7 +34,9 @@ def checksum(tensors: Mapping[str, Tensor], about: str = "") -> str:
     digest = hashlib.sha256(about.encode("utf-8", "surrogatepass"))
     for key, value in sorted(tensors.items()):
         digest.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(
+            value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        )
     return digest.hexdigest()
 
 

@@ -8,6 +8,8 @@ import pickle
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from detection.commands.train_net import main
 from kscl.backbone_file import read_plain
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, save_checkpoint, step_of
 from kscl.records.record import read_record
+from tests.helpers.commands import ROOT
 from tests.helpers.detection_runs import arguments, start_train_net
 from tests.helpers.runs import same_bits, wait_until
 
@@ -219,6 +222,39 @@ def test_another_number_of_processes_is_refused_unless_it_is_asked_for_by_name(s
     done = start_train_net(shop, copy, "--resume", "--allow-world-size-change").wait()
     assert done.returncode == 0, done.stderr
     assert read_record(copy / "record.json")["details"]["world_sizes"] == [[0, 2], [4, 1]]
+
+
+def on_two_ranks(shop: Path, output: Path, *more: str) -> subprocess.Popen[str]:
+    """The tool as a user starts it, long enough to be stopped on the way."""
+    long = ["SOLVER.MAX_ITER", "40", "SOLVER.STEPS", "(30,)", "MODEL.RESNETS.NORM", "naiveSyncBN"]
+    words = arguments(shop, output, "--num-gpus=2", *more, *long)
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tools" / "train_net.py"), *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_two_ranks_that_are_stopped_resume_to_the_bit_and_on_no_other_number(shop, tmp_path):
+    undisturbed, output = tmp_path / "undisturbed", tmp_path / "run"
+    first = on_two_ranks(shop, undisturbed)
+    told = first.communicate()[1]
+    assert first.returncode == 0, told
+    stopped = on_two_ranks(shop, output)
+    wait_until(lambda: bool(steps_in(output)) or stopped.poll() is not None, 200)
+    stopped.terminate()
+    assert stopped.wait(100) == 128 + signal.SIGTERM
+    assert 0 < steps_in(output)[0] < 40
+    alone = on_two_ranks(shop, output, "--resume", "--num-gpus=1")
+    told = alone.communicate()[1]
+    assert alone.returncode == 2
+    assert "world_size: 2 before, 1 now" in told
+    resumed = on_two_ranks(shop, output, "--resume")
+    told = resumed.communicate()[1]
+    assert resumed.returncode == 0, told
+    assert_same_run(output, undisturbed)
+    assert read_record(output / "record.json")["details"]["world_sizes"] == [[0, 2]]
 
 
 def wait_at(number: int, gate: Path) -> None:

@@ -354,6 +354,29 @@ def test_a_conversion_whose_source_is_gone_is_still_used(converted, cfg, tmp_pat
     assert verify_start(forged(converted, cfg, tmp_path / "forged", source=source)) is not None
 
 
+ODD = (None, True, -1, 1.5, float("nan"), 10**400, "\0", "n" * 5000, [], [None], {"path": "/"})
+NOT_COMPARED = ("weights_file", "name", "layout", "path", "made_with", "tolerance", "left_behind")
+
+
+@pytest.mark.parametrize("inside", ["", "source", "differences", "left_behind"])
+def test_any_value_of_a_certificate_may_be_wrong(inside, converted, cfg, tmp_path):
+    cfg = forged(converted, cfg, tmp_path / "forged")
+    path = tmp_path / "forged" / "certificate.json"
+    about = json.loads(path.read_text())
+    node = about[inside] if inside else about
+    for key in list(node) if isinstance(node, dict) else [0]:
+        right = node[key]
+        for wrong in ODD:
+            node[key] = wrong
+            path.write_text(json.dumps(about))
+            try:
+                verify_start(cfg)
+            except KsclError:
+                continue
+            assert {inside, key} & set(NOT_COMPARED), (key, wrong)
+        node[key] = right
+
+
 def test_converted_pickles_are_loaded_as_arrays_and_never_by_detectron2(tmp_path, cfg, monkeypatch):
     source = backbone_file(tmp_path, "resnet50", NARROW)
     folder = tmp_path / "pickled"
