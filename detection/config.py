@@ -12,7 +12,7 @@ from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
 
-from detection.scoring import SCORERS
+from detection.scoring import BOX_SCORERS
 from kscl.config.merge import as_type_of, load_config
 from kscl.config.rules import Broken, check_values
 from kscl.config.shipped import find_config
@@ -29,7 +29,7 @@ NORM_KEYS = (
     "MODEL.RETINANET.NORM",
 )
 WEIGHTS_KEY = "MODEL.WEIGHTS"
-CHOICES = {"KSCL.SCORER": tuple(SCORERS)}
+CHOICES = {"KSCL.SCORER": tuple(BOX_SCORERS)}
 # What a detector is made of beside its backbone network: another value is another detector.
 DETECTOR_KEYS = (
     "MODEL.META_ARCHITECTURE",
@@ -81,7 +81,7 @@ def add_kscl_config(cfg: CfgNode) -> None:
     cfg.KSCL.TIMM.KWARGS = CfgNode(new_allowed=True)
     # Learning rates to choose from on a part of the training images; [] takes SOLVER.BASE_LR.
     cfg.KSCL.LR_GRID = []
-    # Whose AP is the headline; every run is scored by all of them.
+    # Whose AP is the headline; every run is scored by all of them, its masks by coco-101pt-segm.
     cfg.KSCL.SCORER = "voc07-11pt"
     # Let GPUs multiply float32 numbers rounded to 10 bits (TF32), which is another protocol.
     cfg.KSCL.TF32 = False

@@ -1,4 +1,4 @@
-"""Score saved detections again, by both scorers or one; neither model nor GPU is needed."""
+"""Score saved detections again, boxes and masks, by all scorers or some; no model is needed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ EXAMPLES = """  python tools/score.py --detections run/detections.npz --annotati
   python tools/score.py --detections run/detections.npz --annotations run/ground_truth.npz
   python tools/score.py --detections det.npz --annotations annotations/instances_val.json
   python tools/score.py --detections det.npz --annotations voc_2007_test --scorer voc07-11pt --json
+  python tools/score.py --detections det.npz --annotations val.json --scorer coco-101pt-segm
 """
 
 
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "the evaluation wrote, or a name of Detectron2's",
     )
     parser.add_argument(
-        "--scorer", action="append", choices=tuple(SCORERS), help="default: all of them"
+        "--scorer", action="append", choices=tuple(SCORERS), help="default: all that apply"
     )
     parser.add_argument(
         "--changed-annotations",
@@ -40,11 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print everything, curves too, as JSON")
     arguments = parser.parse_args(argv)
     detections = read_detections(arguments.detections)
-    truth = find_ground_truth(arguments.annotations, detections.class_names)
+    truth = find_ground_truth(
+        arguments.annotations, detections.class_names, with_masks=detections.masks is not None
+    )
     scores = score(
         detections,
         truth,
-        arguments.scorer or tuple(SCORERS),
+        arguments.scorer or (),
         same_annotations=not arguments.changed_annotations,
     )
     print(json.dumps(scores, indent=2) if arguments.json else as_table(scores))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from detection.errors import DetectionError
-from detection.scoring import SCORERS
+from detection.scoring import BOX_SCORERS
 from detection.scoring.pictures import draw_sheet
 from kscl import cli
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--min-score", type=float, default=0.5, help="boxes to draw (default: %(default)s)"
     )
-    parser.add_argument("--scorer", choices=tuple(SCORERS), default=next(iter(SCORERS)))
+    parser.add_argument("--scorer", choices=tuple(BOX_SCORERS), default=next(iter(BOX_SCORERS)))
     parser.add_argument(
         "--dataset", help="where the images are, if not where the run's config says"
     )

@@ -92,10 +92,11 @@ def source_of(name: str) -> Source:
     )
 
 
-def ground_truth_of(name: str) -> GroundTruth:
+def ground_truth_of(name: str, with_masks: bool = False) -> GroundTruth:
     """Return what there is to find in a registered set, with the class list of its entry."""
     classes = MetadataCatalog.get(name).thing_classes
-    return make_ground_truth(read_source(source_of(name), classes, with_images=False).checked())
+    found = read_source(source_of(name), classes, with_images=False, with_masks=with_masks)
+    return make_ground_truth(found.checked())
 
 
 def detectron2_dicts(annotated: AnnotatedSet, is_coco: bool = False) -> Dicts:

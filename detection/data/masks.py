@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from kscl.data.annotated.masks import Mask, RunLengths
 
 Packed = dict[str, Any]  # {"size": [height, width], "counts": bytes}, as pycocotools has them
@@ -34,3 +36,10 @@ def packed(mask: Mask, height: int, width: int) -> Packed:
         nothing = {"size": [height, width], "counts": [height * width]}
         return dict(coco_masks.frPyObjects(nothing, height, width))
     return dict(coco_masks.merge(coco_masks.frPyObjects(found, height, width)))
+
+
+def packed_pixels(pixels: np.ndarray[Any, Any]) -> Packed:
+    """Return the run lengths of a mask that is given as pixels (height, width)."""
+    from pycocotools import mask as coco_masks
+
+    return dict(coco_masks.encode(np.asfortranarray(pixels, np.uint8)))

@@ -1,7 +1,8 @@
 """Save an inference pass: every box of a data set, detected or annotated, in one kind of file.
 
 The file is a .npz of plain arrays (no pickle): the boxes of all images one after the other, with
-the index of their image and class beside them. What is needed to score them again is inside.
+the index of their image and class beside them, and their masks where there are any. What is needed
+to score them again is inside.
 """
 
 from __future__ import annotations
@@ -9,19 +10,21 @@ from __future__ import annotations
 import hashlib
 import io
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from detection.data.masks import Packed, packed
 from detection.errors import DetectionError
+from detection.scoring.mask_columns import columns_of_masks, masks_of_columns
 from kscl.data.annotated.annotations import AnnotatedSet, check_class_names
 from kscl.runtime.files import write_atomically
 
 FORMAT = "kscl-boxes"
-VERSION = 1
+VERSION = 2  # 1 had no masks, and still has none
 
 Array = np.ndarray[Any, Any]
 
@@ -36,6 +39,7 @@ class BoxTable:
     image: Array  # (N,) int64
     category: Array  # (N,) int64
     boxes: Array  # (N, 4) x1, y1, x2, y2, 0-based
+    masks: tuple[Packed, ...] | None = field(default=None, kw_only=True)  # N, or none at all
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -67,6 +71,8 @@ class GroundTruth(BoxTable):
             name, image_id = self.class_names[self.category[row]], self.image_ids[self.image[row]]
             digest.update(f"{image_id}\0{name}\0{int(self.difficult[row])}\0".encode())
             digest.update(self.boxes[row].tobytes() + self.areas[row].tobytes())
+            if self.masks is not None:
+                digest.update(self.masks[row]["counts"])
         return digest.hexdigest()[:16]
 
 
@@ -86,6 +92,7 @@ def make_detections(
     class_names: tuple[str, ...],
     per_image: dict[str, tuple[Array, Array, Array]],
     ground_truth: str = "",
+    masks: dict[str, list[Packed]] | None = None,
 ) -> Detections:
     """Make a table from (boxes, scores, class indices) of every image, in the set's order."""
     image_ids = tuple(per_image)
@@ -100,13 +107,17 @@ def make_detections(
         boxes=_joined(columns[0], np.float32).reshape(-1, 4),
         scores=_joined(columns[1], np.float32),
         ground_truth=ground_truth,
+        masks=None if masks is None else tuple(mask for key in image_ids for mask in masks[key]),
     )
     check_table(table, dataset)
     return table
 
 
 def make_ground_truth(annotated: AnnotatedSet) -> GroundTruth:
-    """Make a table of the objects of a set that has been read, in its order."""
+    """Make a table of the objects of a set that has been read, in its order.
+
+    It has masks if every object of the set has one (see `read_source`, `with_masks`).
+    """
     index = {name: number for number, name in enumerate(annotated.class_names)}
     objects = [(i, o) for i, image in enumerate(annotated.images) for o in image.objects]
     boxes = np.array([o.box for _, o in objects], np.float64).reshape(-1, 4)
@@ -121,9 +132,17 @@ def make_ground_truth(annotated: AnnotatedSet) -> GroundTruth:
         boxes=boxes,
         difficult=np.array([o.difficult for _, o in objects], np.bool_),
         areas=np.array(areas, np.float64),
+        masks=_packed_masks(annotated),
     )
     check_table(table, annotated.name)
     return table
+
+
+def _packed_masks(annotated: AnnotatedSet) -> tuple[Packed, ...] | None:
+    found = [(image, o.mask) for image in annotated.images for o in image.objects]
+    if not found or any(mask is None for _, mask in found):
+        return None
+    return tuple(packed(mask, image.height, image.width) for image, mask in found if mask)
 
 
 def write_table(table: Detections | GroundTruth, path: str | Path) -> Path:
@@ -136,7 +155,9 @@ def write_table(table: Detections | GroundTruth, path: str | Path) -> Path:
     arrays |= {name: np.array(text, np.str_) for name, text in texts.items()}
     arrays["class_names"] = np.array(table.class_names, np.str_)
     arrays["image_ids"] = np.array(table.image_ids, np.str_)
-    arrays["version"] = np.array(VERSION, np.int64)
+    arrays["version"] = np.array(1 if table.masks is None else VERSION, np.int64)
+    if table.masks is not None:
+        arrays |= columns_of_masks(table.masks)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     write_atomically(Path(path), content.getvalue())
@@ -177,6 +198,10 @@ def check_table(table: BoxTable, where: object) -> None:
             raise DetectionError(
                 f"{where}: {name} has a value that is not a finite number. Make the file again."
             )
+    if table.masks is not None and len(table.masks) != len(table):
+        raise DetectionError(
+            f"{where}: there are {len(table.masks)} masks for {len(table)} boxes. Make it again."
+        )
     if (table.boxes[:, 2:] < table.boxes[:, :2]).any():
         raise DetectionError(f"{where}: a box ends before it begins. Boxes are x1, y1, x2, y2.")
 
@@ -195,6 +220,7 @@ def fitted(detections: Detections, truth: GroundTruth) -> Detections:
         category=_moved(detections.class_names, truth.class_names)[detections.category[order]],
         boxes=detections.boxes[order],
         scores=detections.scores[order],
+        masks=None if detections.masks is None else tuple(detections.masks[i] for i in order),
     )
 
 
@@ -244,6 +270,7 @@ def _read(path: str | Path, kind: str) -> BoxTable:
     columns = _checked_columns(content, {**_COLUMNS, **own_columns}, path)
     if kind == "detections":
         columns["ground_truth"] = str(content.get("ground_truth", ""))
+    columns["masks"] = masks_of_columns(content, path) if version > 1 else None
     table = type_(
         dataset=text["dataset"],
         class_names=tuple(str(name) for name in content["class_names"]),

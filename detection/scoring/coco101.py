@@ -1,6 +1,7 @@
-"""`coco-101pt`: COCO's AP by pycocotools, with difficult objects as crowds.
+"""`coco-101pt` and `coco-101pt-segm`: COCO's AP by pycocotools, difficult objects as crowds.
 
-101-point AP averaged over IoU 0.50 … 0.95, and over small, medium and large objects.
+101-point AP averaged over IoU 0.50 … 0.95, of boxes or of masks, and over small, medium and large
+objects; and the recall that the best 1, 10 or 100 detections per image reach, averaged likewise.
 """
 
 from __future__ import annotations
@@ -11,46 +12,103 @@ from typing import Any
 
 import numpy as np
 
+from detection.errors import DetectionError
 from detection.scoring.boxes import Array, BoxTable, Detections, GroundTruth
-from detection.scoring.result import ScorerResult, summarize
+from detection.scoring.result import MASK_SCORER, ScorerResult, summarize
 
 NAME = "coco-101pt"
 SIZES = {"APs": "small", "APm": "medium", "APl": "large"}
+RECALLS = {"AR1": 1, "AR10": 10, "AR100": 100}  # name: detections per image
 
 
 def score_coco101(detections: Detections, truth: GroundTruth) -> ScorerResult:
-    """Score detections that are in the order of the ground truth (see `detections.fitted`)."""
+    """Score boxes that are in the order of the ground truth (see `boxes.fitted`)."""
+    return _score("bbox", detections, truth)
+
+
+def score_coco101_masks(detections: Detections, truth: GroundTruth) -> ScorerResult:
+    """Score masks that are in the order of the ground truth (see `boxes.fitted`)."""
+    for table in (detections, truth):
+        if table.masks is None:
+            raise DetectionError(
+                f"{table.dataset} has no masks to score. Leave {MASK_SCORER} out, or make both "
+                "files with a detector and a set that have masks."
+            )
+    _check_sizes(detections, truth)
+    return _score("segm", detections, truth)
+
+
+def _score(task: str, detections: Detections, truth: GroundTruth) -> ScorerResult:
     from pycocotools.cocoeval import COCOeval
 
-    truth_entries = _entries(truth)
+    truth_entries = _entries(truth, task)
     for entry, difficult, area in zip(truth_entries, truth.difficult, truth.areas, strict=True):
         entry |= {"iscrowd": int(difficult), "area": float(area)}
-    found_entries = _entries(detections)
-    for entry, score in zip(found_entries, detections.scores, strict=True):
-        entry |= {"iscrowd": 0, "area": entry["bbox"][2] * entry["bbox"][3], "score": float(score)}
+    found_entries = _entries(detections, task)
+    areas = _areas(detections, task)
+    for entry, score, area in zip(found_entries, detections.scores, areas, strict=True):
+        entry |= {"iscrowd": 0, "area": float(area), "score": float(score)}
     with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
-        evaluation = COCOeval(_api(truth, truth_entries), _api(truth, found_entries), "bbox")
+        evaluation = COCOeval(_api(truth, truth_entries), _api(truth, found_entries), task)
         evaluation.evaluate()
         evaluation.accumulate()
     # (thresholds, recalls, classes, sizes), -1 where a class has no object of that size
     precision = evaluation.eval["precision"][..., -1]
     by_size = dict(zip(evaluation.params.areaRngLbl, np.moveaxis(precision, 3, 0), strict=True))
+    # (thresholds, classes) of all sizes, by the number of detections per image
+    recall = evaluation.eval["recall"][:, :, 0]
+    by_count = dict(zip(evaluation.params.maxDets, np.moveaxis(recall, 2, 0), strict=True))
     counts = np.bincount(truth.category[~truth.difficult], minlength=len(truth.class_names))
     curves = np.moveaxis(by_size["all"], 2, 0)  # (classes, thresholds, recalls)
     result = summarize(truth.class_names, counts, curves.mean(axis=2), curves)
-    return result | {name: _mean_of_known(by_size[label]) for name, label in SIZES.items()}
+    tables = {name: by_size[label] for name, label in SIZES.items()}
+    tables |= {name: by_count[count] for name, count in RECALLS.items()}
+    for index, name in enumerate(truth.class_names):
+        if name in result["per_class"]:
+            of_class = {key: _mean_of_known(table[..., index]) for key, table in tables.items()}
+            result["per_class"][name] |= of_class
+    return result | {key: _mean_of_known(table) for key, table in tables.items()}
 
 
-def _entries(table: BoxTable) -> list[dict[str, Any]]:
+def _areas(detections: Detections, task: str) -> Array:
+    """Return by what a detection counts as small, medium or large: its box or its mask."""
+    if task == "bbox":
+        sides = detections.boxes[:, 2:] - detections.boxes[:, :2]
+        return np.array([width * height for width, height in sides.tolist()], np.float64)
+    from pycocotools import mask as coco_masks
+
+    return np.asarray(coco_masks.area(list(detections.masks or ())), np.float64).reshape(-1)
+
+
+def _check_sizes(detections: Detections, truth: GroundTruth) -> None:
+    """Raise if a mask was made for another size of its image: its pixels would be others."""
+    assert detections.masks is not None
+    assert truth.masks is not None
+    pairs = zip(truth.image.tolist(), truth.masks, strict=True)
+    sizes = {image: list(mask["size"]) for image, mask in pairs}
+    for image, mask in zip(detections.image.tolist(), detections.masks, strict=True):
+        if list(mask["size"]) != sizes.get(image, list(mask["size"])):
+            raise DetectionError(
+                f"{truth.dataset}: the masks of image {truth.image_ids[image]} are {sizes[image]} "
+                f"(height, width), but {list(mask['size'])} in the detections. Score them with the "
+                "annotations that they were made with."
+            )
+
+
+def _entries(table: BoxTable, task: str) -> list[dict[str, Any]]:
     """Return annotations for pycocotools; its ids begin at 1, because 0 means none there."""
     # Sizes in the boxes' own precision, as Detectron2's COCO evaluator computes them.
     boxes = np.concatenate([table.boxes[:, :2], table.boxes[:, 2:] - table.boxes[:, :2]], axis=1)
-    return [
+    entries = [
         {"id": row + 1, "image_id": image + 1, "category_id": category + 1, "bbox": box}
         for row, (image, category, box) in enumerate(
             zip(table.image.tolist(), table.category.tolist(), boxes.tolist(), strict=True)
         )
     ]
+    if task == "segm":
+        for entry, mask in zip(entries, table.masks or (), strict=True):
+            entry["segmentation"] = mask
+    return entries
 
 
 def _api(truth: GroundTruth, entries: list[dict[str, Any]]) -> Any:
@@ -58,7 +116,9 @@ def _api(truth: GroundTruth, entries: list[dict[str, Any]]) -> Any:
 
     api = COCO()
     api.dataset = {
-        "images": [{"id": index + 1} for index in range(len(truth.image_ids))],
+        "images": [
+            {"id": index + 1, "height": 0, "width": 0} for index in range(len(truth.image_ids))
+        ],
         "categories": [{"id": index + 1} for index in range(len(truth.class_names))],
         "annotations": entries,
     }

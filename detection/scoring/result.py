@@ -1,4 +1,4 @@
-"""What both scorers return: means, classes and curves; and the table of them as text."""
+"""What every scorer returns: means, classes and curves; and the table of them as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from detection.scoring.boxes import Array
 
 ScorerResult = dict[str, Any]
 
+MASK_SCORER = "coco-101pt-segm"  # the one of masks
+MASK_PREFIX = "mask/"  # of its numbers in a record
 CURVE_RECALLS = np.linspace(0.0, 1.0, 101)
+# What only some scorers compute, as a line of text: title, and a word for each of its numbers.
+MORE = {
+    "AP by size": {"APs": "small", "APm": "medium", "APl": "large"},
+    "AR by detections per image": {"AR1": "1", "AR10": "10", "AR100": "100"},
+}
 CURVE_IOUS = {"AP50": 0, "AP75": 5}  # name: index of one of the ten thresholds
 
 
@@ -53,10 +60,14 @@ def summarize(
 
 
 def metrics_of(scores: Mapping[str, ScorerResult], headline: str) -> dict[str, float]:
-    """Return the numbers for a record: those of the headline scorer, and the others prefixed."""
+    """Return the numbers for a record: those of the headline scorer, and the others prefixed.
+
+    The scorer of masks has a prefix that says what is scored and not by whom: it is the only one.
+    """
     metrics = {}
     for scorer in sorted(scores, key=lambda name: name != headline):
         prefix = "" if scorer == headline else f"{scorer}/"
+        prefix = MASK_PREFIX if scorer == MASK_SCORER else prefix
         for name, value in scores[scorer].items():
             if isinstance(value, float):
                 metrics[f"{prefix}{name}"] = value
@@ -73,18 +84,29 @@ def as_table(scores: Mapping[str, ScorerResult]) -> str:
         for name, row in rows.items():
             numbers = " ".join(f"{row[key]:6.2f}" for key in ("AP", "AP50", "AP75"))
             lines.append(f"{name:<{width}}  {numbers}  {row.get('objects', ''):>7}".rstrip())
-        sizes = {"APs": "small", "APm": "medium", "APl": "large"}
-        told = [
-            f"{text} {'–' if result[key] is None else format(result[key], '.2f')}"
-            for key, text in sizes.items()
-            if key in result
-        ]
-        lines += [f"AP by size: {', '.join(told)}"] if told else []
+        for title, names in MORE.items():
+            told = [
+                f"{text} {'–' if result[key] is None else format(result[key], '.2f')}"
+                for key, text in names.items()
+                if key in result
+            ]
+            lines += [f"{title}: {', '.join(told)}"] if told else []
         if result["absent_classes"]:
             absent = ", ".join(result["absent_classes"])
             lines.append(f"left out of the mean, no test object: {absent}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
+
+
+def per_class_numbers(scores: Mapping[str, ScorerResult]) -> dict[str, dict[str, Any]]:
+    """Return scorer → class → number, without numbers that a class does not have."""
+    return {
+        scorer: {
+            name: {key: value for key, value in row.items() if value is not None}
+            for name, row in result["per_class"].items()
+        }
+        for scorer, result in scores.items()
+    }
 
 
 def _means(by_threshold: Array) -> dict[str, float]:

@@ -8,11 +8,14 @@ from detection.scoring.boxes import GroundTruth, make_ground_truth, read_ground_
 from kscl.data.annotated.specs import Source, parse_source, read_source
 
 
-def find_ground_truth(where: str, class_names: tuple[str, ...]) -> GroundTruth:
+def find_ground_truth(
+    where: str, class_names: tuple[str, ...], with_masks: bool = False
+) -> GroundTruth:
     """Read the annotations that a name stands for, without looking at any image."""
     if where.endswith(".npz"):
         return read_ground_truth(where)
-    return make_ground_truth(read_source(_source(where), class_names, with_images=False).checked())
+    found = read_source(_source(where), class_names, with_images=False, with_masks=with_masks)
+    return make_ground_truth(found.checked())
 
 
 def _source(where: str) -> Source:

@@ -14,6 +14,7 @@ many thresholds each passes and how many the best before it passed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,18 @@ PAIRS_AT_ONCE = 2_000_000  # bounds the memory of sets with hundreds of boxes pe
 
 
 def score_voc07(detections: Detections, truth: GroundTruth) -> ScorerResult:
-    """Score detections that are in the order of the ground truth (see `detections.fitted`)."""
+    """Score detections that are in the order of the ground truth (see `boxes.fitted`)."""
+    return score_by(_eleven_points, detections, truth)
+
+
+def _eleven_points(recall: Array, envelope: Array) -> Array:
+    return _sampled(recall, envelope, RECALL_POINTS).mean(axis=1)
+
+
+def score_by(
+    average: Callable[[Array, Array], Array], detections: Detections, truth: GroundTruth
+) -> ScorerResult:
+    """Match as VOC does; `average` makes the APs (10,) of recalls and precisions, both (10, N)."""
     overlaps, objects = best_overlaps(detections, truth)
     # passes[d]: how many of the ten thresholds detection d passes with its object
     passes = np.searchsorted(IOU_THRESHOLDS, overlaps, side="left")
@@ -44,7 +56,7 @@ def score_voc07(detections: Detections, truth: GroundTruth) -> ScorerResult:
         mine = slice(ends[category], ends[category + 1])
         hit, miss = _marks(passes[mine], before[mine], objects[mine], truth.difficult)
         recall, envelope = _precision_envelope(hit, miss, count)
-        per_class.append(_sampled(recall, envelope, RECALL_POINTS).mean(axis=1))
+        per_class.append(average(recall, envelope))
         curves.append(_sampled(recall, envelope, CURVE_RECALLS))
     return summarize(truth.class_names, counts, np.array(per_class), np.array(curves))
 

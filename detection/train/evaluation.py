@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from detection.data.sets import RunSets
-from detection.scoring import SCORERS, ScorerResult
+from detection.scoring import ScorerResult, scorers_for
 from detection.scoring.evaluator import SavedPassEvaluator
 from detection.train.checkpoint import load_detector
 from detection.train.loader import build_test_loader
@@ -47,8 +47,9 @@ def evaluate(
 ) -> dict[str, ScorerResult]:
     """Pass over the test set, save and score the pass; return nothing on ranks other than 0."""
     (name,) = cfg.DATASETS.TEST
-    order = sorted(SCORERS, key=lambda scorer: scorer != cfg.KSCL.SCORER)
-    evaluator = SavedPassEvaluator(name, cfg.OUTPUT_DIR, order, sets.ground_truth)
+    masks = cfg.MODEL.MASK_ON
+    scorers = scorers_for(masks, cfg.KSCL.SCORER)
+    evaluator = SavedPassEvaluator(name, cfg.OUTPUT_DIR, scorers, sets.ground_truth, masks)
     loader = _StoppableLoader(build_test_loader(cfg, sets.test_dicts()), stop)
     inference_on_dataset(model, loader, evaluator)
     if comm.is_main_process():

@@ -9,6 +9,7 @@ from detectron2.config import CfgNode
 
 from detection.convert.certificate import Certificate
 from detection.scoring import ScorerResult, metrics_of
+from detection.scoring.result import per_class_numbers
 from detection.train.protocol import WITHOUT_EFFECT, protocol_of
 from kscl.records.record import make_record, write_record
 
@@ -28,7 +29,7 @@ def write_trial_record(
         inputs = {"weights": certificate.weights_sha256, "backbone": certificate.source_sha256}
         backbone = certificate.backbone
         details = {**details, "certificate": certificate.as_dict()}
-    headline = scores[cfg.KSCL.SCORER]
+    headline, per_class = scores[cfg.KSCL.SCORER], per_class_numbers(scores)
     record = make_record(
         kind="detection",
         name=Path(cfg.OUTPUT_DIR).name,
@@ -43,7 +44,8 @@ def write_trial_record(
             **details,
             "backbone": backbone,
             "scorer": cfg.KSCL.SCORER,
-            "per_class": headline["per_class"],
+            "per_class": per_class[cfg.KSCL.SCORER],
+            "per_class_by_scorer": per_class,
             "absent_classes": headline["absent_classes"],
             "curves": headline["curves"],
         },

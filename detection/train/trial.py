@@ -1,4 +1,4 @@
-"""One trial: a folder of its own, training, one inference pass, both scorers, one record."""
+"""One trial: a folder of its own, training, one inference pass, all scorers, one record."""
 
 from __future__ import annotations
 

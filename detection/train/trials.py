@@ -12,6 +12,7 @@ from detectron2.config import CfgNode
 from detection.convert.certificate import verify_start
 from detection.data.sets import read_run_sets
 from detection.errors import DetectionError
+from detection.scoring.result import MASK_PREFIX
 from detection.train.lr_search import GRID_KEY, SEARCH_FOLDER, check_grid, search, told
 from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial, score_detector
 from kscl.config.tree import CONFIG_FILE
@@ -19,6 +20,7 @@ from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.launch import launch
 
 HEADLINE = ("AP50", "AP", "AP75")
+OF_MASKS = tuple(f"{MASK_PREFIX}{name}" for name in HEADLINE)
 
 
 def run_trials(
@@ -113,9 +115,12 @@ def summary(folders: list[Path]) -> str:
     """Return one line: mean ± standard deviation over the trials."""
     records = [read_record(folder / RECORD_FILE) for folder in folders]
     parts = []
-    for name in HEADLINE:
-        values = [record["metrics"][name] for record in records]
+    for name in (*HEADLINE, *OF_MASKS):
+        values = [record["metrics"][name] for record in records if name in record["metrics"]]
+        if not values:
+            continue
         spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        parts.append(f"{name} {statistics.fmean(values):.2f}{spread}")
+        label = name.replace("/", " ")
+        parts.append(f"{label} {statistics.fmean(values):.2f}{spread}")
     count = "1 trial" if len(records) == 1 else f"{len(records)} trials"
     return f"{', '.join(parts)} ({count}, {records[0]['details']['scorer']})"

@@ -22,8 +22,9 @@ from kscl.errors import KsclError
 _DESCRIPTION = """\
 Draw a data set of textured shapes: unlabelled pictures to pretrain on (unlabelled/), class folders
 for the linear probe (classes/train, classes/val) and crowded scenes in PASCAL VOC's layout for
-detection (VOCdevkit/VOC2007), which COCO files with masks describe again (coco/). The same settings give the same bytes on every machine, whatever the
-number of workers. A folder that already holds the set is left as it is; any other is refused.
+detection (VOCdevkit/VOC2007), again with masks in COCO files (coco/). The same settings give the
+same bytes on every machine, whatever the number of workers. A folder that already holds
+the set is left as it is; any other is refused.
 """
 
 _EXAMPLES = """\

@@ -222,7 +222,7 @@ def test_every_protocol_has_a_name_a_scorer_and_a_known_head(path):
     cfg = load_detection_config(path)
     name = cfg.KSCL.PROTOCOL
     assert name == path.stem.replace("_", "-")
-    assert cfg.KSCL.SCORER in scoring.SCORERS
+    assert cfg.KSCL.SCORER in scoring.BOX_SCORERS
     assert cfg.MODEL.ROI_HEADS.NAME in ROI_HEADS_REGISTRY
     assert (cfg.KSCL.SCORER == "coco-101pt") == cfg.DATASETS.TEST[0].startswith("coco")
     assert cfg.MODEL.WEIGHTS == ""
@@ -310,7 +310,10 @@ def test_values_are_read_as_detectron2_reads_them(tmp_path):
     [
         ("SEED: 1\nSEED: 2\n", r"it\.yaml:2: SEED"),
         ("VERSION: 1\n", r"VERSION is 1 \(.*it\.yaml:1\)"),
-        ("KSCL: {SCORER: voc12}\n", r"KSCL\.SCORER is 'voc12' .*voc07-11pt, coco-101pt"),
+        (
+            "KSCL: {SCORER: voc12}\n",
+            r"KSCL\.SCORER is 'voc12' .*voc07-11pt, voc10-every-point, coco-101pt",
+        ),
         ("_BASE_: nowhere.yaml\n", r"it\.yaml:1: _BASE_ nowhere\.yaml"),
         ("_BASE_: it.yaml\n", "circle"),
         ("- 1\n", "mapping"),

@@ -10,9 +10,7 @@ METRIC_LABELS = {
     ("linear", "top1"): "top-1",
     ("linear", "top5"): "top-5",
     ("knn", "top1"): "kNN",
-    ("detection", "AP50"): "AP50",
-    ("detection", "AP"): "AP",
-    ("detection", "AP75"): "AP75",
+    **{("detection", metric): metric.replace("/", " ") for metric in METRICS["detection"]},
 }
 FIGURE_LABELS = {
     "mean_rank": "mean rank kept",
@@ -90,7 +88,7 @@ def metric_labels(section: Section, letter: str = "") -> list[str]:
     """Return the column names of a section's metrics."""
     suffix = f" ({letter})" if letter else ""
     kind = section.protocol.kind
-    return [METRIC_LABELS[kind, metric] + suffix for metric in METRICS[kind]]
+    return [METRIC_LABELS[kind, metric] + suffix for metric in section.metrics]
 
 
 def n_pretrain(row: Row) -> str:

@@ -16,7 +16,7 @@ from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.costs import costs
 from kscl.benchmark.leaderboard.details import machine
 from kscl.benchmark.leaderboard.differences import EXPLANATION as WHAT_INTERVALS
-from kscl.benchmark.leaderboard.rows import METRICS, Board
+from kscl.benchmark.leaderboard.rows import Board
 from kscl.benchmark.leaderboard.tables import (
     IDENTITY,
     LEGEND,
@@ -31,6 +31,8 @@ from kscl.records.record import Record
 from kscl.records.spread import number_and_spread
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import clock
+
+BY_ALL_SCORERS = ("AP50", "AP", "AP75")
 
 
 def insert(path: Path, name: str, content: str) -> None:
@@ -58,26 +60,26 @@ def document(board: Board, compared: Mapping[str, str]) -> str:
     shown = table(*without_empty_columns(*overview_cells(board), but=told_there))
     parts = [shown, LEGEND]
     if compared:
-        parts += [both_scorers(board), cost]
+        parts += [all_scorers(board), cost]
         title = text(f"Differences to {', '.join(compared)}, with intervals")
         folded = [*compared.values(), WHAT_INTERVALS, "</details>"]
         parts.append("\n\n".join([f"<details><summary>{title}</summary>", *folded]))
     return "\n\n".join(filter(None, [*parts, origin(board)]))
 
 
-def both_scorers(board: Board) -> str:
-    """Return the same detections under the protocol's own scorer and under the other one."""
+def all_scorers(board: Board) -> str:
+    """Return the same detections under the protocol's own scorer and under the others."""
     parts = []
     for section in board.sections:
         results = [row.results[section.protocol] for row in section.rows]
         names = {name for result in results for name in result.measures}
-        others = sorted({name.partition("/")[0] for name in names if "/" in name})
+        others = sorted({name.partition("/")[0] for name in names if "/" in name} - {"mask"})
         if section.protocol.kind != "detection" or not others:
             continue
         own = str(results[0].records[0].record.details.get("scorer", "its own"))
-        columns = {text(f"{own} {metric}"): metric for metric in METRICS["detection"]}
+        columns = {text(f"{own} {metric}"): metric for metric in BY_ALL_SCORERS}
         for other in others:
-            named = {text(f"{other} {metric}"): metric for metric in METRICS["detection"]}
+            named = {text(f"{other} {metric}"): metric for metric in BY_ALL_SCORERS}
             columns |= {label: f"{other}/{metric}" for label, metric in named.items()}
         lines = []
         for row, result in zip(section.rows, results, strict=True):
@@ -85,7 +87,7 @@ def both_scorers(board: Board) -> str:
             values = [number_and_spread(it.mean, it.std) if it else "" for it in found]
             lines.append([*identity(row), *values])
         shown = table(*without_empty_columns([*IDENTITY, *columns], lines))
-        parts.append(f"By both scorers, under {text(cells.section_name(section))}:\n\n{shown}")
+        parts.append(f"By all scorers, under {text(cells.section_name(section))}:\n\n{shown}")
     return "\n\n".join(parts)
 
 

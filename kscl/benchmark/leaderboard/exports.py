@@ -30,18 +30,24 @@ VERSION = 1
 FORMULA = re.compile(r"""((?:^|[\x00-\x1f\x7f-\x9f\u2028\u2029"'`;|])\s*)([=+\-@＝＋－＠])""")
 
 ALL_METRICS = tuple(dict.fromkeys(metric for metrics in METRICS.values() for metric in metrics))
-CSV_COLUMNS = (
-    *("kind", "protocol_id", "protocol_hash", "source", "rank", "verdict", "p_holm"),
-    *("method", "tag", "backbone", "epochs", "K", "rho", "config_hash"),
-    *(f"{metric}{part}" for metric in ALL_METRICS for part in ("", "_std", "_low", "_high")),
-    *("interval", *FIGURES, "n_pretrain", "n_finetune", "stale"),
-)
+
+
+def csv_columns(board: Board) -> tuple[str, ...]:
+    """Return the header: of the metrics, those that some row has."""
+    found = {metric for section in board.sections for metric in section.metrics}
+    metrics = [metric for metric in ALL_METRICS if metric in found]
+    return (
+        *("kind", "protocol_id", "protocol_hash", "source", "rank", "verdict", "p_holm"),
+        *("method", "tag", "backbone", "epochs", "K", "rho", "config_hash"),
+        *(f"{metric}{part}" for metric in metrics for part in ("", "_std", "_low", "_high")),
+        *("interval", *FIGURES, "n_pretrain", "n_finetune", "stale"),
+    )
 
 
 def as_csv(board: Board) -> str:
     """Return the board as CSV that no spreadsheet runs as a program."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, CSV_COLUMNS, restval="", lineterminator="\n")
+    writer = csv.DictWriter(out, csv_columns(board), restval="", lineterminator="\n")
     writer.writeheader()
     for section in board.sections:
         writer.writerows(_csv_line(row, section) for row in section.rows)
@@ -65,7 +71,7 @@ def _csv_line(row: Row, section: Section) -> Json:
         "n_finetune": result.n_finetune,
         "stale": "; ".join(row.stale),
     }
-    for metric in METRICS[section.protocol.kind]:
+    for metric in section.metrics:
         measure = result.measures.get(metric)
         if measure:
             low, high = measure.interval or (None, None)
@@ -127,6 +133,7 @@ def as_json(board: Board, title: str) -> str:
                 "name": name,
                 "definition": section.definition,
                 "headline": HEADLINE[section.protocol.kind],
+                "columns": list(section.metrics),
                 "rows": [indices[id(row)] for row in section.rows],
                 "reported": [vars(row) for row in section.reported],
             }

@@ -23,7 +23,7 @@ from kscl.benchmark.leaderboard.details import (
 from kscl.benchmark.leaderboard.exports import entry_of, measured
 from kscl.benchmark.leaderboard.figures import basis_figure, file_of
 from kscl.benchmark.leaderboard.reading import RecordFile
-from kscl.benchmark.leaderboard.rows import FIGURES, HEADLINE, METRICS, Board, Result, Row, Section
+from kscl.benchmark.leaderboard.rows import FIGURES, HEADLINE, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.records.record import Json
 
@@ -77,8 +77,8 @@ def _protocol(section: Section, name: str, letter: str, pool: _Pool) -> Json:
         "kind": kind,
         "name": name,
         "letter": letter,
-        "metrics": list(METRICS[kind]),
-        "labels": [cells.METRIC_LABELS[kind, metric] for metric in METRICS[kind]],
+        "metrics": list(section.metrics),
+        "labels": cells.metric_labels(section),
         "headline": HEADLINE[kind],
         "definition": pool.put(section.definition),
         "reported": [

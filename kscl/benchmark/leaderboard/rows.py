@@ -29,7 +29,14 @@ from kscl.records.provenance import source_hash
 from kscl.records.spread import std
 
 # The metrics of each kind that have a column, in this order; others are in the JSON and the panel.
-METRICS = {"linear": ("top1", "top5"), "knn": ("top1",), "detection": ("AP50", "AP", "AP75")}
+METRICS = {
+    "linear": ("top1", "top5"),
+    "knn": ("top1",),
+    "detection": (
+        *("AP50", "AP", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100"),
+        *("mask/AP50", "mask/AP", "mask/AP75"),
+    ),
+}
 HEADLINE = {"linear": "top1", "knn": "top1", "detection": "AP"}  # ranks the rows
 COUNTED_OVER_IMAGES = ("top1", "top5")  # the metrics that are a fraction of n test images
 FIGURES = ("mean_rank", "minutes_per_epoch", "views_per_second")
@@ -129,6 +136,14 @@ class Section:
     definition: Any
     rows: list[Row]
     reported: list[Reported]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the metrics that have a column: those that some row has, and the headline."""
+        found = {HEADLINE[self.protocol.kind]}
+        found.update(*(row.results[self.protocol].measures for row in self.rows))
+        found.update(*(row.metrics for row in self.reported))
+        return tuple(name for name in METRICS[self.protocol.kind] if name in found)
 
 
 @dataclass

@@ -13,7 +13,6 @@ from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.rows import (
     FIGURES,
     HEADLINE,
-    METRICS,
     OVER_TRIALS,
     TEST_SAMPLING,
     Board,
@@ -77,7 +76,7 @@ def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
         values = [
             _value(_measure(row, section, metric))
             for section in board.sections
-            for metric in METRICS[section.protocol.kind]
+            for metric in section.metrics
         ]
         counts = [cells.n_pretrain(row), cells.n_finetune(row)]
         mark = "stale" if row.stale else ""
@@ -95,12 +94,11 @@ def _section_table(section: Section) -> str:
         headline = result.measures.get(HEADLINE[section.protocol.kind])
         rank = headline.standing.rank if headline else None
         p = headline.standing.p if headline else None
-        metrics = METRICS[section.protocol.kind]
         lines.append(
             [
                 "" if rank is None else str(rank),
                 *identity(row),
-                *(_value(result.measures.get(metric)) for metric in metrics),
+                *(_value(result.measures.get(metric)) for metric in section.metrics),
                 _interval(headline),
                 cells.p_value(p),
                 *cells.figures(row),
@@ -123,7 +121,7 @@ def _reported_cells(row: Reported, section: Section) -> list[str]:
         number_and_spread(row.metrics[metric], row.std.get(metric), digits=1)
         if metric in row.metrics
         else ""
-        for metric in METRICS[section.protocol.kind]
+        for metric in section.metrics
     ]
     identity = [row.method, row.backbone, cells.plain(row.epochs), cells.plain(row.shots)]
     return [

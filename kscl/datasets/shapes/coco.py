@@ -28,7 +28,7 @@ def file_paths() -> list[str]:
 def files(
     trainval: Mapping[str, Scene], test: Mapping[str, Scene], class_names: Sequence[str]
 ) -> dict[str, str]:
-    """Path and text of the file of every split, for scenes by name."""
+    """Return path and text of the file of every split, for scenes by name."""
     scenes = {**trainval, **test}
     return {
         file_path(split): _text({name: scenes[name] for name in members}, class_names)

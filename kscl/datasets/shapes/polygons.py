@@ -19,7 +19,7 @@ _TURNS = {
 
 
 def polygons_of(mask: Pixels, left: int = 0, top: int = 0) -> list[list[int]]:
-    """Polygons [x1, y1, x2, y2, …] that cover the pixels of the mask and no other.
+    """Return polygons [x1, y1, x2, y2, …] that cover the pixels of the mask and no other.
 
     COCO's polygons have no holes, so a mask with a hole is cut in two through it. `left` and `top`
     are where the mask lies in its picture.
@@ -34,7 +34,7 @@ def polygons_of(mask: Pixels, left: int = 0, top: int = 0) -> list[list[int]]:
 
 
 def _loops(mask: Pixels) -> list[list[Vertex]]:
-    """The corners of all outlines, each with the mask on its right; those of holes run left."""
+    """Return the corners of all outlines; the mask is on their right, so holes run to the left."""
     edges = _edges(mask)
     loops = []
     while edges:
@@ -57,7 +57,7 @@ def _loops(mask: Pixels) -> list[list[Vertex]]:
 
 
 def _edges(mask: Pixels) -> dict[Vertex, set[Vertex]]:
-    """Directions of the edges that leave each corner, clockwise around the pixels."""
+    """Return the directions of the edges at each corner, clockwise around the pixels."""
     padded = np.pad(mask, 1)
     inside = padded[1:-1, 1:-1]
     sides = (

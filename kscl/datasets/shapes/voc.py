@@ -90,7 +90,7 @@ def image_sets(
 
 
 def splits_of(trainval: list[str], test: list[str]) -> dict[str, list[str]]:
-    """The names of every split; `val`, to choose settings on, is every fourth of `trainval`."""
+    """Return the names of every split; `val`, to choose settings on, is a fourth of `trainval`."""
     return {
         "train": [name for place, name in enumerate(trainval) if place % 4 != 1],
         "val": trainval[1::4],

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kscl.benchmark.leaderboard.costs import costs
 from kscl.benchmark.leaderboard.differences import differences
-from kscl.benchmark.leaderboard.document import both_scorers, insert, running_time
+from kscl.benchmark.leaderboard.document import all_scorers, insert, running_time
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.statistics import welch_interval
 from kscl.commands.leaderboard import main
@@ -189,12 +189,12 @@ def test_what_was_not_pretrained_here_has_no_cost(records):
     assert costs(build_board([records])) == ""
 
 
-def test_detections_are_shown_by_both_scorers(tmp_path):
+def test_detections_are_shown_by_all_scorers(tmp_path):
     metrics = {"AP50": 60.0, "AP": 40.0, "AP75": 41.0}
     metrics |= {"coco-101pt/AP50": 61.0, "coco-101pt/AP": 39.5, "coco-101pt/APm": 20.0}
     details = described("moco", 0) | {"scorer": "voc07-11pt"}
     made = [evaluation("detection", DETECTION, metrics, sha("moco"), details=details)]
-    shown = both_scorers(build_board([write_all(tmp_path, made)]))
+    shown = all_scorers(build_board([write_all(tmp_path, made)]))
     header, _, row = shown.splitlines()[2:]
     names = ("voc07-11pt AP50", "voc07-11pt AP", "voc07-11pt AP75")
     assert cells_of(header)[2:] == [*names, "coco-101pt AP50", "coco-101pt AP"]
