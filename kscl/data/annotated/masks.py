@@ -110,7 +110,8 @@ def run_lengths(pixels: NDArray[np.bool_]) -> RunLengths:
     flat = pixels.T.ravel()
     changes = np.flatnonzero(np.diff(flat, prepend=False)) if flat.size else np.zeros(0, np.int64)
     counts = np.diff(changes, prepend=0, append=flat.size)
-    return RunLengths(*pixels.shape, counts)
+    height, width = pixels.shape
+    return RunLengths(height, width, counts)
 
 
 def extent(mask: Mask) -> tuple[float, float, float, float] | None:

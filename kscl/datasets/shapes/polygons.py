@@ -40,7 +40,7 @@ def _loops(mask: Pixels) -> list[list[Vertex]]:
     while edges:
         start = min(edges)
         vertex, direction = start, min(edges[start])
-        loop = []
+        loop: list[Vertex] = []
         while vertex in edges:
             turn = next(each for each in _TURNS[direction] if each in edges[vertex])
             if turn != direction or not loop:
