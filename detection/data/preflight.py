@@ -157,19 +157,18 @@ def _read(source: Source, report: Report, with_masks: bool) -> AnnotatedSet | No
 
 def _mask_problems(role: str, found: AnnotatedSet, mask_format: str) -> Iterator[Problem]:
     """Yield what keeps a mask head from being trained on a set, or scored on it."""
-    # A crowd is not trained on, but ignored where it lies in the test.
-    objects = [
-        (image, thing)
-        for image in found.images
-        for thing in image.objects
-        if role == "test" or not thing.difficult
-    ]
+    # A crowd is not trained on, but its pixels are ignored where it is tested.
+    objects = [(image, thing) for image in found.images for thing in image.objects]
     without = [image for image, thing in objects if thing.mask is None]
     if without:
         what = f"{len(without)} of {len(objects)} objects have no mask (image {without[0].id})"
         fix = "Add them as `segmentation` to a COCO file, or set MODEL.MASK_ON False"
         yield Problem("missing mask", found.name, what, fix)
-    runs = [image for image, thing in objects if isinstance(thing.mask, RunLengths)]
+    runs = [
+        image
+        for image, thing in objects
+        if isinstance(thing.mask, RunLengths) and not thing.difficult
+    ]
     if role == "train" and mask_format == "polygon" and runs:
         what = f"{len(runs)} masks are run lengths (image {runs[0].id})"
         fix = "INPUT.MASK_FORMAT polygon cannot train on them: set it to bitmask"

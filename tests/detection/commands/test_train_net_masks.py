@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from detection.commands.convert import main as convert
 from detection.commands.score import main as score
 from detection.commands.train_net import main
 from detection.scoring.boxes import read_detections
@@ -20,6 +21,17 @@ from tests.detection.commands.test_train_net import as_coco
 from tests.helpers.detection_runs import arguments, start_train_net
 
 SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "KSCL.SCORER", "coco-101pt")
+
+
+@pytest.fixture(scope="module")
+def mask_shop(shop, tmp_path_factory):
+    """The shop's images, and random weights that are converted for a mask head."""
+    folder = tmp_path_factory.mktemp("masks")
+    (folder / "voc").symlink_to(shop / "voc")
+    words = ["random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}"]
+    words += ["--protocol", "detection/shapes_tiny_mask.yaml"]
+    assert convert([*words, "--output-dir", str(folder / "weights0")]) == 0
+    return folder
 
 
 def sets_with_masks(shop, folder, masks=True):
@@ -41,10 +53,10 @@ def sets_with_masks(shop, folder, masks=True):
     return words
 
 
-def test_masks_are_trained_scored_recorded_and_shown(shop, tmp_path, capsys):
-    sets = sets_with_masks(shop, tmp_path)
+def test_masks_are_trained_scored_recorded_and_shown(mask_shop, tmp_path, capsys):
+    sets = sets_with_masks(mask_shop, tmp_path)
     output = tmp_path / "run"
-    done = start_train_net(shop, output, *sets, *SHORT, "MODEL.MASK_ON", "True").wait()
+    done = start_train_net(mask_shop, output, *sets, *SHORT).wait()
     assert done.returncode == 0, done.stderr
     assert "mask AP50" in done.stdout
     record = read_record(output / "record.json")
@@ -71,9 +83,9 @@ def test_masks_are_trained_scored_recorded_and_shown(shop, tmp_path, capsys):
         (True, ("DATASETS.TEST", "('voc:{shop}/voc:test',)"), "[missing mask]"),
     ],
 )
-def test_missing_masks_are_an_error_before_training(shop, tmp_path, capsys, masks, more, kind):
-    sets = sets_with_masks(shop, tmp_path, masks)
-    words = [*sets, *SHORT, "MODEL.MASK_ON", "True", *(word.format(shop=shop) for word in more)]
-    assert main(arguments(shop, tmp_path / "run", *words)) == 2
+def test_missing_masks_are_an_error_before_training(mask_shop, tmp_path, capsys, masks, more, kind):
+    sets = sets_with_masks(mask_shop, tmp_path, masks)
+    words = [*sets, *SHORT, *(word.format(shop=mask_shop) for word in more)]
+    assert main(arguments(mask_shop, tmp_path / "run", *words)) == 2
     assert kind in capsys.readouterr().err
     assert not (tmp_path / "run").exists()

@@ -256,7 +256,7 @@ def test_a_set_registered_under_its_own_name_is_given_as_its_source(voc):
         ({"segmentation": []}, {"missing mask"}),
         ({"segmentation": [[1, 2, 10, 7]]}, {"degenerate mask"}),
         ({"segmentation": {"size": [48, 64], "counts": [50, 5, 3017]}}, {"mask format"}),
-        ({"segmentation": [], "iscrowd": 1}, {"missing mask"}),  # to be ignored in the test
+        ({"segmentation": [], "iscrowd": 1}, {"missing mask"}),
     ],
 )
 def test_masks_that_are_missing_or_cannot_be_trained_on_are_told_before_the_run(
