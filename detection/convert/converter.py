@@ -44,6 +44,7 @@ from kscl.runtime.files import sha256_of, write_atomically
 CONFIG_FILE = "config.yaml"
 PLAIN_CONFIG_FILE = "config_plain.yaml"  # for Detectron2 without this project
 FORMATS = {"pth": "weights.pth", "pkl": "weights.pkl"}
+TIMM_LAYOUTS = ("plain", "timm")  # of files of timm and torchvision
 PROTOCOL = "detection/voc0712_c4_24k_moco.yaml"
 
 
@@ -77,7 +78,8 @@ def convert(
     """Convert a backbone for a protocol's detector, prove it, and deliver the folder `output`.
 
     `mean` and `std` (RGB in [0, 1]) are for files that do not say what their input was; the
-    default is ImageNet's, as in all of the reference checkpoints. `route` "timm" runs the timm
+    default is timm's for the network if the file is laid out as timm's and torchvision's are, else
+    ImageNet's, as in all of the reference checkpoints. `route` "timm" runs the timm
     network itself also where Detectron2 could build it.
     """
     output = Path(output)
@@ -139,6 +141,9 @@ def _with_input(
             raise DetectionError(
                 f"{name} says that its {key} is {known}, not {value}. Leave --{key} out."
             )
+    if not says_itself and loaded.layout.startswith(TIMM_LAYOUTS):
+        own: Any = loaded.backbone.pretrained_cfg
+        chosen = {key: tuple(own[key]) for key in given} | chosen
     return replace(loaded.description, **chosen)  # type: ignore[arg-type]
 
 

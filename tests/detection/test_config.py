@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import detectron2
@@ -22,10 +23,12 @@ from detection.config import (
     set_network,
 )
 from detection.errors import DetectionError
+from detection.train.protocol import protocol_of
 from kscl.config.comments import comments_of
 from kscl.config.shipped import shipped_configs
 from kscl.config.tree import config_yaml, leaves, value_at
 from kscl.errors import ConfigError
+from kscl.records.record import Protocol
 
 SHIPPED = sorted((shipped_configs() / "detection").glob("*.yaml"))
 PROTOCOLS = [path for path in SHIPPED if not path.name.startswith("_")]
@@ -227,6 +230,40 @@ def test_every_protocol_has_a_name_a_scorer_and_a_known_head(path):
     assert (cfg.KSCL.SCORER == "coco-101pt") == cfg.DATASETS.TEST[0].startswith("coco")
     assert cfg.MODEL.WEIGHTS == ""
     assert not cfg.KSCL.FROM_SCRATCH
+
+
+@pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
+def test_every_protocol_is_listed_and_cites_the_commit_of_its_source(path):
+    listed = (shipped_configs().parent / "docs" / "protocols.md").read_text()
+    base, _, variant = path.stem.rpartition("_")
+    assert f"`{path.stem}`" in listed or (f"`{base}_" in listed and f"`_{variant}`" in listed)
+    if "_tiny_" not in path.stem:
+        assert re.search(r"# Source: (.*\n# )*?.*@[0-9a-f]{7}", path.read_text())
+
+
+def test_protocols_of_other_heads_or_norms_have_other_names_and_hashes():
+    def protocol(name: str, *overrides: str) -> Protocol:
+        return protocol_of(load_detection_config(f"detection/{name}.yaml", overrides))
+
+    shipped = [protocol(path.stem) for path in PROTOCOLS]
+    assert len({found.id for found in shipped}) == len({found.hash for found in shipped})
+    assert len({found.hash for found in shipped}) == len(PROTOCOLS)
+    plain = protocol("coco_fpn_1x")
+    for key, value in (
+        ("MODEL.FPN.NORM", "BN"),
+        ("MODEL.RESNETS.NORM", "FrozenBN"),
+        ("MODEL.ROI_BOX_HEAD.NUM_CONV", "4"),
+        ("MODEL.MASK_ON", "False"),
+    ):
+        changed = protocol("coco_fpn_1x", key, value)
+        assert changed.hash != plain.hash
+        assert changed.id == f"coco-fpn-1x+{key}={value.lower() if value == 'False' else value}"
+    # One FPN stands on either network; the pyramid of a plain transformer is another neck.
+    timm = protocol("coco_fpn_1x", "MODEL.BACKBONE.NAME", "build_timm_fpn_backbone")
+    assert timm == plain
+    pyramid = protocol("coco_fpn_1x", "MODEL.BACKBONE.NAME", "build_timm_plain_backbone")
+    assert pyramid.id == "coco-fpn-1x-simple-pyramid"
+    assert pyramid.hash != plain.hash
 
 
 def test_the_head_ends_in_one_norm_of_the_backbones_kind():

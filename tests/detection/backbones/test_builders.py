@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from detectron2.layers import NaiveSyncBatchNorm
-from timm.layers import FrozenBatchNorm2d, FrozenBatchNormAct2d, SyncBatchNormAct
+from timm.layers import FrozenBatchNormAct2d, SyncBatchNormAct
 from torch import Tensor, nn
+from torchvision.ops.misc import FrozenBatchNorm2d
 
 from detection.backbones.builders import TimmBackbone
 from detection.backbones.levels import LAST, STRIDES, any_size_arguments

@@ -14,9 +14,15 @@ from detection.convert.certificate import read_certificate, verify_start, write_
 from detection.convert.converter import Converted, convert
 from detection.convert.proof import OWN_SIZE, TOLERANCE, stage_differences
 from detection.errors import DetectionError
-from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD, load_backbone
+from kscl.backbone_file import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Description,
+    load_backbone,
+    save_backbone,
+)
 from kscl.runtime.files import sha256_of
-from tests.helpers.backbones import backbone_file
+from tests.helpers.backbones import lively_backbone
 from tests.helpers.networks import NETWORKS
 
 VIT = "vit_tiny_patch16_224"
@@ -26,8 +32,16 @@ PROTOCOL = "detection/shapes_tiny_fpn.yaml"
 
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory) -> tuple[Path, Converted]:
+    """A transformer whose attention and tokens matter, which those of the start hardly do."""
     folder = tmp_path_factory.mktemp("vit")
-    source = backbone_file(folder, VIT, WITH_ALL)
+    backbone, source = lively_backbone(VIT, WITH_ALL), folder / "vit.safetensors"
+    with torch.no_grad():
+        for name, parameter in backbone.named_parameters():
+            if parameter.ndim == 2 or name.endswith(("cls_token", "reg_token")):
+                parameter.copy_(
+                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 3
+                )
+    save_backbone(source, backbone.state_dict(), Description(VIT, WITH_ALL, source={"epochs": 1}))
     return source, convert(source, folder / "out", protocol=PROTOCOL)
 
 
@@ -57,8 +71,8 @@ def test_a_plain_transformer_is_proven_at_its_own_size_and_at_another(vit):
     "change",
     [
         lambda network: network.pos_embed.add_(0.01),
-        lambda network: network.reg_token.add_(0.5),
-        lambda network: network.cls_token.add_(0.5),
+        lambda network: network.reg_token.add_(torch.linspace(-1, 1, 32)),
+        lambda network: network.cls_token.add_(torch.linspace(-1, 1, 32)),
         lambda network: network.blocks[0].ls1.gamma.fill_(1.0),
         lambda network: network.blocks[1].attn.qkv.weight.mul_(1.01),
     ],
@@ -79,6 +93,17 @@ def test_another_input_is_seen(vit):
     half = (0.5, 0.5, 0.5)
     found = stage_differences(backbone, WITH_ALL, half, half, cfg, converted.weights)
     assert min(found.values()) > TOLERANCE
+
+
+def test_the_input_of_a_timm_file_is_that_of_timms_data_config(vit, tmp_path):
+    source, _ = vit
+    torch.save(load_backbone(source).backbone.state_dict(), tmp_path / "vit.pth")
+    options = {"arch": VIT, "kwargs": WITH_ALL, "protocol": PROTOCOL}
+    converted = convert(tmp_path / "vit.pth", tmp_path / "out", **options)
+    assert converted.cfg.MODEL.PIXEL_MEAN == [127.5] * 3
+    assert converted.cfg.MODEL.PIXEL_STD == [127.5] * 3
+    given = convert(tmp_path / "vit.pth", tmp_path / "given", mean=(0.4, 0.4, 0.4), **options)
+    assert given.cfg.MODEL.PIXEL_MEAN == [102.0] * 3
 
 
 @pytest.mark.parametrize(
