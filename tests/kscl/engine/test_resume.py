@@ -111,7 +111,8 @@ def wait_for_progress(run, processes, checkpoints):
             lambda before=before: (
                 find_checkpoints(run.folder / CHECKPOINT_FOLDER)[:1] != before
                 or is_finished(processes)
-            )
+            ),
+            300,
         )
 
 
