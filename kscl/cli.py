@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kscl.errors import KsclError
+from kscl.errors import KsclError, printable
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -119,4 +119,5 @@ def command(main: Main) -> Main:
 
 def print_error(error: KsclError) -> None:
     """Print what a user can fix."""
-    print(f"error: {error}", file=sys.stderr)
+    text = printable(str(error), kept="\n\t")
+    print(f"error: {text}", file=sys.stderr)

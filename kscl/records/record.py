@@ -21,13 +21,12 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.defaults import WITHOUT_EFFECT_ON_RESULTS
 from kscl.config.tree import config_hash, config_values
-from kscl.errors import KsclError
+from kscl.errors import KsclError, printable
 from kscl.records.provenance import code_version, library_versions
 from kscl.records.shape import (
     MAX_DEPTH,
     is_too_deep,
     one_line,
-    printable,
     shown,
     told,
     wrong_places,

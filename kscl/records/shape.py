@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from types import UnionType
 from typing import Any
 
+from kscl.errors import printable
+
 LARGE = 1e15  # sums and squares of smaller numbers stay finite
 MAX_DEPTH = 64
 MAX_TOLD = 5
@@ -67,13 +69,6 @@ def shown(value: object) -> str:
 def one_line(text: str) -> str:
     """Return the text in printable characters, without its middle if it is long."""
     return printable(text if len(text) <= 200 else f"{text[:100]}…{text[-90:]}")
-
-
-def printable(text: str) -> str:
-    """Return the text with line ends, controls and half surrogates escaped."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
 
 
 def told(problems: list[str]) -> str:

@@ -16,6 +16,8 @@ from typing import TextIO, TypeVar
 
 from tqdm import tqdm
 
+from kscl.errors import printable
+
 LOGGER = "kscl"
 LOG_FILE = "log.jsonl"
 SECONDS_BETWEEN_LINES = 10.0
@@ -38,6 +40,16 @@ class _JsonLines(logging.Formatter):
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class _Lines(logging.Formatter):
+    """The time and the message; a name in it may hold anything and reaches no terminal as it is."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), kept="\n\t")
 
 
 class _LogFile(logging.FileHandler):
@@ -67,12 +79,12 @@ def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> loggi
         return logger
     logger.setLevel(logging.INFO)
     console = _AboveTheBar()
-    console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    console.setFormatter(_Lines())
     logger.addHandler(console)
     if output_dir is not None:
         folder = Path(output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        lines = _LogFile(folder / LOG_FILE, encoding="utf-8")
+        lines = _LogFile(folder / LOG_FILE, encoding="utf-8", errors="backslashreplace")
         lines.setFormatter(_JsonLines())
         logger.addHandler(lines)
     return logger

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kscl.errors import printable
 from kscl.records.record import Record, RecordError, find_records
-from kscl.records.shape import printable
 
 
 @dataclass(frozen=True)

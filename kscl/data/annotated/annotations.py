@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kscl.data.annotated.masks import Mask, Polygons, RunLengths, extent
-from kscl.errors import KsclError
+from kscl.errors import KsclError, printable
 
 SHOWN_PER_KIND = 20  # on screen; `Problem`s are all kept
 SHOWN_CHARACTERS = 500  # of each part of a problem: a file may have anything in place of a name
@@ -39,7 +39,7 @@ def _one_line(text: str) -> str:
     """Escape what breaks a line or a terminal, such as undecodable bytes, and shorten the text."""
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]}…"
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text)
 
 
 @dataclass(frozen=True, slots=True)

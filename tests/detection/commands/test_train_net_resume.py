@@ -244,7 +244,8 @@ def test_two_ranks_that_are_stopped_resume_to_the_bit_and_on_no_other_number(sho
     stopped = on_two_ranks(shop, output)
     wait_until(lambda: bool(steps_in(output)) or stopped.poll() is not None, 200)
     stopped.terminate()
-    assert stopped.wait(100) == 128 + signal.SIGTERM
+    told = stopped.communicate()[1]
+    assert stopped.returncode == 128 + signal.SIGTERM, told
     assert 0 < steps_in(output)[0] < 40
     alone = on_two_ranks(shop, output, "--resume", "--num-gpus=1")
     told = alone.communicate()[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 
 from kscl.runtime.logs import LOG_FILE, progress, set_up_logging
@@ -18,6 +19,21 @@ def test_a_line_goes_to_the_terminal_and_as_json_to_the_folder(tmp_path, capsys)
     assert line["message"] == "step 3"
     assert line["level"] == "info"
     assert line["data"] == {"loss": 1.5}
+
+
+def test_a_name_of_any_bytes_reaches_neither_the_terminal_as_it_is_nor_stops_the_log(
+    tmp_path, capsys
+):
+    logger = set_up_logging(tmp_path)
+    name = os.fsdecode(b"caf\xe9\r\x1b[31m.jpg")  # no UTF-8, and a terminal would obey it
+    logger.warning("%s is skipped", name)
+    logger.info("line one\nline two")
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert "\r" not in told
+    assert told.count("\n") == 3
+    lines = [json.loads(line) for line in (tmp_path / LOG_FILE).read_text().splitlines()]
+    assert [line["message"] for line in lines] == [f"{name} is skipped", "line one\nline two"]
 
 
 def test_other_ranks_are_silent(tmp_path, capsys):
