@@ -26,6 +26,7 @@ from detectron2.utils import comm
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from detection.errors import DetectionError
+from kscl.runtime.launch import end_with_parent
 
 Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
 
@@ -109,6 +110,7 @@ def build_train_loader(
 def leave_process_group(worker: int) -> None:
     """Put a worker out of reach of signals to the group: the main process saves before it stops."""
     os.setpgid(0, 0)
+    end_with_parent()
 
 
 def build_test_loader(cfg: CfgNode, dicts: list[dict[str, Any]]) -> DataLoader[Any]:

@@ -22,6 +22,7 @@ from kscl.data.formats import MAX_PIXELS, UnreadableImage
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation, uniforms
+from kscl.runtime.launch import end_with_parent
 from kscl.views.augment import make_views, numbers_needed
 from kscl.views.normalize import normalize_planes
 from kscl.views.recipes import check_recipe, with_defaults
@@ -268,3 +269,4 @@ def _set_up_worker(worker: int) -> None:
     # Zero, not one: with one, OpenCV waits for the threads of its pool, which a fork of a process
     # that has used them does not copy. With zero it never asks the pool.
     cv2.setNumThreads(0)
+    end_with_parent()

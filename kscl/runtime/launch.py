@@ -290,7 +290,7 @@ def _spawned(
     """Run one rank of `_spawn`."""
     number, count, port = place
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the launcher decides
-    _watch(_end_with_launcher)
+    end_with_parent()
     try:
         if torch.cuda.is_available():
             torch.cuda.set_device(number)
@@ -314,11 +314,20 @@ def _watch(end: Callable[[], None]) -> None:
     threading.Thread(target=end, daemon=True).start()
 
 
-def _end_with_launcher() -> None:
-    launcher = multiprocessing.parent_process()
-    assert launcher is not None
-    launcher.join()
-    os._exit(EXIT_BUG)
+def end_with_parent() -> None:
+    """End this process of multiprocessing's once the process that asked for it is gone.
+
+    torch's loader workers watch their parent. Of one that a fork server started, as Python 3.14
+    does, that is the server, which in turn lives as long as its workers.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait_and_end() -> None:
+        parent.join()
+        os._exit(EXIT_BUG)
+
+    _watch(wait_and_end)
 
 
 def _end_with_torchrun() -> None:

@@ -266,6 +266,23 @@ def test_ranks_end_with_their_launcher_and_hear_signals_through_it(tmp_path, ima
     assert_same_run(run, undisturbed(setting))
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
+def test_loader_workers_of_a_fork_server_end_with_a_killed_run(tmp_path, images):
+    run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 1000, "DATA.NUM_WORKERS", 1)
+    (process,) = run.start()  # by a fork server, so its own children start so, too
+    try:
+        wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)), 200)
+        started = children(process.pid)
+        assert len(started) >= 2, started  # the server and the worker
+    finally:
+        end_all([process])
+    try:
+        wait_until(lambda: not any(map(is_alive, started)), 60)
+    finally:
+        for pid in filter(is_alive, started):
+            os.kill(pid, signal.SIGKILL)
+
+
 TORCHRUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
 
 
