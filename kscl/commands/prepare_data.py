@@ -1,5 +1,8 @@
-"""Get the public data sets into the layout that the configs expect, or check that they are.
+"""Get data into the layout that the configs expect, or check that it is.
 
+own       your own images with LabelImg or VOC XML files, a COCO JSON or YOLO text files, however
+          nested; or images in one folder per class. Checked, split without near-duplicates on both
+          sides, and written as links. Your files are never changed
 voc       VOC 2007 and 2012: downloaded unless the archives are there, checked by their hashes, and
           merged as Detectron2 wants them (2007's test beside its trainval, in one VOC2007 folder)
 imagenet  train/ and val/ with one folder a class: looked at, never changed
@@ -17,14 +20,20 @@ from pathlib import Path
 from kscl import cli
 from kscl.datasets.cifar10 import prepare_cifar10_20k
 from kscl.datasets.imagenet import IMAGENET_CLASSES, check_imagenet
+from kscl.datasets.own.class_folders import prepare_class_folders
+from kscl.datasets.own.files import FORMATS
+from kscl.datasets.own.prepare import Request, prepare_own
 from kscl.datasets.stl10 import prepare_stl10
 from kscl.datasets.voc import prepare_voc, voc_archives
 
-EXAMPLES = """  python tools/prepare_data.py voc --root datasets
+EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
+      --output-dir data/mine
+  python tools/prepare_data.py own --images photos_by_class --output-dir data/classes
+  python tools/prepare_data.py voc --root datasets
   python tools/prepare_data.py voc --root datasets --archives /mnt/downloads
   python tools/prepare_data.py imagenet --root /data/imagenet
   python tools/prepare_data.py cifar10 --root datasets --archives /mnt/downloads
-then: export DETECTRON2_DATASETS=datasets
+then, after own: python tools/start.py data/mine; after voc: export DETECTRON2_DATASETS=datasets
 """
 
 PICTURE_SETS = {"cifar10": prepare_cifar10_20k, "stl10": prepare_stl10}
@@ -32,17 +41,10 @@ PICTURE_SETS = {"cifar10": prepare_cifar10_20k, "stl10": prepare_stl10}
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = cli.parser(__doc__ or "", EXAMPLES)
-    parser.add_argument("what", choices=("voc", "imagenet", *PICTURE_SETS))
-    parser.add_argument("--root", type=Path, required=True, help="where the data is, or shall be")
-    parser.add_argument(
-        "--archives",
-        type=Path,
-        help="where downloads are kept, or a copy of CIFAR-10 lies (default: --root)",
-    )
-    parser.add_argument("--mirror", help="an address that has the same files, instead of VOC's own")
-    parser.add_argument("--num-classes", type=int, default=IMAGENET_CLASSES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    """Run the tool and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    if arguments.what == "own":
+        return _own(arguments)
     if arguments.what == "imagenet":
         print(check_imagenet(arguments.root, arguments.num_classes))
         return 0
@@ -54,4 +56,73 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(
         f"ready: {arguments.root}/VOC2007 and VOC2012; export DETECTRON2_DATASETS={arguments.root}"
     )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    _add_own(kinds.add_parser("own", help="your own images", allow_abbrev=False))
+    for name in ("voc", "imagenet", *PICTURE_SETS):
+        kind = kinds.add_parser(name, help=f"the public set {name}", allow_abbrev=False)
+        kind.add_argument("--root", type=Path, required=True, help="where the data is, or shall be")
+        if name == "imagenet":
+            kind.add_argument(
+                "--num-classes", type=int, default=IMAGENET_CLASSES, help=argparse.SUPPRESS
+            )
+            continue
+        kind.add_argument(
+            "--archives",
+            type=Path,
+            help="where downloads are kept, or a copy of CIFAR-10 lies (default: --root)",
+        )
+        if name == "voc":
+            kind.add_argument("--mirror", help="an address with the same files, instead of VOC's")
+    return parser
+
+
+def _add_own(own: argparse.ArgumentParser) -> None:
+    add = own.add_argument
+    add("--images", type=Path, required=True, metavar="DIR", help="your images, however nested")
+    about = "XML files, YOLO text files or a COCO JSON; without it, DIR must have class folders"
+    add("--annotations", type=Path, metavar="DIR", help=about)
+    add("--output-dir", type=Path, required=True, metavar="DIR", help="the folder to write")
+    about = "percent to train on and to test on (%(default)s)"
+    add("--split", default="75/25", metavar="A/B", help=about)
+    add("--seed", type=int, default=0, help="of the split (%(default)s)")
+    add("--format", choices=FORMATS, default="", help="of the annotations, if there are several")
+    about = "the classes of YOLO labels in order, if no file lists them"
+    add("--classes", nargs="+", default=[], metavar="NAME", help=about)
+    case = own.add_mutually_exclusive_group()
+    for option, value, about in (
+        ("--merge-case", True, "unite class names that differ only by case"),
+        ("--keep-case", False, "keep class names that differ only by case apart"),
+    ):
+        case.add_argument(
+            option, dest="merge_case", action="store_const", const=value, default=None, help=about
+        )
+    add("--skip-bad", action="store_true", help="leave out images that have a problem")
+
+
+def _own(given: argparse.Namespace) -> int:
+    if given.annotations is None:
+        report = prepare_class_folders(
+            given.images, given.output_dir, given.split, given.seed, given.skip_bad
+        )
+    else:
+        report = prepare_own(
+            Request(
+                given.images,
+                given.annotations,
+                given.output_dir,
+                split=given.split,
+                seed=given.seed,
+                format=given.format,
+                classes=tuple(given.classes),
+                merge_case=given.merge_case,
+                skip_bad=given.skip_bad,
+            )
+        )
+    print(report)
+    print(f"Ready: {given.output_dir}. Next: python tools/start.py {given.output_dir}")
     return 0

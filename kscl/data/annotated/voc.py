@@ -74,20 +74,23 @@ def found_class_names(root: Path) -> tuple[str, ...]:
         except (OSError, UnicodeDecodeError) as error:
             raise KsclError(f"{listed} cannot be read: {error}. Save it as UTF-8.") from error
         return check_class_names([line.strip() for line in lines if line.strip()], str(listed))
-    names = set()
+    names: set[str] = set()
     for path in sorted((root / "Annotations").rglob("*.xml")):
         try:
-            objects = parse_xml(path).findall("object")
+            names |= names_in(parse_xml(path))
         except KsclError:  # told by the reader of the split that has it
             continue
-        names |= {_text(item, "name") for item in objects}
-    names.discard("")
     if not names:
         raise KsclError(
             f"{root / 'Annotations'}: no annotation names a class. Check that the XML files have "
             f"<object><name>, or list the classes in {listed}."
         )
     return tuple(sorted(names))
+
+
+def names_in(tree: Element) -> set[str]:
+    """Return the class names that an annotation uses."""
+    return {_text(item, "name") for item in tree.findall("object")} - {""}
 
 
 def _read_image(
@@ -116,6 +119,18 @@ def _read_image(
         return None
     if images is not None and image_path is None:
         return None
+    return read_tree(tree, image_id, image_path, where, classes, problems)
+
+
+def read_tree(
+    tree: Element,
+    image_id: str,
+    image_path: Path | None,
+    where: str,
+    classes: tuple[str, ...],
+    problems: list[Problem],
+) -> AnnotatedImage:
+    """Return what one annotation says about its image; note every problem."""
     width, height = _size(tree, image_path, where, problems)
     objects = []
     for number, item in enumerate(tree.findall("object"), 1):

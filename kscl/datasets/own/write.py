@@ -1,0 +1,124 @@
+"""Write a prepared set, all or nothing: VOC layout with links to the images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+from kscl.data.annotated.annotations import AnnotatedImage
+from kscl.data.annotated.voc import CLASSES_FILE
+from kscl.errors import KsclError
+
+MANIFEST = "own.json"
+REPORT = "report.txt"
+
+
+def is_written(folder: Path, about: Mapping[str, Any]) -> bool:
+    """Return whether the folder holds this very set; raise KsclError if it holds anything else."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    try:
+        before = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if not isinstance(before, dict):
+            raise ValueError
+    except (OSError, ValueError):
+        raise KsclError(
+            f"{folder} holds something that is not a set of this tool. Choose another --output-dir."
+        ) from None
+    changed = [key for key, value in about.items() if before.get(key) != value]
+    if changed:
+        raise KsclError(
+            f"{folder} was made from other data or settings ({', '.join(changed)} differ). Delete "
+            "it, or choose another --output-dir."
+        )
+    return True
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which gets its name at the end; after a failure nothing is left."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    except OSError as error:
+        raise KsclError(
+            f"{folder} cannot be written: {error.strerror}. Choose another --output-dir."
+        ) from error
+    try:
+        yield place
+        place.chmod(0o755)
+        if folder.is_dir():
+            folder.rmdir()  # empty, as is_written has seen
+        place.rename(folder)
+    except OSError as error:
+        raise KsclError(
+            f"{folder} cannot be written: {error.strerror or error}. Make room, or choose a folder "
+            "that you may write to."
+        ) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def write_voc(
+    folder: Path,
+    images: Mapping[str, AnnotatedImage],
+    unlabeled: Mapping[str, Path],
+    splits: Mapping[str, Sequence[str]],
+    class_names: Sequence[str],
+) -> None:
+    """Write annotations, links and lists; images are by id."""
+    for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / name).mkdir(parents=True)
+    (folder / CLASSES_FILE).write_text("".join(f"{name}\n" for name in class_names), "utf-8")
+    for image_id, image in images.items():
+        assert image.path is not None
+        (folder / "Annotations" / f"{image_id}.xml").write_bytes(annotation(image_id, image))
+        link(image.path, folder / "JPEGImages" / f"{image_id}{image.path.suffix}")
+    for image_id, path in unlabeled.items():
+        link(path, folder / "JPEGImages" / f"{image_id}{path.suffix}")
+    for split, ids in splits.items():
+        text = "".join(f"{image_id}\n" for image_id in ids)
+        (folder / "ImageSets" / "Main" / f"{split}.txt").write_text(text, "utf-8")
+
+
+def link(path: Path, place: Path) -> None:
+    """Link to a user's file, which is never copied nor changed."""
+    os.symlink(path.resolve(), place)
+
+
+def annotation(image_id: str, image: AnnotatedImage) -> bytes:
+    """Return the XML of one image, as LabelImg writes it; boxes count from 1."""
+    assert image.path is not None
+    top = Element("annotation")
+    SubElement(top, "filename").text = f"{image_id}{image.path.suffix}"
+    size = SubElement(top, "size")
+    for tag, value in (("width", image.width), ("height", image.height), ("depth", 3)):
+        SubElement(size, tag).text = str(value)
+    for thing in image.objects:
+        item = SubElement(top, "object")
+        for tag, text in (
+            ("name", thing.name),
+            ("pose", thing.pose),
+            ("truncated", str(int(thing.truncated))),
+            ("difficult", str(int(thing.difficult))),
+        ):
+            SubElement(item, tag).text = text
+        box = SubElement(item, "bndbox")
+        x1, y1, x2, y2 = thing.box
+        for tag, number in (("xmin", x1 + 1), ("ymin", y1 + 1), ("xmax", x2), ("ymax", y2)):
+            SubElement(box, tag).text = f"{round(number, 2):.12g}"
+    indent(top, "\t")
+    return tostring(top, encoding="utf-8") + b"\n"
+
+
+def write_about(folder: Path, about: Mapping[str, Any], report: str) -> None:
+    """Write what the set was made from, and the report."""
+    (folder / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+    (folder / REPORT).write_text(f"{report}\n", "utf-8")
