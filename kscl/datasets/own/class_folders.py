@@ -49,7 +49,7 @@ def prepare_class_folders(
         [name, *(sum(side_of.get(path) == side for path in found) for side in SIDES)]
         for name, found in by_class.items()
     ]
-    short = [row[0] for row in rows if not (row[1] and row[2])]
+    short = [str(row[0]) for row in rows if not all(row[1:])]
     if short:
         raise KsclError(
             f"Class folders of {images} with too few different images for both sides of the split: "
