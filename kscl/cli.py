@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,41 @@ def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--auto-resume", action="store_true", help="resume if there is a checkpoint, else start"
     )
+
+
+def add_check_arguments(arguments: argparse.ArgumentParser) -> None:
+    """Add the arguments that let a tool look for problems instead of starting."""
+    arguments.add_argument(
+        "--check",
+        action="store_true",
+        help="check config, data, weights and disk, print problems as JSON, and stop; exit code "
+        "1 if there is one",
+    )
+    arguments.add_argument(
+        "--check-later",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --check: leave out a path, or a key, whose file another command will make",
+    )
+
+
+def is_later(name: str, later: Sequence[str]) -> bool:
+    """Return whether a path or key is not there yet, by --check-later."""
+    return any(part in name for part in later)
+
+
+def tell_problems(*checks: Callable[[], Iterable[object] | None]) -> int:
+    """Run every check, print what they return or raise as JSON, and return the exit code."""
+    problems: list[dict[str, Any]] = []
+    for check in checks:
+        try:
+            problems += [vars(problem) for problem in check() or ()]
+        except KsclError as error:
+            problems.append({"kind": "error", "what": str(error), "fatal": True})
+    good = not any(problem["fatal"] for problem in problems)
+    print(json.dumps({"good": good, "problems": problems}, indent=1), flush=True)
+    return 0 if good else 1
 
 
 def command(main: Main) -> Main:

@@ -8,8 +8,10 @@ differ, nothing is written and the message says where and why.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -38,19 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_detectron2()
     from detection.convert import converter as convert  # needs Detectron2
 
-    converted = convert.convert(
-        arguments.source,
-        arguments.output_dir,
-        arch=arguments.arch,
-        kwargs=_kwargs(arguments.arch_kwargs),
-        seed=arguments.seed,
-        mean=arguments.mean and tuple(arguments.mean),
-        std=arguments.std and tuple(arguments.std),
-        protocol=arguments.protocol or convert.PROTOCOL,
-        route=arguments.route,
-        file_format=arguments.format,
-        force=arguments.force,
-    )
+    def run(output_dir: str) -> Any:
+        return convert.convert(
+            arguments.source,
+            output_dir,
+            arch=arguments.arch,
+            kwargs=_kwargs(arguments.arch_kwargs),
+            seed=arguments.seed,
+            mean=arguments.mean and tuple(arguments.mean),
+            std=arguments.std and tuple(arguments.std),
+            protocol=arguments.protocol or convert.PROTOCOL,
+            route=arguments.route,
+            file_format=arguments.format,
+            force=arguments.force,
+        )
+
+    if arguments.check:
+        with tempfile.TemporaryDirectory() as folder:
+            return cli.tell_problems(lambda: run(str(Path(folder, "converted"))) and [])
+    converted = run(arguments.output_dir)
     print(_report(converted))
     return 0
 
@@ -81,6 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "(exact wherever it is possible)",
     )
     add("--format", choices=("pth", "pkl"), default="pth", help="of the weights (pth)")
+    about = "convert and compare, print problems as JSON, and write nothing"
+    add("--check", action="store_true", help=about)
     add("--force", action="store_true", help="overwrite a conversion of other weights")
     return parser
 

@@ -6,6 +6,7 @@ folder of its own and ends in a record. Without a GPU it runs on the CPU; no fla
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 from detection.install import require_detectron2
@@ -15,11 +16,13 @@ require_detectron2()
 from detection.config import add_kscl_config, load_detection_config
 from detection.errors import DetectionError
 from detection.train.adapt import adapt
+from detection.train.check import check_trials
 from detection.train.lr_search import parse_grid
 from detection.train.trials import run_evaluation, run_trials
 from kscl import cli
 from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
+from kscl.data.annotated.annotations import Problem
 
 EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8
   python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5
@@ -41,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_config_arguments(parser, "SOLVER.BASE_LR 0.01 SEED 3")
     cli.add_run_arguments(parser)
+    cli.add_check_arguments(parser)
     parser.add_argument(
         "--allow-world-size-change",
         action="store_true",
@@ -67,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.eval_only and arguments.num_trials:
         raise DetectionError("--eval-only scores one detector. Leave --num-trials out.")
+    if arguments.check:
+        return cli.tell_problems(lambda: _check(arguments))
     cfg = load_detection_config(arguments.config_file, arguments.overrides)
     if arguments.lr_grid is not None:
         cfg.KSCL.LR_GRID = parse_grid(arguments.lr_grid)
@@ -86,3 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow_world_size_change=arguments.allow_world_size_change,
         scaled_from=scaled_from,
     )
+
+
+def _check(arguments: argparse.Namespace) -> list[Problem]:
+    cfg = load_detection_config(arguments.config_file, arguments.overrides)
+    cfg, _, _ = adapt(cfg, arguments.num_gpus)
+    return check_trials(cfg, arguments.check_later)

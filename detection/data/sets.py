@@ -61,6 +61,15 @@ class RunSets:
 
 def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
     """Read and check the config's sets; one error names every problem in them."""
+    report = check_sets(cfg).checked()
+    parts = report.annotated
+    (test,) = parts["test"]
+    fingerprints = {role: _fingerprint(parts[role]) for role in ROLES}
+    return RunSets(report.class_names, parts["train"], test, fingerprints), report
+
+
+def check_sets(cfg: CfgNode) -> Report:
+    """Read the config's sets and report every problem in them."""
     key = classes_key(cfg)
     report = preflight(
         [source_of(name) for name in cfg.DATASETS.TRAIN],
@@ -71,11 +80,7 @@ def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
         classes_key=key,
     )
     report.problems += too_small_images(cfg, report)
-    report.checked()
-    parts = report.annotated
-    (test,) = parts["test"]
-    fingerprints = {role: _fingerprint(parts[role]) for role in ROLES}
-    return RunSets(report.class_names, parts["train"], test, fingerprints), report
+    return report
 
 
 def _fingerprint(parts: Sequence[Part]) -> dict[str, Any]:

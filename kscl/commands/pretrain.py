@@ -9,6 +9,7 @@ from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
+from kscl.engine.check import check_pretraining
 from kscl.engine.run import Job, run
 from kscl.runtime.launch import launch
 
@@ -25,8 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the config and run every rank."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
+    cli.add_check_arguments(arguments)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
+    if given.check:
+        return cli.tell_problems(
+            lambda: check_pretraining(
+                load_config(given.config_file, given.overrides), given.num_gpus, given.check_later
+            )
+        )
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
         print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")

@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from kscl import cli
+from kscl.benchmark.suite.check import check_stages, refuse
 from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, State, look, run_stages
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.runtime.logs import clock
+from kscl.runtime.machine import usable_cores
 
 EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml
   python tools/run_suite.py configs/suites/own_data.yaml --dry-run
@@ -48,6 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="stages to run at the same time (default: the suite's)",
     )
     parser.add_argument(
+        "--skip-check",
+        action="store_true",
+        help="start without checking config, data and network of every stage first",
+    )
+    parser.add_argument(
         "--insert",
         nargs=2,
         metavar=("FILE", "NAME"),
@@ -68,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     jobs = max(1, arguments.jobs or suite.jobs)
     if arguments.dry_run:
         print(table(states, jobs))
+    if not arguments.skip_check:
+        refuse(check_stages(states, state_dir, suite.output_dir, max(jobs, usable_cores())))
+    if arguments.dry_run:
         return 0
     show = _LiveTable(jobs) if sys.stderr.isatty() else _Lines(states)
     code = run_stages(states, state_dir, show, jobs)

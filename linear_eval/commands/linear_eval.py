@@ -8,6 +8,7 @@ from kscl import cli
 from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
 from kscl.runtime.launch import launch
+from linear_eval.check import check_evaluation
 from linear_eval.config import linear_eval_defaults, load_linear_eval_config
 from linear_eval.run import jobs_of, run_all
 
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
+    cli.add_check_arguments(arguments)
     arguments.add_argument(
         "--num-seeds",
         type=int,
@@ -38,6 +40,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
+    if given.check:
+        return cli.tell_problems(
+            lambda: check_evaluation(
+                load_linear_eval_config(given.config_file, given.overrides), given.check_later
+            )
+        )
     cfg = load_linear_eval_config(given.config_file, given.overrides)
     if given.print_config:
         print(config_yaml(cfg, comments_of(linear_eval_defaults)), end="")

@@ -1,0 +1,32 @@
+"""Look for all that would stop a fine-tuning, without starting it or writing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from detectron2.config import CfgNode
+
+from detection.config import WEIGHTS_KEY
+from detection.convert.certificate import verify_start
+from detection.data.sets import check_sets
+from kscl.cli import is_later
+from kscl.data.annotated.annotations import Problem
+from kscl.errors import KsclError
+
+
+def check_trials(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
+    """Return the problems and notes about the data, and what is wrong with the weights."""
+    return list(_problems(cfg, later))
+
+
+def _problems(cfg: CfgNode, later: Sequence[str]) -> Iterator[Problem]:
+    if not any(is_later(name, later) for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
+        try:
+            yield from check_sets(cfg).problems
+        except KsclError as error:
+            yield Problem("data", "DATASETS", str(error), "")
+    if not is_later(WEIGHTS_KEY, later):
+        try:
+            verify_start(cfg)
+        except KsclError as error:
+            yield Problem("weights", WEIGHTS_KEY, str(error), "")
