@@ -107,6 +107,7 @@ setup(
             "kscl-pretrain = kscl.commands.pretrain:main",
             "kscl-run-suite = kscl.commands.run_suite:main",
             "kscl-score = detection.commands.score:main",
+            "kscl-start = kscl.commands.start:main",
             "kscl-train-net = detection.commands.train_net:main",
             "kscl-visualize-basis = kscl.commands.visualize_basis:main",
             "kscl-visualize-detections = detection.commands.visualize_detections:main",

@@ -1,0 +1,199 @@
+"""Choices from facts: sizes by the objects, lengths by the measured seconds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kscl.benchmark.start.facts import Facts
+from kscl.errors import KsclError
+
+OBJECT_PIXELS = 40  # side that the median object shall have in the detector's input
+SHORT_SIDES = (128, 320)  # of the detector's input, on a CPU
+VIEW = 48  # side of a view, in pixels
+MOST_BATCH, MOST_QUEUE = 64, 256
+DETECTOR_BATCH = 4
+MOST_ITERATIONS, FEWEST_ITERATIONS = 450, 40
+MOST_EPOCHS, FEWEST_EPOCHS = 800, 4
+DETECTION_PART = 0.55  # of the time for training
+SEEDS = 3
+GOOD_ITERATIONS, GOOD_EPOCHS = 100, 20  # with fewer per seed, one seed gets all of the time
+RESERVE = 0.8  # fraction of the minutes to plan with: estimates are estimates
+SHOTS_OF_KSCL = 5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the data alone decides."""
+
+    batch: int
+    queue: int
+    crop: tuple[float, float]  # smallest and largest fraction of the area in a view
+    short_side: int = 0
+    anchors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that were measured on this machine; 0 where there is nothing to measure."""
+
+    moco_start: float
+    moco_epoch: float
+    kscl_epoch: float
+    convert: float = 0.0
+    detection_start: float = 0.0  # and the pass over the test images
+    iteration: float = 0.0
+    probe: float = 0.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the minutes decide."""
+
+    seeds: int
+    jobs: int
+    moco_epochs: int
+    kscl_epochs: int
+    iterations: int
+    seconds: dict[str, float]  # of one stage, by kind
+    total: float  # seconds of the whole suite
+
+
+def choose_sizes(facts: Facts) -> Sizes:
+    """Choose batch, queue, crops, input size and anchors."""
+    images = facts.num_pretrain
+    if images < 8:
+        raise KsclError(f"{images} images are too few to pretrain on. Bring at least 8.")
+    batch = min(MOST_BATCH, 2 ** int(math.log2(images // 2)))
+    queue = min(MOST_QUEUE, max(batch, (images - 1) // batch * batch))
+    if facts.boxes is None:
+        return Sizes(batch, queue, (0.3, 1.0))
+    area = min(1.0, facts.boxes.relative_area)
+    crop = (round(min(0.3, max(0.02, area / 2)), 2), round(min(1.0, max(0.15, 4 * area)), 2))
+    wanted = OBJECT_PIXELS / math.sqrt(area)
+    short = int(8 * round(min(max(wanted, SHORT_SIDES[0]), SHORT_SIDES[1]) / 8))
+    return Sizes(batch, queue, crop, short, tuple(facts.boxes.anchors(short)))
+
+
+def choose_lengths(facts: Facts, costs: Costs, minutes: float, cores: int) -> Plan:
+    """Fit epochs and iterations into the minutes; three seeds if each still learns something."""
+    jobs = max(1, min(cores, 3))
+    plans = [_plan(facts, costs, minutes, jobs, seeds) for seeds in (SEEDS, 1)]
+    three, one = plans
+    enough = min(three.moco_epochs, three.kscl_epochs) >= GOOD_EPOCHS and (
+        facts.boxes is None or three.iterations >= GOOD_ITERATIONS
+    )
+    chosen = three if enough else one
+    if chosen.kscl_epochs < FEWEST_EPOCHS or (
+        facts.boxes is not None and chosen.iterations < FEWEST_ITERATIONS
+    ):
+        least = _least_minutes(facts, costs, jobs)
+        raise KsclError(
+            f"{minutes:g} minutes are too few on this machine: the shortest useful comparison "
+            f"takes about {least:.0f}. Write --minutes {math.ceil(least)}."
+        )
+    return chosen
+
+
+def _plan(facts: Facts, costs: Costs, minutes: float, jobs: int, seeds: int) -> Plan:
+    probes = 2 if facts.classes is not None else 0
+    fixed = 2 * costs.moco_start + 3 * (costs.convert + costs.detection_start)
+    fixed += 3 * probes * costs.probe
+    available = minutes * 60 * RESERVE * jobs / seeds - fixed
+    for_detection = available * DETECTION_PART if facts.boxes is not None else 0.0
+    iterations = 0
+    if facts.boxes is not None:
+        iterations = max(0, min(MOST_ITERATIONS, int(for_detection / 3 / costs.iteration)))
+    pretrain = max(0.0, (available - 3 * iterations * costs.iteration) / 2)
+    moco = min(MOST_EPOCHS, int(pretrain / costs.moco_epoch))
+    kscl = min(MOST_EPOCHS, int(moco * costs.moco_epoch / costs.kscl_epoch))
+    seconds = {"pretrain": costs.moco_start + moco * costs.moco_epoch}
+    total = 2 * seconds["pretrain"] + 3 * probes * costs.probe
+    if facts.boxes is not None:
+        seconds |= {
+            "convert": costs.convert,
+            "detection": costs.detection_start + iterations * costs.iteration,
+        }
+        total += 3 * (seconds["convert"] + seconds["detection"])
+    if probes:
+        seconds |= {"linear": costs.probe, "knn": costs.probe}
+    return Plan(seeds, jobs, moco, kscl, iterations, seconds, total * seeds / jobs)
+
+
+def _least_minutes(facts: Facts, costs: Costs, jobs: int) -> float:
+    minutes = 1.0
+    while True:
+        plan = _plan(facts, costs, minutes, jobs, 1)
+        good = facts.boxes is None or plan.iterations >= FEWEST_ITERATIONS
+        if good and plan.kscl_epochs >= FEWEST_EPOCHS:
+            return minutes
+        minutes *= 1.1
+
+
+def pretrain_overrides(facts: Facts, sizes: Sizes, epochs: int) -> dict[str, Any]:
+    """Return the settings of a pretraining by key, on top of pretrain/bccd_moco.yaml."""
+    return {
+        "DATA.TRAIN": facts.pretrain,
+        "INPUT.SIZE": VIEW,
+        "SOLVER.BATCH_SIZE": sizes.batch,
+        "DICTIONARY.QUEUE_LENGTH": sizes.queue,
+        "SOLVER.EPOCHS": epochs,
+        "SOLVER.WARMUP_EPOCHS": round(epochs / 10, 1),
+        "CHECKPOINT.PERIOD_EPOCHS": max(1, epochs // 10),
+        "AUGMENT": [
+            {"op": "random_resized_crop", "scale": list(sizes.crop)},
+            {"op": "color_jitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4,
+             "hue": 0.1, "p": 0.8},
+            {"op": "grayscale", "p": 0.2},
+            {"op": "horizontal_flip", "p": 0.5},
+        ],
+    }  # fmt: skip
+
+
+def kscl_overrides(epochs: int) -> dict[str, Any]:
+    """Return what makes the same pretraining KSCL."""
+    return {
+        "METHOD.SIMILARITY": "projection",
+        "METHOD.NUM_SHOTS": SHOTS_OF_KSCL,
+        "METHOD.RHO": 0.4,
+        "SOLVER.EPOCHS": epochs,
+        "SOLVER.WARMUP_EPOCHS": round(epochs / 10, 1),
+        "CHECKPOINT.PERIOD_EPOCHS": max(1, epochs // 10),
+    }
+
+
+def detection_overrides(facts: Facts, sizes: Sizes, iterations: int) -> dict[str, Any]:
+    """Return the settings of the fine-tuning by key, on top of detection/bccd_tiny_c4.yaml."""
+    assert facts.boxes is not None
+    longest = int(1.5 * sizes.short_side)
+    return {
+        "DATASETS.TRAIN": [f"voc:{facts.root}:trainval"],
+        "DATASETS.TEST": [f"voc:{facts.root}:test"],
+        "MODEL.ROI_HEADS.NUM_CLASSES": len(facts.boxes.class_names),
+        "MODEL.ANCHOR_GENERATOR.SIZES": [list(sizes.anchors)],
+        "INPUT.MIN_SIZE_TRAIN": [sizes.short_side],
+        "INPUT.MAX_SIZE_TRAIN": longest,
+        "INPUT.MIN_SIZE_TEST": sizes.short_side,
+        "INPUT.MAX_SIZE_TEST": longest,
+        "SOLVER.IMS_PER_BATCH": DETECTOR_BATCH,
+        "SOLVER.MAX_ITER": iterations,
+        "SOLVER.STEPS": [int(0.8 * iterations)],
+        "SOLVER.WARMUP_ITERS": max(1, iterations // 6),
+        "KSCL.PROTOCOL": f"{facts.root.name}-tiny-c4",
+    }
+
+
+def probe_overrides(facts: Facts) -> dict[str, Any]:
+    """Return the settings of both probes by key."""
+    return {
+        "DATA.TRAIN": f"{facts.classes}/train",
+        "DATA.VAL": f"{facts.classes}/val",
+        "INPUT.SIZE": VIEW,
+        "INPUT.RESIZE": VIEW,
+    }
+
+
+def slower(costs: Costs, factor: float) -> Costs:
+    """Return the costs of stages that run side by side, which slow each other down."""
+    return replace(costs, **{name: value * factor for name, value in vars(costs).items()})

@@ -1,0 +1,72 @@
+"""Propose a comparison for your data and your minutes: measure a few steps, write a suite file.
+
+The suite compares random weights, MoCo v2 and KSCL, the latter two with the same seconds of
+pretraining, by a detector where there are boxes and by probes where there are class folders. Every
+choice is explained in the file. On a machine with GPUs it has the paper's recipes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kscl import cli
+from kscl.benchmark.start.choose import choose_lengths, choose_sizes, slower
+from kscl.benchmark.start.facts import look_at
+from kscl.benchmark.start.measure import measure
+from kscl.benchmark.start.text import cpu_suite, estimate, gpu_suite
+from kscl.benchmark.suite.spec import read_suite
+from kscl.errors import KsclError
+from kscl.runtime.files import write_atomically
+from kscl.runtime.logs import clock
+from kscl.runtime.machine import usable_cores
+
+EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
+      --output-dir data/mine
+  python tools/start.py data/mine --minutes 30
+  python tools/run_suite.py output/mine/suite.yaml
+"""
+SUITE_FILE = "suite.yaml"
+SIDE_BY_SIDE = 1.15  # a stage beside another takes so much longer: they share memory and caches
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument("data", type=Path, help="a folder made by tools/prepare_data.py own")
+    about = "how long the comparison may take (%(default)g)"
+    parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help=about)
+    about = "for the suite and its results (default: output/ and the name of the data)"
+    parser.add_argument("--output-dir", type=Path, metavar="DIR", help=about)
+    parser.add_argument("--cpu", action="store_true", help="use the CPU though there are GPUs")
+    given = parser.parse_args(argv)
+    if not given.minutes > 0:
+        raise KsclError(f"--minutes is {given.minutes:g}. It must be greater than 0.")
+    output_dir = given.output_dir or Path("output", given.data.resolve().name)
+    file = output_dir / SUITE_FILE
+    if file.exists():
+        raise KsclError(f"{file} is there already. Delete it, or choose another --output-dir.")
+    facts = look_at(given.data)
+    gpus = 0 if given.cpu else torch.cuda.device_count()
+    if gpus:
+        text = gpu_suite(facts, gpus, output_dir)
+    else:
+        sizes = choose_sizes(facts)
+        print("Measuring a few steps of every stage on this machine …", flush=True)
+        costs = measure(facts, sizes)
+        cores = usable_cores()
+        plan = choose_lengths(
+            facts, slower(costs, SIDE_BY_SIDE if cores > 1 else 1.0), given.minutes, cores
+        )
+        text = cpu_suite(facts, sizes, plan, given.minutes, output_dir)
+        print(
+            f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, {plan.jobs} stages at a time; one "
+            f"stage: {estimate(plan)}. In all about {clock(plan.total)}."
+        )
+    write_atomically(file, text.encode(), replace=False)
+    read_suite(file)  # what is written can be read
+    print(f"Written: {file}. Next: python tools/run_suite.py {file}")
+    return 0

@@ -1,0 +1,119 @@
+"""A prepared set and a number of minutes become a suite that fits both."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kscl.benchmark.start.choose import Costs, choose_lengths, choose_sizes
+from kscl.benchmark.start.facts import Boxes, Facts, look_at
+from kscl.benchmark.start.text import cpu_suite, gpu_suite
+from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.stages import plan as plan_stages
+from kscl.commands import prepare_data, start
+from kscl.errors import KsclError
+from tests.helpers.commands import tool
+from tests.helpers.own_folders import shapes_folders
+from tests.kscl.datasets.test_own import write_photos, write_xml
+
+COSTS = Costs(
+    moco_start=6.0, moco_epoch=1.0, kscl_epoch=2.0, convert=6.0, detection_start=20.0, iteration=0.3
+)
+
+
+def facts_of(images: int = 273, side: float = 100.0) -> Facts:
+    sides = np.concatenate([np.full(100, side / 2), np.full(100, side), np.full(100, 2 * side)])
+    boxes = Boxes(("cat", "dog"), sides, np.full(300, 480.0), images, 91)
+    return Facts(Path("data/mine"), "voc:data/mine:pretrain", images, boxes, None, "a.jpg")
+
+
+def test_sizes_follow_the_boxes():
+    sizes = choose_sizes(facts_of(side=100))
+    scale = sizes.short_side / 480
+    assert 100 * scale == pytest.approx(40, abs=1)
+    assert list(sizes.anchors) == pytest.approx([50 * scale, 100 * scale, 200 * scale], abs=1)
+    large = choose_sizes(facts_of(side=300))
+    assert large.short_side == 128
+    assert large.crop[1] > sizes.crop[1]
+
+
+@pytest.mark.parametrize("images", [8, 9, 63, 64, 65, 200, 257, 5000])
+def test_the_queue_is_shorter_than_the_images_and_holds_a_batch(images):
+    sizes = choose_sizes(facts_of(images))
+    assert sizes.batch <= sizes.queue < images
+
+
+def test_the_estimate_stays_within_the_minutes_and_contenders_get_the_same_seconds():
+    for minutes in (6, 8, 15, 30, 60, 240):
+        plan = choose_lengths(facts_of(), COSTS, minutes, cores=2)
+        assert plan.total <= 60 * minutes
+        assert plan.kscl_epochs * COSTS.kscl_epoch == pytest.approx(
+            plan.moco_epochs * COSTS.moco_epoch, abs=COSTS.kscl_epoch
+        )
+    assert choose_lengths(facts_of(), COSTS, 8, cores=2).seeds == 1
+    assert choose_lengths(facts_of(), COSTS, 60, cores=2).seeds == 3
+
+
+def test_too_few_minutes_are_refused_with_a_number_that_is_enough():
+    with pytest.raises(KsclError, match="--minutes") as refused:
+        choose_lengths(facts_of(), COSTS, 1, cores=2)
+    enough = int(str(refused.value).split("--minutes ")[1].rstrip("."))
+    choose_lengths(facts_of(), COSTS, enough, cores=2)
+
+
+def test_both_suites_can_be_read_and_planned(tmp_path):
+    for images, classes in ((273, None), (50, Path("data/x/classes"))):
+        facts = replace(facts_of(images), classes=classes, root=Path("data/a: #1"))
+        sizes = choose_sizes(facts)
+        plan = choose_lengths(facts, replace(COSTS, probe=3.0), 60, cores=2)
+        for text in (
+            cpu_suite(facts, sizes, plan, 60, tmp_path / "out"),
+            gpu_suite(facts, 2, tmp_path / "out"),
+        ):
+            path = tmp_path / "suite.yaml"
+            path.write_text(text)
+            suite = read_suite(path)
+            assert [contender.name for contender in suite.contenders] == [
+                *("random", "moco_v2", "kscl")
+            ]
+            assert suite.baseline == ["random"]
+            assert plan_stages(suite)
+
+
+def test_a_folder_that_is_not_prepared_is_refused(tmp_path, capsys):
+    assert start.main([str(tmp_path)]) == 2
+    assert "prepare_data.py own" in capsys.readouterr().err
+
+
+def test_facts_are_those_of_the_prepared_set(tmp_path):
+    write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 12))
+    where = ["--images", str(tmp_path / "photos"), "--annotations", str(tmp_path / "labels")]
+    assert prepare_data.main(["own", *where, "--output-dir", str(tmp_path / "mine")]) == 0
+    facts = look_at(tmp_path / "mine")
+    assert facts.boxes is not None
+    assert facts.boxes.class_names == ("cat", "dog")
+    assert facts.num_pretrain == facts.boxes.num_train == 12 - facts.boxes.num_test
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["xml", "yolo"])
+def test_three_commands_lead_from_folders_to_the_answer_page(tmp_path, kind):
+    images, labels = shapes_folders(tmp_path, kind)
+    done = tool(
+        *("prepare_data", "own", "--images", images, "--annotations", labels),
+        *("--output-dir", tmp_path / "data/mine"),
+    )
+    assert done.returncode == 0, done.stderr
+    began = time.monotonic()
+    out = ("--output-dir", tmp_path / "output")
+    done = tool("start", tmp_path / "data/mine", "--minutes", "8", *out, timeout=900)
+    assert done.returncode == 0, done.stderr
+    done = tool("run_suite", tmp_path / "output/suite.yaml", timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert time.monotonic() - began < 600
+    assert (tmp_path / "output/leaderboard/leaderboard.html").is_file()
+    assert "random" in (tmp_path / "output/leaderboard/leaderboard.md").read_text()
