@@ -72,7 +72,7 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
 
 def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
     """Return the suite with the paper's recipes, for GPUs."""
-    queue = max(256, min(65536, 2 ** int(math.log2(max(2, facts.num_pretrain - 1)))))
+    queue = min(65536, 2 ** int(math.log2(facts.num_pretrain - 1)))
     lines = [
         f"# Made by tools/start.py for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
         "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
@@ -83,7 +83,8 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
         "baseline: [random]",
         "pretrain_overrides:",
         f"  DATA.TRAIN: {one_line(facts.pretrain)}",
-        f"  DICTIONARY.QUEUE_LENGTH: {queue}  # shorter than the number of images",
+        f"  DICTIONARY.QUEUE_LENGTH: {queue}  # shorter than the {facts.num_pretrain} images",
+        f"  SOLVER.BATCH_SIZE: {min(256, queue)}  # the learning rate follows",
         "contenders:",
         "  random: {arch: resnet50}",
         "  moco_v2: {pretrain: pretrain/moco_v2_r50_200ep.yaml}",

@@ -81,6 +81,9 @@ def test_both_suites_can_be_read_and_planned(tmp_path):
                 *("random", "moco_v2", "kscl")
             ]
             assert suite.baseline == ["random"]
+            for contender in suite.contenders[1:]:
+                values = {**suite.pretrain_overrides, **contender.overrides}
+                assert values["DICTIONARY.QUEUE_LENGTH"] < images
             assert plan_stages(suite)
 
 
