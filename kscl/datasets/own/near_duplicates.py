@@ -29,8 +29,9 @@ def find_groups(paths: Sequence[Path]) -> list[list[int]]:
     """Return groups of indices of nearly equal pictures; a picture without equal is its own."""
     with ThreadPoolExecutor(THREADS) as threads:
         hashes = list(threads.map(_hash_file, paths))
-    readable = [index for index, bits in enumerate(hashes) if bits is not None]
-    matrix = np.stack([hashes[index] for index in readable]) if readable else np.zeros((0, 1))
+    known = {index: bits for index, bits in enumerate(hashes) if bits is not None}
+    readable = list(known)
+    matrix = np.stack(list(known.values())) if known else np.zeros((0, 1), np.float32)
     parent = list(range(len(paths)))
 
     def root(index: int) -> int:
