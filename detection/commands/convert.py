@@ -125,8 +125,8 @@ def _report(converted: Any) -> str:
             f"{in_kinds(certificate.left_behind)}",
             "Detectron2's keys:",
             *keys,
-            f"written to {converted.folder}: {certificate.weights_file}, config.yaml, "
-            "certificate.json",
+            f"written to {converted.folder}: "
+            + ", ".join(sorted(path.name for path in converted.folder.iterdir())),
             f"next: python tools/train_net.py --config-file {converted.folder / 'config.yaml'}",
         ]
     )
@@ -135,7 +135,10 @@ def _report(converted: Any) -> str:
 def in_kinds(names: Sequence[str]) -> str:
     """Count tensors by what they belong to: of MoCo's two encoders, one sees which was left."""
     kinds: Counter[str] = Counter()
+    everything = set(names)
     for name in names:
-        is_counter = name.startswith(("bn1.", "layer"))  # the backbone's own: all else is used
+        layer, _, tensor = name.rpartition(".")
+        # The counter of a layer whose other tensors were carried over.
+        is_counter = tensor == COUNTER and f"{layer}.weight" not in everything
         kinds[COUNTER if is_counter else ".".join(name.split(".")[:2])] += 1
     return ", ".join(f"{kind} ({count})" for kind, count in kinds.items()) or "nothing"

@@ -48,6 +48,7 @@ def outputs_of_modules(network: Any, images: Tensor) -> list[Tensor]:
     return found
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("name", NETWORKS)
 def test_levels_are_what_timms_modules_put_out(name):
     source = lively_backbone(name, NETWORKS[name])
@@ -92,6 +93,7 @@ def test_no_kind_of_batch_norm_changes_what_a_network_computes(name, kind):
     assert all(issubclass(kind, wanted) for kind in kinds)
 
 
+@pytest.mark.portable
 def test_a_synchronized_batch_norm_trains_as_any_other_on_one_process():
     images = torch.randn(4, 3, 64, 64)
     plain, synchronized = (

@@ -103,6 +103,16 @@ def test_a_retinanet_has_its_own_key_of_classes_and_needs_larger_images(shop, tm
     assert not (tmp_path / "run").exists()
 
 
+def test_masks_that_are_missing_are_told_before_training(shop, tmp_path, capsys):
+    protocol = ["--protocol", "detection/shapes_tiny_mask.yaml"]
+    assert convert([*NARROW, *protocol, "--output-dir", str(shop / "weights-masks")]) == 0
+    assert train_net(arguments(shop, tmp_path / "run", weights="-masks")) == 2
+    told = capsys.readouterr().err
+    assert "MODEL.MASK_ON" in told
+    assert "mask" in told
+    assert not (tmp_path / "run").exists()
+
+
 def test_both_routes_give_a_detector_the_same_features(tmp_path):
     images = torch.rand(1, 3, 64, 96)
     features = []

@@ -57,6 +57,7 @@ def differences(vit: tuple[Path, Converted], change) -> dict[str, float]:
     )
 
 
+@pytest.mark.portable
 def test_a_plain_transformer_is_proven_at_its_own_size_and_at_another(vit):
     _, converted = vit
     level = "backbone.net.last"
