@@ -83,7 +83,8 @@ def test_no_kind_of_batch_norm_changes_what_a_network_computes(name, kind):
         expected = lively(name)(images)
         found = lively(name, norm=kind)
         for level, values in found(images).items():
-            torch.testing.assert_close(values, expected[level])
+            # A lost activation changes everything; frozen statistics round differently.
+            assert (values - expected[level]).norm() < 1e-5 * expected[level].norm()
     kinds = {type(module) for module in found.modules() if hasattr(module, "running_mean")}
     wanted = {
         "FrozenBN": (FrozenBatchNorm2d, FrozenBatchNormAct2d),

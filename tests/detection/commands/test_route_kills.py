@@ -56,8 +56,6 @@ def test_ten_kills_change_nothing(route, ranks, shop, drawn, tmp_path):
     words += ["--protocol", f"detection/{protocol}.yaml", "--force"]
     assert convert([*words, "--output-dir", str(shop / f"weights-kill-{route}")]) == 0
     more = [f"--num-gpus={ranks}", "--auto-resume", *LONG]
-    if ranks > 1:
-        more += ["MODEL.RESNETS.NORM", "naiveSyncBN", "MODEL.FPN.NORM", "naiveSyncBN"]
     if route == "mask":
         for role, name in drawn.items():
             more += [f"DATASETS.{role}", name]
