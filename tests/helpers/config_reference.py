@@ -87,6 +87,19 @@ def config_page() -> str:
     return "".join(parts)
 
 
+SEVERAL = """\
+```yaml
+num_gpus: 8
+evaluations:
+  linear: {config: linear_eval/imagenet_linear_moco.yaml}
+  knn20: {kind: knn, config: linear_eval/knn.yaml, num_gpus: 1}
+  knn200: {kind: knn, config: linear_eval/knn.yaml, overrides: {KNN.K: 200}, num_gpus: 1}
+  voc: {kind: detection, config: detection/voc0712_c4_24k_moco.yaml, trials: 5}
+  coco: {kind: detection, config: detection/coco_fpn_1x.yaml}
+```
+"""
+
+
 def suite_page() -> str:
     """Return docs/suite.md."""
     parts = [MADE, "# Suite reference\n", SUITE_INTRODUCTION]
@@ -106,7 +119,10 @@ def suite_page() -> str:
     kinds = ", ".join(f"`{kind}`" for kind in spec.EVALUATION_KINDS)
     parts += [
         "\nThe key of a contender is its name: that of its folder and, unless its overrides set "
-        f"`LABEL`, of its rows.\nThe key of an evaluation is its kind: {kinds}.\n"
+        "`LABEL`, of its rows.\nThe key of an evaluation is its name. Where it is a kind "
+        f"({kinds}), `kind` can be left out;\notherwise `kind` says it, so that a suite can have "
+        f"several of one kind:\n\n{SEVERAL}\nThe leaderboard has columns of their own for each "
+        "protocol.\n"
     ]
     return "".join(parts)
 

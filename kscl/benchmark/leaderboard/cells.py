@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kscl.benchmark.leaderboard.rows import FIGURES, METRICS, Measure, Row, Section
+from kscl.config.tree import leaves
 
 METRIC_LABELS = {
     ("linear", "top1"): "top-1",
@@ -17,6 +18,7 @@ FIGURE_LABELS = {
     "minutes_per_epoch": "min/epoch",
     "views_per_second": "views/s",
 }
+MAX_DIFFERENCES = 3  # settings that tell two protocols of one id apart
 MAX_NAME = 80  # characters; one longer name would widen its column in every row
 
 
@@ -65,13 +67,39 @@ def p_value(p: float | None) -> str:
 
 
 def section_names(sections: Sequence[Section]) -> list[str]:
-    """Return the name of each section."""
-    return [section_name(section) for section in sections]
+    """Return the name of each section; what tells it from others of its id is added."""
+    return [
+        " · ".join(filter(None, (section_name(section), _what_differs(section, sections))))
+        for section in sections
+    ]
 
 
 def section_name(section: Section) -> str:
     """Return the protocol of a section as it is shown: its id and its hash."""
     return f"{_cut(section.protocol.id)} · {section.protocol.hash}"
+
+
+def _what_differs(section: Section, sections: Sequence[Section]) -> str:
+    """Return the settings that protocols of the same id do not share, as `KNN.K 20`."""
+    mine, key = _settings(section), (section.protocol.kind, section.protocol.id)
+    others = [
+        _settings(other)
+        for other in sections
+        if other is not section and (other.protocol.kind, other.protocol.id) == key
+    ]
+    found = [
+        f"{name} {value}"
+        for name, value in mine.items()
+        if any(other.get(name) != value for other in others)
+    ]
+    return _cut(", ".join(found[:MAX_DIFFERENCES]))
+
+
+def _settings(section: Section) -> dict[str, str]:
+    """Return the definition of a protocol by full key, without the fingerprints of its data."""
+    definition = section.definition if isinstance(section.definition, dict) else {}
+    own = {key: value for key, value in definition.items() if key != "data"}
+    return {key: str(value) for key, value in leaves(own)}
 
 
 def section_letters(sections: Sequence[Section]) -> list[str]:

@@ -6,6 +6,7 @@ The comment of a key is its documentation: docs/suite.md shows it.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,14 +49,18 @@ class Contender:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One way of measuring every contender."""
+    """One way of measuring every contender; a suite may have several of one kind."""
 
-    # The key of the evaluation: linear, knn or detection.
-    kind: str
+    # The key of the evaluation, and the name of its folders.
+    name: str
     # The config file of the evaluation.
     config: str
+    # What is done: linear, knn or detection. Not needed if the key of the evaluation says it.
+    kind: str = ""
     # Fine-tuning trials per backbone, each with its own seed; only for detection.
     trials: int = 1
+    # Processes of this evaluation; 0 means those of the suite.
+    num_gpus: int = 0
     # Settings that differ from the config, by full key.
     overrides: Overrides = field(default_factory=dict)
 
@@ -70,7 +75,7 @@ class Suite:
     output_dir: str
     # The backbones to compare, by name; see below.
     contenders: tuple[Contender, ...]
-    # What to measure, by kind; see below.
+    # What to measure, by name; see below.
     evaluations: tuple[Evaluation, ...]
     # Seeds of every contender: each is pretrained and evaluated once per seed.
     seeds: tuple[int, ...] = (0,)
@@ -101,8 +106,10 @@ def _kinds(declaration: type, *without: str) -> dict[str, type]:
 
 KEYS_OF_SUITE = _kinds(Suite) | {"contenders": dict, "evaluations": dict}
 KEYS_OF_CONTENDER = _kinds(Contender, "name")
-KEYS_OF_EVALUATION = _kinds(Evaluation, "kind")
+KEYS_OF_EVALUATION = _kinds(Evaluation, "name")
 EVALUATION_KINDS = ("linear", "knn", "detection")
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+OTHER_STAGES = ("pretrain", "basis", "convert")
 REQUIRED = ("name", "output_dir", "contenders", "evaluations")
 IN_WORDS = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
 
@@ -120,7 +127,10 @@ def read_suite(name: str | Path) -> Suite:
     others = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "seeds")}
     return Suite(
         contenders=tuple(contenders),
-        evaluations=tuple(Evaluation(k, **v) for k, v in values["evaluations"].items()),
+        evaluations=tuple(
+            Evaluation(str(key), **({"kind": str(key)} | about))
+            for key, about in values["evaluations"].items()
+        ),
         seeds=seeds,
         **others,
     )
@@ -149,8 +159,10 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield "pretrain_overrides: LABEL is for one contender: write it into its overrides."
     for key, about in _mapping(values, "contenders").items():
         yield from _contender(f"contender {key}", about, shared)
-    for kind, about in _mapping(values, "evaluations").items():
-        yield from _evaluation(kind, about)
+    evaluations = _mapping(values, "evaluations")
+    for key, about in evaluations.items():
+        yield from _evaluation(str(key), about)
+    yield from _same_twice(evaluations)
 
 
 def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
@@ -185,15 +197,24 @@ def _pretraining(where: str, about: Mapping[str, Any], overrides: Overrides) -> 
         yield f"{where}: pretrain must be the path of a config file."
 
 
-def _evaluation(kind: str, about: object) -> Iterator[str]:
-    where = f"evaluation {kind}"
-    if kind not in EVALUATION_KINDS:
-        yield f"There is no evaluation '{kind}'; choose from {', '.join(EVALUATION_KINDS)}."
-        return
+def _evaluation(name: str, about: object) -> Iterator[str]:
+    where = f"evaluation {name}"
     if not isinstance(about, dict):
         yield f"{where} must be a mapping with a config."
         return
+    if not FOLDER_NAME.fullmatch(name) or name in OTHER_STAGES:
+        yield f"{where}: Folders are named by it; choose another name of letters, digits, - and _."
+    kind = about.get("kind", name)
+    if kind not in EVALUATION_KINDS:
+        kinds = ", ".join(EVALUATION_KINDS)
+        missing = "kind" not in about
+        yield f"{where}: {'kind is missing' if missing else f'There is no kind {kind!r}'}; " + (
+            f"write kind: and one of {kinds}."
+        )
     yield from _keys(where, about, KEYS_OF_EVALUATION)
+    gpus = about.get("num_gpus", 0)
+    if isinstance(gpus, int) and gpus < 0:
+        yield f"{where}: num_gpus is {gpus}; it must be at least 1, or 0 for that of the suite."
     try:
         find_config(str(about.get("config", "")))
     except ConfigError as error:
@@ -206,6 +227,18 @@ def _evaluation(kind: str, about: object) -> Iterator[str]:
     for key in _mapping(about, "overrides"):  # their values are checked by the stage itself
         if new := new_key(str(key)):
             yield f"{where}: {key} has been renamed: write {new}."
+
+
+def _same_twice(evaluations: Mapping[str, Any]) -> Iterator[str]:
+    """Yield evaluations that would put the same numbers into the same column twice."""
+    seen: dict[str, object] = {}
+    for name, about in evaluations.items():
+        if not isinstance(about, dict):
+            continue
+        measures = (about.get("kind", name), about.get("config"), about.get("overrides") or {})
+        first = seen.setdefault(str(measures), name)
+        if first is not name:
+            yield f"evaluation {name} measures the same as {first}: remove one of them."
 
 
 def _keys(

@@ -80,7 +80,7 @@ def _shapes(suite: Suite) -> Stage:
 def _pretrain(suite: Suite, contender: Contender, seed: int, run: str, data: list[Stage]) -> Stage:
     overrides = {**suite.pretrain_overrides, **contender.overrides}
     overrides |= {"LABEL": contender.label, "SEED": seed}
-    arguments = ["--config-file", contender.pretrain, "--auto-resume", *_gpus(suite)]
+    arguments = ["--config-file", contender.pretrain, "--auto-resume", *_gpus(suite.num_gpus)]
     return _in_folder(
         suite, f"{run}/pretrain", "pretrain", "kscl-pretrain", arguments, overrides, data,
         [contender.pretrain],
@@ -106,10 +106,11 @@ def _probe(
 ) -> Stage:
     overrides = {"LABEL": contender.label, **evaluation.overrides, "SEED": seed}
     overrides |= _backbone_overrides(contender, pretrain)
-    arguments = ["--config-file", evaluation.config, "--auto-resume", *_gpus(suite)]
+    gpus = _gpus(evaluation.num_gpus or suite.num_gpus)
+    arguments = ["--config-file", evaluation.config, "--auto-resume", *gpus]
     needs = data + ([pretrain] if pretrain else [])
     files = [evaluation.config, *([contender.file] if contender.file else [])]
-    name = f"{run}/{evaluation.kind}"
+    name = f"{run}/{evaluation.name}"
     return _in_folder(
         suite, name, evaluation.kind, "kscl-linear-eval", arguments, overrides, needs, files
     )
@@ -144,7 +145,8 @@ def _convert(
     arguments = [*source, "--protocol", evaluation.config]
     files = [evaluation.config, *([contender.file] if contender.file else [])]
     needs = [pretrain] if pretrain else []
-    name = f"{run}/convert"
+    named_by_kind = evaluation.name == evaluation.kind
+    name = f"{run}/convert" if named_by_kind else f"{run}/{evaluation.name}-convert"
     key = _key("kscl-convert", arguments, needs, files)
     folder = f"{suite.output_dir}/{name}-{key[:KEY_LENGTH]}"
     arguments = [*arguments, "--output-dir", folder]
@@ -160,9 +162,10 @@ def _detect(
     convert: Stage,
 ) -> Stage:
     overrides = {**evaluation.overrides, "SEED": seed * evaluation.trials}
-    arguments = ["--config-file", f"{convert.folder}/config.yaml", "--auto-resume", *_gpus(suite)]
+    arguments = ["--config-file", f"{convert.folder}/config.yaml", "--auto-resume"]
+    arguments += _gpus(evaluation.num_gpus or suite.num_gpus)
     arguments += ["--num-trials", str(evaluation.trials)]
-    name = f"{run}/detection"
+    name = f"{run}/{evaluation.name}"
     return _in_folder(suite, name, "detection", "kscl-train-net", arguments, overrides, needs, [])
 
 
@@ -237,5 +240,5 @@ def _content(name: str, needs: list[Stage]) -> str:
     return sha256_of(path) if path.is_file() else name
 
 
-def _gpus(suite: Suite) -> list[str]:
-    return ["--num-gpus", str(suite.num_gpus)]
+def _gpus(number: int) -> list[str]:
+    return ["--num-gpus", str(number)]

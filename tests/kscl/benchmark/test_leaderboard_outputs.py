@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kscl.benchmark.leaderboard.cells import section_names
 from kscl.benchmark.leaderboard.document import document
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page
@@ -19,16 +20,18 @@ from kscl.benchmark.leaderboard.page_data import page_data
 from kscl.benchmark.leaderboard.rows import Board, build_board
 from kscl.benchmark.leaderboard.tables import markdown, overview, text
 from kscl.commands.leaderboard import FORMATS, main, write_board
-from kscl.records.record import Json, make_record, parse_record, record_id
+from kscl.records.record import Json, Protocol, make_record, parse_record, record_id
 from tests.helpers.commands import tool
 from tests.helpers.full_disk import small_files
 from tests.helpers.leaderboard_records import (
+    DETECTION,
     LINEAR,
     PNG,
     a_whole_board,
     config,
     described,
     detection,
+    evaluation,
     kscl,
     linear,
     pretraining,
@@ -343,3 +346,29 @@ def test_a_record_that_says_nothing_of_its_backbone_is_a_row_under_its_own_name(
     )
     board = build_board([write_all(tmp_path, [record.as_dict()])], check_stale=False)
     assert board.rows[0].entry.method == "bare"
+
+
+def test_columns_that_no_row_has_are_hidden_and_masks_have_their_own(tmp_path):
+    plain = build_board([write_all(tmp_path / "plain", [detection(30, sha("a"))])])
+    assert plain.sections[0].metrics == ("AP50", "AP", "AP75")
+    assert "APs" not in as_csv(plain).splitlines()[0]
+    metrics = {"AP50": 50.0, "AP": 30.0, "AP75": 31.0, "APs": 9.0, "AR100": 44.0, "mask/AP": 27.5}
+    made = evaluation("detection", DETECTION, metrics, sha("b"))
+    board = build_board([write_all(tmp_path / "masks", [made])])
+    assert board.sections[0].metrics == ("AP50", "AP", "AP75", "APs", "AR100", "mask/AP")
+    assert "mask AP" in markdown(board, "Board")
+    assert {"APs", "AR100_std", "mask/AP"} <= set(as_csv(board).splitlines()[0].split(","))
+    (protocol,) = json.loads(as_json(board, "Board"))["protocols"]
+    assert protocol["columns"] == list(board.sections[0].metrics)
+    (shown,) = page_data(board, "Board", tmp_path)["protocols"]
+    assert shown["labels"][-1] == "mask AP"
+
+
+def test_protocols_of_one_name_are_told_apart_by_the_settings_that_differ(tmp_path):
+    made = [
+        evaluation("knn", Protocol("knn", {"k": k, "temperature": 0.07}), {"top1": 50.0}, sha("a"))
+        for k in (20, 200)
+    ]
+    board = build_board([write_all(tmp_path, made)])
+    names = sorted(section_names(board.sections), key=len)
+    assert [name.rsplit(" · ", 1)[1] for name in names] == ["k 20", "k 200"]

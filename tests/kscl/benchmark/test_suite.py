@@ -201,11 +201,93 @@ def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):
         "contender c: file nowhere.pth",
         "contender d: METHOD.RHO",
         "evaluation knn: trials",
-        "'segmentation'",
+        "evaluation segmentation: kind is missing",
+        "evaluation segmentation: config: x",
         "pretrain_overrides: LABEL",
     ):
         assert part in str(error.value)
-    assert str(error.value).startswith("10 problems")
+    assert str(error.value).startswith("11 problems")
+
+
+SEVERAL = {
+    "near": {"kind": "knn", "config": "linear_eval/knn.yaml", "num_gpus": 2},
+    "far": {"kind": "knn", "config": "linear_eval/knn.yaml", "overrides": {"KNN.K": 200}},
+    "voc": {"kind": "detection", "config": "detection/voc0712_c4_24k_moco.yaml", "trials": 5},
+    "coco": {"kind": "detection", "config": "detection/coco_c4_2x.yaml", "num_gpus": 8},
+}
+
+
+def test_a_suite_has_any_number_of_evaluations_of_one_kind(tmp_path):
+    stages = {s.name: s for s in plan(read_suite(smoke_suite(tmp_path, evaluations=SEVERAL)))}
+    kinds = {name: stages[f"random/seed0/{name}"].kind for name in SEVERAL}
+    assert kinds == {"near": "knn", "far": "knn", "voc": "detection", "coco": "detection"}
+    near, far = (stages[f"random/seed0/{name}"] for name in ("near", "far"))
+    assert settings(far)["KNN.K"] == "200"
+    assert "KNN.K" not in settings(near)
+    gpus = [
+        stage.arguments[stage.arguments.index("--num-gpus") + 1]
+        for stage in (near, far, stages["random/seed0/voc"], stages["random/seed0/coco"])
+    ]
+    assert gpus == ["2", "1", "1", "8"]
+    voc, coco = (stages[f"random/seed0/{name}"] for name in ("voc", "coco"))
+    assert voc.arguments[voc.arguments.index("--num-trials") + 1] == "5"
+    assert coco.arguments[coco.arguments.index("--num-trials") + 1] == "1"
+    for name, stage in (("voc", voc), ("coco", coco)):
+        convert = stages[f"random/seed0/{name}-convert"]
+        assert convert in stage.needs
+        assert SEVERAL[name]["config"] in convert.arguments
+    folders = [stage.folder for stage in stages.values()]
+    assert len(set(folders)) == len(folders)
+    assert {near.folder, far.folder, voc.folder, coco.folder} <= set(
+        stages["leaderboard"].arguments
+    )
+
+
+def test_two_neighbor_evaluations_run_and_have_columns_of_their_own(tmp_path):
+    suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
+    del suite["basis_image"], suite["contenders"]["kscl"]
+    about = suite["evaluations"]["knn"] | {"kind": "knn"}
+    more = about | {"overrides": about["overrides"] | {"KNN.K": 1}}
+    suite["evaluations"] = {"three": about, "one": more}
+    path = tmp_path / "suite.yaml"
+    path.write_text(yaml.safe_dump(suite))
+    done = tool("run_suite", path, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    board = (tmp_path / "output" / "leaderboard" / "leaderboard.md").read_text()
+    assert "kNN (a)" in board
+    assert "kNN (b)" in board
+    names = [line for line in board.splitlines() if line.startswith("## knn")]
+    assert len(names) == 2
+    assert {name.rsplit(" ", 1)[-1] for name in names} == {"1", "3"}  # the K of each
+
+
+def test_an_evaluation_named_by_its_kind_keeps_its_folders(tmp_path):
+    """Suites from before evaluations had names find their finished stages again."""
+    old = {stage.name: stage for stage in plan(read_suite(smoke_suite(tmp_path)))}
+    evaluations = yaml.safe_load(smoke_suite(tmp_path).read_text())["evaluations"]
+    for kind, about in evaluations.items():
+        about["kind"] = kind
+    new = {s.name: s for s in plan(read_suite(smoke_suite(tmp_path, evaluations=evaluations)))}
+    assert new == old
+    assert "random/seed0/convert" in old
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "says"),
+    [
+        ({"voc": {"config": "linear_eval/knn.yaml"}}, "evaluation voc: kind is missing"),
+        ({"a": {"kind": "svm", "config": "linear_eval/knn.yaml"}}, "evaluation a: There is no"),
+        ({"a/b": SEVERAL["near"]}, "evaluation a/b: Folders"),
+        ({"convert": SEVERAL["voc"]}, "evaluation convert: Folders"),
+        ({"a": SEVERAL["voc"], "b": SEVERAL["voc"] | {"trials": 2}}, "b measures the same as a"),
+        ({"a": SEVERAL["near"] | {"num_gpus": -1}}, "evaluation a: num_gpus is -1"),
+        ({"a": SEVERAL["near"] | {"trials": 2}}, "evaluation a: trials"),
+    ],
+)
+def test_evaluations_that_cannot_be_told_apart_or_run_are_errors(tmp_path, evaluations, says):
+    with pytest.raises(KsclError) as error:
+        read_suite(smoke_suite(tmp_path, evaluations=evaluations))
+    assert says in str(error.value)
 
 
 def test_the_overrides_of_a_pretraining_are_checked_when_the_suite_is_read(tmp_path):
