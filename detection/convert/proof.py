@@ -13,17 +13,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from detectron2.config import CfgNode
-from detectron2.data.detection_utils import convert_PIL_to_numpy
 from detectron2.modeling import build_backbone, build_model
 from detectron2.structures import Boxes
-from PIL import Image
 from torch import Tensor, nn
 
 from detection.backbones.levels import LAST, Level, find_levels, level_features
+from detection.convert.images import Color, draw_images, normalized, padded, preprocessed
 from detection.convert.routes import C4, EXACT_BUILDERS, PLAIN_BUILDERS
 from detection.convert.weights import (
     check_rest_is_new,
@@ -46,13 +43,11 @@ PLAIN_LEVEL = f"backbone.net.{LAST}"  # a plain transformer's
 OWN_SIZE = " at its own size"  # of images, for a network that was made for one
 SCALES = ("weight", "gamma", "gamma1", "gamma2", "gamma_1", "gamma_2")  # of norms and LayerScale
 TIMM_MODULES = dict(zip(TRUNK, ("maxpool", "layer1", "layer2", "layer3", "layer4"), strict=True))
-IMAGE_SIZE = (107, 133)  # odd, so that paddings and roundings show
 ROIS = ((3.0, 5.0, 97.5, 80.0), (40.25, 10.0, 130.0, 104.0))
 SMALL = 0.1  # smaller differences come from another constant, larger from input or structure
 INVISIBLE = 1e-3  # a branch with a smaller scale would hide its mistakes
 
 Outputs = dict[str, Tensor]
-Color = tuple[float, ...]
 
 
 def stages_of(cfg: CfgNode, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
@@ -172,38 +167,6 @@ def _build_trunk(cfg: CfgNode, weights: Path) -> Any:
     return trunk
 
 
-def _images(size: tuple[int, int] = IMAGE_SIZE) -> list[Image.Image]:
-    """Draw two pictures with structure at several scales and different channels."""
-    chance = np.random.default_rng(0)
-    height, width = size
-    pictures = []
-    for _ in range(2):
-        coarse = chance.uniform(0, 255, (7, 9, 3)).astype(np.uint8)
-        large = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
-        noisy = np.asarray(large) * (1.0, 0.7, 0.4) + chance.normal(0, 20, (height, width, 3))
-        pictures.append(Image.fromarray(noisy.clip(0, 255).astype(np.uint8)))
-    return pictures
-
-
-def _normalized(images: list[Image.Image], mean: Color, std: Color) -> Tensor:
-    """Normalize as pretraining does: RGB in [0, 1], then mean and std."""
-    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
-    scaled = pixels.permute(0, 3, 1, 2).float() / 255  # (B, 3, H, W)
-    return (scaled - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
-
-
-def _preprocessed(model: Any, images: list[Image.Image], order: str) -> Tensor:
-    """Return the batch as Detectron2 reads, normalizes and pads it."""
-    arrays = [convert_PIL_to_numpy(image, order) for image in images]
-    inputs = [{"image": torch.from_numpy(array.transpose(2, 0, 1).copy())} for array in arrays]
-    return model.preprocess_image(inputs).tensor
-
-
-def _padded(images: Tensor, like: Tensor) -> Tensor:
-    """Pad with zeros on the right and below, as Detectron2 does."""
-    return F.pad(images, (0, like.shape[3] - images.shape[3], 0, like.shape[2] - images.shape[2]))
-
-
 def _exact_outputs(
     backbone: Any,
     kwargs: Mapping[str, Any],
@@ -214,9 +177,9 @@ def _exact_outputs(
     weights: Path,
 ) -> tuple[Outputs, Outputs]:
     """Return what timm's ResNet and Detectron2's put out at every stage."""
-    images = _images()
-    batch = _preprocessed(model, images, cfg.INPUT.FORMAT)
-    ours = _resnet_outputs(backbone, _padded(_normalized(images, mean, std), batch))
+    images = draw_images()
+    batch = preprocessed(model, images, cfg.INPUT.FORMAT)
+    ours = _resnet_outputs(backbone, padded(normalized(images, mean, std), batch))
     theirs = dict(_build_trunk(cfg, weights)(batch))
     if cfg.MODEL.BACKBONE.NAME == C4:
         pooler, boxes = model.roi_heads.pooler, _rois(len(images))
@@ -262,19 +225,19 @@ def _timm_outputs(
     prefix = PLAIN_LEVEL.removesuffix(LAST) if is_pyramid else BOTTOM_UP
     name = cfg.KSCL.TIMM.NAME
     levels = find_levels(backbone, name, [level.name for level in inside.levels])
-    images = _images()
-    batch = _preprocessed(model, images, cfg.INPUT.FORMAT)
-    padded = _padded(_normalized(images, mean, std), batch)
+    images = draw_images()
+    batch = preprocessed(model, images, cfg.INPUT.FORMAT)
+    ready = padded(normalized(images, mean, std), batch)
     if _takes_any_size(cfg, kwargs):
-        return _level_outputs(backbone, levels, padded, inside, batch, prefix, "")
+        return _level_outputs(backbone, levels, ready, inside, batch, prefix, "")
     # The source takes one size of images. There it is compared as it is; at another size, with
     # timm's own network for any size that has its weights.
     flexible: Any = encoder.build_backbone(name, plain(cfg.KSCL.TIMM.KWARGS)).eval()
     flexible.load_state_dict(backbone.state_dict(), strict=True)
-    ours, theirs = _level_outputs(flexible, levels, padded, inside, batch, prefix, "")
-    own = _images(_own_size(backbone))
-    exact = _normalized(own, mean, std)
-    cut = _preprocessed(model, own, cfg.INPUT.FORMAT)[..., : exact.shape[2], : exact.shape[3]]
+    ours, theirs = _level_outputs(flexible, levels, ready, inside, batch, prefix, "")
+    own = draw_images(_own_size(backbone))
+    exact = normalized(own, mean, std)
+    cut = preprocessed(model, own, cfg.INPUT.FORMAT)[..., : exact.shape[2], : exact.shape[3]]
     more = _level_outputs(backbone, levels, exact, inside, cut, prefix, OWN_SIZE)
     return ours | more[0], theirs | more[1]
 
