@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,14 +11,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from kscl.backbone_file import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    RANDOM,
-    Loaded,
-    load_backbone,
-    tensors_hash,
-)
+from kscl.backbone_file import RANDOM, Loaded, load_backbone, tensors_hash
 from kscl.method.batch_norm import batch_norms, calibrate_batch_norm
 from kscl.method.encoder import feature_dim
 from kscl.runtime.launch import device
@@ -27,6 +21,8 @@ from linear_eval.data.images import LabelledImages, ViewsOfImages, load_batches
 from linear_eval.data.views import geometry
 from linear_eval.errors import LinearEvalError
 from linear_eval.splits import calibration_images
+
+log = logging.getLogger(__name__)
 
 CALIBRATION_BATCH = 64
 
@@ -88,11 +84,10 @@ def freeze(cfg: CfgNode, train: LabelledImages) -> Frozen:
     """
     if cfg.SOLVER.AMP == "fp16" and device().type == "cpu":
         raise LinearEvalError("SOLVER.AMP fp16 needs a GPU: on a CPU set bf16 or off.")
-    loaded = _load(cfg)
+    loaded = load(cfg)
     dim = feature_dim(loaded.backbone, cfg.INPUT.SIZE)
-    mean, std = (
-        torch.tensor(v, device=device()).view(3, 1, 1) for v in _input_statistics(cfg, loaded)
-    )
+    colors = (loaded.description.mean, loaded.description.std)
+    mean, std = (torch.tensor(color, device=device()).view(3, 1, 1) for color in colors)
     module = loaded.backbone.to(device()).to(memory_format=fast_layout(device()))
     module.requires_grad_(False).eval()
     wanted = cfg.BACKBONE.BATCH_NORM
@@ -113,7 +108,8 @@ def fast_layout(device: torch.device) -> torch.memory_format:
     return torch.channels_last if device.type == "cpu" else torch.contiguous_format
 
 
-def _load(cfg: CfgNode) -> Loaded:
+def load(cfg: CfgNode) -> Loaded:
+    """Return the backbone that the config names, in the place and with the input that it says."""
     given = cfg.BACKBONE
     if not given.WEIGHTS:
         raise LinearEvalError(
@@ -123,20 +119,19 @@ def _load(cfg: CfgNode) -> Loaded:
         raise LinearEvalError(
             "BACKBONE.KWARGS are arguments of a network: set BACKBONE.NAME as well."
         )
-    return load_backbone(given.WEIGHTS, given.NAME or None, dict(given.KWARGS), cfg.SEED)
-
-
-def _input_statistics(cfg: CfgNode, loaded: Loaded) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    described = (loaded.description.mean, loaded.description.std)
-    if not cfg.INPUT.MEAN:
-        return described
-    given = (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
-    if described not in (given, (IMAGENET_MEAN, IMAGENET_STD)):
-        raise LinearEvalError(
-            f"INPUT.MEAN and STD are {given}, but the backbone was trained with {described}: leave "
-            "them empty to take what its file says."
-        )
-    return given
+    loaded = load_backbone(
+        given.WEIGHTS,
+        given.NAME or None,
+        dict(given.KWARGS),
+        cfg.SEED,
+        container=given.CONTAINER or None,
+        prefix=given.PREFIX or None,
+        mean=cfg.INPUT.MEAN or None,
+        std=cfg.INPUT.STD or None,
+    )
+    for sentence in loaded.said:
+        log.info(sentence)
+    return loaded
 
 
 def _center_crops(cfg: CfgNode, images: LabelledImages, indices: np.ndarray) -> Iterator[Tensor]:

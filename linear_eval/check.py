@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from fvcore.common.config import CfgNode
 
-from kscl.backbone_file import load_backbone
 from kscl.cli import is_later
-from kscl.config.tree import config_values
 from kscl.data.annotated.annotations import Problem
 from kscl.data.bad_images import check_some_image_reads
 from kscl.errors import KsclError
+from linear_eval.backbone import load
 from linear_eval.data.images import open_data
 
 WEIGHTS_KEY = "BACKBONE.WEIGHTS"
@@ -30,8 +29,7 @@ def _problems(cfg: CfgNode, later: Sequence[str]) -> Iterator[Problem]:
         except KsclError as error:
             yield Problem("data", "DATA.TRAIN and DATA.VAL", str(error), "")
     if not is_later(WEIGHTS_KEY, later) and not is_later(cfg.BACKBONE.WEIGHTS, later):
-        network = config_values(cfg)["BACKBONE"]
         try:
-            load_backbone(network["WEIGHTS"], network["NAME"] or None, network["KWARGS"])
+            load(cfg)
         except KsclError as error:
             yield Problem("weights", WEIGHTS_KEY, str(error), "")

@@ -61,6 +61,11 @@ def linear_eval_defaults() -> CfgNode:
     cfg.BACKBONE = CfgNode()
     # A file of weights, of this project or another one, or random.
     cfg.BACKBONE.WEIGHTS = ""
+    # Where in the file the tensors are, for a file with several networks or an unknown layout: the
+    # keys that lead to them, joined by dots. "" goes by the table of layouts (docs/checkpoints.md).
+    cfg.BACKBONE.CONTAINER = ""
+    # What stands before the network's names there, letter by letter; "" as for CONTAINER.
+    cfg.BACKBONE.PREFIX = ""
     cfg.BACKBONE.NAME = ""  # The timm model, if the file does not name it.
     # Arguments for timm.create_model; any key is allowed.
     cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)
@@ -82,7 +87,7 @@ def linear_eval_defaults() -> CfgNode:
     cfg.INPUT = CfgNode()
     cfg.INPUT.SIZE = 224  # Width and height of the input, in pixels.
     cfg.INPUT.RESIZE = 256  # Length of the short side before the center crop, in pixels.
-    # Mean of red, green and blue; [] is what the file of weights says, or else that of ImageNet.
+    # Mean of red, green and blue; [] is what the file of weights says, or that of its project.
     cfg.INPUT.MEAN = []
     # Standard deviation of red, green and blue; [] as for MEAN.
     cfg.INPUT.STD = []

@@ -1,4 +1,4 @@
-"""Convert a pretrained backbone for Detectron2, with proof.
+"""Convert a pretrained backbone for Detectron2, with proof; or back to timm (--to timm).
 
 Write a folder with the weights, the Detectron2 config that fits them and a certificate of the
 proof: the same images through the source network and through the detector, stage by stage. If they
@@ -23,11 +23,19 @@ from kscl.errors import KsclError
 COUNTER = "num_batches_tracked"
 EXAMPLES = """  our own file says what it is:
     python tools/convert.py output/kscl/backbone.safetensors --output-dir output/kscl/detectron2
-  a checkpoint of MoCo, SimCLR, torchvision or timm:
+  a checkpoint of another project (docs/checkpoints.md lists them):
     python tools/convert.py moco_200ep.pth.tar --arch resnet50 --output-dir output/moco/detectron2
+  the student of DINO, whose teacher is the default; then a layout that is not in the table:
+    python tools/convert.py dino.pth --arch resnet50 --container student --output-dir output/dino
+    python tools/convert.py own.pth --arch resnet50 --container state_dict --prefix net.trunk. \\
+        --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --output-dir output/own/detectron2
   random weights of a narrow network, for the small protocol:
     python tools/convert.py random --arch resnet50 --arch-kwargs '{channels: [8, 16, 32, 64]}' \\
         --protocol configs/detection/shapes_tiny_c4.yaml --output-dir output/random/detectron2
+  back again, from a folder of this tool, or from any ResNet of Detectron2 and its config:
+    python tools/convert.py output/kscl/detectron2 --to timm --output-dir output/kscl/back
+    python tools/convert.py model_final.pth --to timm --arch resnet50 --protocol voc.yaml \\
+        --output-dir output/back
   then:
     python tools/train_net.py --config-file output/kscl/detectron2/config.yaml
 """
@@ -41,12 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     from detection.convert import converter as convert  # needs Detectron2
 
     def run(output_dir: str) -> Any:
+        if arguments.to == "timm":
+            return _take_back(arguments, output_dir)
         return convert.convert(
             arguments.source,
             output_dir,
             arch=arguments.arch,
             kwargs=_kwargs(arguments.arch_kwargs),
             seed=arguments.seed,
+            container=arguments.container,
+            prefix=arguments.prefix,
             mean=arguments.mean and tuple(arguments.mean),
             std=arguments.std and tuple(arguments.std),
             protocol=arguments.protocol or convert.PROTOCOL,
@@ -59,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             return cli.tell_problems(lambda: run(str(Path(folder, "converted"))) and [])
     converted = run(arguments.output_dir)
-    print(_report(converted))
+    print(_report_of_timm(converted) if arguments.to == "timm" else _report(converted))
     return 0
 
 
@@ -68,14 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "source",
-        help="a file of weights (ours, MoCo's, SimCLR-style, torchvision's, timm's), or 'random'",
+        help="a file of weights (ours or another project's: docs/checkpoints.md), or 'random'",
     )
+    add("--to", choices=("detectron2", "timm"), default="detectron2", help="timm: the way back")
     add("--output-dir", required=True, metavar="FOLDER", help="the folder to write")
     add("--arch", help="the timm model, for files that do not say it themselves")
     add("--arch-kwargs", default="{}", metavar="YAML", help="its arguments")
+    add("--container", metavar="KEY", help="where in the file the tensors are: keys joined by dots")
+    add("--prefix", help="what stands before the network's names there, letter by letter")
     add("--seed", type=int, default=0, help="of random weights (0)")
     for name, value in (("mean", "0.485 0.456 0.406"), ("std", "0.229 0.224 0.225")):
-        about = f"of the pretraining's input, if the file does not say it (ImageNet's: {value})"
+        about = f"of the pretraining's input, if it is not known (ImageNet's: {value})"
         add(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=about)
     add(
         "--protocol",
@@ -107,6 +122,33 @@ def _kwargs(text: str) -> dict[str, Any]:
     return values
 
 
+def _take_back(arguments: argparse.Namespace, output_dir: str) -> Any:
+    from detection.convert.back import take_back
+
+    for name in ("container", "prefix", "mean", "std", "route"):
+        if getattr(arguments, name) is not None:
+            raise KsclError(f"--{name} is not for --to timm: leave it out.")
+    return take_back(
+        arguments.source,
+        output_dir,
+        arch=arguments.arch,
+        kwargs=_kwargs(arguments.arch_kwargs),
+        protocol=arguments.protocol,
+        force=arguments.force,
+    )
+
+
+def _report_of_timm(back: Any) -> str:
+    equal = "equal to the bit to what was once converted" if back.same_as_source else "proven"
+    return (
+        f"{back.description.arch}, {equal}\n"
+        "largest relative difference between Detectron2 and timm: "
+        f"{max(back.differences.values()):.1e}\n"
+        f"left behind: {in_kinds(back.left_behind)}\n"
+        f"written to {back.path}, which timm.create_model takes as its checkpoint_path"
+    )
+
+
 def _report(converted: Any) -> str:
     certificate = converted.certificate
     width = max(len(stage) for stage in certificate.differences)
@@ -119,6 +161,7 @@ def _report(converted: Any) -> str:
     return "\n".join(
         [
             f"{source['name']} ({source['layout']}): {certificate.arch}",
+            *converted.said,
             f"relative difference between timm and Detectron2 (allowed {certificate.tolerance:g}):",
             *rows,
             f"{certificate.tensors} tensors carried over; left behind: "
@@ -137,8 +180,12 @@ def in_kinds(names: Sequence[str]) -> str:
     kinds: Counter[str] = Counter()
     everything = set(names)
     for name in names:
+        if name.startswith("["):  # another part of the file, already counted
+            kinds[name] = 0
+            continue
         layer, _, tensor = name.rpartition(".")
         # The counter of a layer whose other tensors were carried over.
         is_counter = tensor == COUNTER and f"{layer}.weight" not in everything
         kinds[COUNTER if is_counter else ".".join(name.split(".")[:2])] += 1
-    return ", ".join(f"{kind} ({count})" for kind, count in kinds.items()) or "nothing"
+    listed = (f"{kind} ({count})" if count else kind for kind, count in kinds.items())
+    return ", ".join(listed) or "nothing"

@@ -26,20 +26,28 @@ from detection.convert.proof import TOLERANCE, stages_of
 from detection.convert.routes import EXACT_BUILDERS, Route, choose_route
 from detection.convert.weights import CONVERT_IT, read_weights
 from detection.errors import DetectionError
-from kscl.backbone_file import Description, load_backbone
+from kscl.backbone_file import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    OWN_LAYOUTS,
+    Description,
+    load_backbone,
+)
 from kscl.config.tree import plain, value_at
 from kscl.method.encoder import build_backbone
 from kscl.runtime.files import sha256_of, write_atomically
 
 CERTIFICATE_FILE = "certificate.json"
-VERSION = 3
+VERSION = 4
 PIXEL_TOLERANCE = 1e-3  # of 255: files round the mean and std
 SOURCE_FIELDS: dict[str, type | UnionType] = {  # what tells the weights' source, and its types
     "name": str,
     "path": str | None,
     "file_sha256": str | None,
     "tensors_sha256": str,
-    "layout": str,
+    "layout": str,  # as it was found
+    "container": str | None,  # where the user said to look
+    "prefix": str | None,
     "run": dict,
 }
 
@@ -52,6 +60,7 @@ class Certificate:
     weights_sha256: str
     tensors: int  # in the weights
     left_behind: list[str]  # tensors of the source that are not part of the detector
+    counters: dict[str, int]  # BatchNorm's, which Detectron2 has no place for, by timm's names
     source: dict[str, Any]  # SOURCE_FIELDS: the file, its hash, its tensors' hash and its run
     arch: str  # timm's name
     arch_kwargs: dict[str, Any]
@@ -228,7 +237,17 @@ def _check_source(
             f"{path} was changed since {weights} was made from it, or the certificate was. "
             f"{CONVERT_IT}"
         )
-    loaded = load_backbone(path, certificate.arch, certificate.arch_kwargs)
+    # Our own files tell their input; of others only the tensors are compared, so any input will do.
+    tells = source["layout"] in OWN_LAYOUTS
+    loaded = load_backbone(
+        path,
+        certificate.arch,
+        certificate.arch_kwargs,
+        container=source["container"],
+        prefix=source["prefix"],
+        mean=None if tells else IMAGENET_MEAN,
+        std=None if tells else IMAGENET_STD,
+    )
     theirs, _ = route.carry(loaded.backbone.state_dict())
     different = [key for key in tensors if not torch.equal(tensors[key], theirs[key])]
     if different:

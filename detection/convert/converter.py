@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,18 +33,18 @@ from detection.convert.certificate import (
     read_certificate,
     write_certificate,
 )
+from detection.convert.name_map import COUNTER
 from detection.convert.proof import TOLERANCE, check_proof, stage_differences
 from detection.convert.routes import EXACT, choose_route
 from detection.convert.weights import AUTHOR, as_arrays, by_heuristics
 from detection.errors import DetectionError
 from detection.train.roi_heads import EXTRA_NORM_HEAD, PLAIN_HEAD
-from kscl.backbone_file import Description, Loaded, load_backbone
+from kscl.backbone_file import Loaded, load_backbone
 from kscl.runtime.files import sha256_of, write_atomically
 
 CONFIG_FILE = "config.yaml"
 PLAIN_CONFIG_FILE = "config_plain.yaml"  # for Detectron2 without this project
 FORMATS = {"pth": "weights.pth", "pkl": "weights.pkl"}
-TIMM_LAYOUTS = ("plain", "timm")  # of files of timm and torchvision
 PROTOCOL = "detection/voc0712_c4_24k_moco.yaml"
 
 
@@ -55,6 +55,7 @@ class Converted:
     folder: Path
     certificate: Certificate
     cfg: CfgNode
+    said: tuple[str, ...]  # which network of the file was taken, and what was not read
 
     @property
     def weights(self) -> Path:
@@ -68,6 +69,8 @@ def convert(
     arch: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
+    container: str | None = None,
+    prefix: str | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     protocol: str | Path = PROTOCOL,
@@ -77,16 +80,15 @@ def convert(
 ) -> Converted:
     """Convert a backbone for a protocol's detector, prove it, and deliver the folder `output`.
 
-    `mean` and `std` (RGB in [0, 1]) are for files that do not say what their input was; the
-    default is timm's for the network if the file is laid out as timm's and torchvision's are, else
-    ImageNet's, as in all of the reference checkpoints. `route` "timm" runs the timm
-    network itself also where Detectron2 could build it.
+    `container` and `prefix` name the network's place in a file of an unknown layout or with several
+    networks; `mean` and `std` (RGB in [0, 1]) are for files whose input is not known. `route`
+    "timm" runs the timm network itself also where Detectron2 could build it.
     """
     output = Path(output)
     cfg = load_detection_config(protocol)
-    loaded = load_backbone(source, arch, kwargs, seed)
-    says_itself = arch is None or bool(loaded.description.source)
-    description = _with_input(loaded, {"mean": mean, "std": std}, says_itself, str(source))
+    place = {"container": container, "prefix": prefix}
+    loaded = load_backbone(source, arch, kwargs, seed, **place, mean=mean, std=std)
+    description = loaded.description
     _check_output(output, loaded, force)
 
     kwargs = description.kwargs
@@ -99,7 +101,7 @@ def convert(
 
     with _delivery(output) as folder:
         weights = folder / FORMATS[file_format]
-        write_atomically(weights, _weights_bytes(tensors, file_format))
+        write_atomically(weights, weights_bytes(tensors, file_format))
         differences = stage_differences(
             loaded.backbone, kwargs, description.mean, description.std, cfg, weights
         )
@@ -109,7 +111,8 @@ def convert(
             weights_sha256=sha256_of(weights),
             tensors=len(tensors),
             left_behind=[*loaded.left_behind, *not_needed],
-            source=_source(loaded, str(source)),
+            counters=_counters(loaded, not_needed),
+            source=_source(loaded, str(source)) | place,
             arch=description.arch,
             arch_kwargs=dict(kwargs),
             detectron2_keys=keys,
@@ -123,28 +126,7 @@ def convert(
             plain_text = _plain_config_text(cfg, certificate)
             write_atomically(folder / PLAIN_CONFIG_FILE, plain_text.encode())
         write_certificate(certificate, folder / CERTIFICATE_FILE)
-    return Converted(output, certificate, cfg)
-
-
-def _with_input(
-    loaded: Loaded, given: Mapping[str, tuple[float, ...] | None], says_itself: bool, name: str
-) -> Description:
-    """Return what the source says of its input, or what the user says if it does not."""
-    chosen = {key: tuple(value) for key, value in given.items() if value is not None}
-    for key, value in chosen.items():
-        if len(value) != 3 or not all(0 <= v <= 1 for v in value) or (key == "std" and 0 in value):
-            raise DetectionError(
-                f"--{key} is {value}. Give three numbers from 0 to 1: red, green, blue."
-            )
-        known = getattr(loaded.description, key)
-        if says_itself and value != tuple(known):
-            raise DetectionError(
-                f"{name} says that its {key} is {known}, not {value}. Leave --{key} out."
-            )
-    if not says_itself and loaded.layout.startswith(TIMM_LAYOUTS):
-        own: Any = loaded.backbone.pretrained_cfg
-        chosen = {key: tuple(own[key]) for key in given} | chosen
-    return replace(loaded.description, **chosen)  # type: ignore[arg-type]
+    return Converted(output, certificate, cfg, loaded.said)
 
 
 def _check_finite(tensors: Mapping[str, Tensor], name: str) -> None:
@@ -156,7 +138,7 @@ def _check_finite(tensors: Mapping[str, Tensor], name: str) -> None:
         )
 
 
-def _weights_bytes(tensors: dict[str, Tensor], file_format: str) -> bytes:
+def weights_bytes(tensors: dict[str, Tensor], file_format: str) -> bytes:
     """Serialize with the marks that Detectron2's loader needs."""
     marks = {"matching_heuristics": by_heuristics(tensors), "__author__": AUTHOR}
     if file_format == "pkl":
@@ -164,6 +146,12 @@ def _weights_bytes(tensors: dict[str, Tensor], file_format: str) -> bytes:
     content = io.BytesIO()
     torch.save({"model": tensors, **marks}, content)
     return content.getvalue()
+
+
+def _counters(loaded: Loaded, not_needed: list[str]) -> dict[str, int]:
+    """Return BatchNorm's counters, which Detectron2 does not keep, for the way back."""
+    state = loaded.backbone.state_dict()
+    return {name: int(state[name]) for name in not_needed if name.rpartition(".")[2] == COUNTER}
 
 
 def _source(loaded: Loaded, name: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from detection.convert.name_map import COUNTER, TIMM_PREFIX, network_tensors, without_prefix
 from detection.errors import DetectionError
-from kscl.backbone_file import read_plain
+from kscl.backbone_file import read_plain, read_tensors
 
 AUTHOR = "kscl"
 # What a detector has beyond its network; it starts at random, as nothing pretrained has such parts.
@@ -78,6 +78,18 @@ def by_heuristics(tensors: Mapping[str, Any]) -> bool:
     network are complete.
     """
     return not any(name.startswith(tuple(TIMM_PREFIX.values())) for name in tensors)
+
+
+def read_detectron2(path: Path) -> dict[str, Tensor]:
+    """Return all tensors of a file of Detectron2, ours or not, by its names."""
+    content = _read_pickle(path) if path.suffix == ".pkl" else read_tensors(path)[0]
+    found = content.get("model", content)
+    tensors = found if isinstance(found, dict) else {}
+    return {
+        str(key): torch.as_tensor(value)
+        for key, value in tensors.items()
+        if isinstance(value, Tensor | np.ndarray)
+    }
 
 
 def load_weights(model: nn.Module, path: str | Path) -> int:

@@ -1,145 +1,222 @@
-"""How known kinds of checkpoints name a backbone's tensors, and finding them by that."""
+"""How known projects name a backbone's tensors in their checkpoints.
+
+Names are written without what wraps a network: `module.` (DataParallel, DDP, moving averages) and
+`_orig_mod.` (torch.compile) are taken out of the file's names wherever they stand. Every entry also
+holds for its state dict saved alone, without the container.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
+from kscl.backbone_file.describe import IMAGENET_MEAN, IMAGENET_STD
 
-from kscl.errors import KsclError
+Container = tuple[str, ...]  # keys that lead to a dict of tensors; () is the file itself
+Color = tuple[float, ...]
 
-State = dict[str, Tensor]
+IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
+SWAV_INPUT = (IMAGENET_MEAN, (0.228, 0.224, 0.225))  # swav/src/multicropdataset.py
+HEADS = ("fc.", "head.", "classifier.")  # classifiers of torchvision and timm
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one kind of checkpoint names a backbone's tensors, and what else it holds."""
+    """How one project names a backbone's tensors, what else its files hold, and its input."""
 
-    container: tuple[str, ...]  # keys that lead to the dict of tensors
+    container: Container
     prefix: str
     leave_behind: tuple[str, ...] = ()  # prefixes of tensors that belong to something else
+    marks: tuple[str, ...] = ()  # prefixes of which a file has one at least, or is another's
+    instead_of: tuple[tuple[Container, str], ...] = ()  # networks that are not taken
+    takes: str = ""  # said aloud if the file holds one of them
+    input: tuple[Color, Color] | None = IMAGENET  # mean and std; None: they must be given
+    why_ask: str = ""  # completes "its mean and std must be given: …"
+    sequence: bool = False  # layers are named by their position, as nn.Sequential does
 
 
-# In this order; of MoCo's two encoders the query encoder is taken, as MoCo's own evaluation does.
-LAYOUTS: dict[str, Layout] = {
-    "kscl checkpoint": Layout(
-        ("learner",), "encoder.backbone.", ("encoder.head.", "key_encoder.", "dictionary.", "steps")
-    ),
-    "moco": Layout(
-        ("state_dict",),
-        "module.encoder_q.",
-        ("module.encoder_q.fc.", "module.encoder_k.", "module.queue"),
-    ),
-    "moco v3": Layout(
-        ("state_dict",),
-        "module.base_encoder.",
-        ("module.base_encoder.fc.", "module.momentum_encoder.", "module.predictor."),
-    ),
-    "simclr (state_dict, backbone)": Layout(
-        ("state_dict",),
+STATE, MODEL = ("state_dict",), ("model",)
+PLAIN_INPUT = "this project trains on plain [0, 1]"
+BY_DATA_SET = "this project normalizes by the data set that it trains on"
+
+
+def _lightly(sequence: bool) -> Layout:
+    others = ("teacher_backbone.", "query_backbone.", "key_backbone.", "backbone_momentum.")
+    heads = ("projection_head", "prediction_head", "online_classifier.", "criterion.", "prototypes")
+    more = ("teacher_", "query_", "key_")
+    return Layout(
+        STATE,
         "backbone.",
-        ("backbone.fc.", "projector.", "projection_head.", "classifier.", "momentum_"),
-    ),
-    "simclr (state_dict, encoder)": Layout(
-        ("state_dict",), "encoder.", ("encoder.fc.", "projector.", "projection_head.", "head.")
-    ),
-    "simclr (model, backbone)": Layout(
-        ("model",), "backbone.", ("backbone.fc.", "projector.", "projection_head.", "classifier.")
-    ),
-    "plain": Layout((), "", ("fc.", "head.", "classifier.")),
-    "plain (state_dict)": Layout(("state_dict",), "", ("fc.", "head.", "classifier.")),
-    "plain (model)": Layout(("model",), "", ("fc.", "head.", "classifier.")),
-    "distributed (state_dict)": Layout(("state_dict",), "module.", ("module.fc.", "module.head.")),
-    "distributed (model)": Layout(("model",), "module.", ("module.fc.", "module.head.")),
-}
-
-
-def find_tensors(
-    content: Mapping[str, Any], backbone: nn.Module, name: str
-) -> tuple[str, State, tuple[str, ...]]:
-    """Return the layout, the backbone's tensors by timm's names, and the names left behind."""
-    wanted = backbone.state_dict()
-    near_misses = []
-    for layout_name, layout in LAYOUTS.items():
-        tensors = _tensors_at(content, layout.container)
-        found = {key: tensors.get(layout.prefix + key) for key in wanted}
-        missing = [key for key, value in found.items() if value is None]
-        # Files from before PyTorch 0.4.1 have no such counters; nothing is computed from them.
-        missing = [key for key in missing if not key.endswith("num_batches_tracked")]
-        if len(missing) == len([k for k in wanted if not k.endswith("num_batches_tracked")]):
-            continue
-        if missing:
-            near_misses.append(f"as '{layout_name}' {_some(missing)} would be missing")
-            continue
-        used = {layout.prefix + key for key in wanted}
-        rest = [key for key in tensors if key not in used]
-        unknown = [key for key in rest if not key.startswith(layout.leave_behind or ("\0",))]
-        if unknown:
-            near_misses.append(f"as '{layout_name}' {_some(unknown)} would be left over")
-            continue
-        complete = {key: wanted[key] if value is None else value for key, value in found.items()}
-        _check_tensors(complete, wanted, name)
-        return layout_name, complete, tuple(rest)
-    reasons = "".join(f"\n  {reason}" for reason in near_misses)
-    raise KsclError(
-        f"{name} does not hold this network: name another one, or save the backbone's state dict "
-        f"alone.{reasons}\n"
-        f"  prefixes found in it: {', '.join(_prefixes(content)) or 'none with tensors'}\n"
-        f"  layouts known: {', '.join(LAYOUTS)}"
+        (*others, *heads, *more),
+        marks=heads,
+        instead_of=tuple((STATE, other) for other in others),
+        takes="'backbone', which lightly's own evaluation runs",
+        sequence=sequence,
     )
 
 
-def _tensors_at(content: Mapping[str, Any], container: tuple[str, ...]) -> State:
-    node: Any = content
-    for key in container:
-        node = node.get(key) if isinstance(node, dict) else None
-    if not isinstance(node, dict):
-        return {}
-    return {
-        key: value
-        for key, value in node.items()
-        if isinstance(key, str) and isinstance(value, Tensor)
-    }
+def _plain(container: Container) -> Layout:
+    # `n_averaged` counts the steps of torch.optim.swa_utils.AveragedModel.
+    return Layout(container, "", (*HEADS, "n_averaged"))
 
 
-def _check_tensors(tensors: State, wanted: State, name: str) -> None:
-    """Raise an error for shapes that differ, and for numbers that would be cut to fit."""
-    wrong = [
-        f"{key} is {tuple(value.shape)} and should be {tuple(wanted[key].shape)}"
-        for key, value in tensors.items()
-        if value.shape != wanted[key].shape
-    ]
-    if wrong:
-        raise KsclError(
-            f"{name} holds a network of another size: {_some(wrong)}. Name its arguments "
-            "(BACKBONE.KWARGS)."
-        )
-    cut = [
-        f"{key} is {value.dtype}"
-        for key, value in tensors.items()
-        if value.is_floating_point() != wanted[key].is_floating_point() or value.is_complex()
-    ]
-    if cut:
-        raise KsclError(
-            f"{name} holds numbers of another kind: {_some(cut)}, and weights are real floating "
-            "point numbers. Save them as such."
-        )
-
-
-def _prefixes(content: Mapping[str, Any], inside: str = "", depth: int = 4) -> list[str]:
-    """Return what stands before the first convolution's name, in every dict of the file."""
-    found: dict[str, None] = {}
-    for key, value in content.items():
-        if isinstance(value, dict) and depth:
-            found.update(dict.fromkeys(_prefixes(value, f"{inside}[{key}] ", depth - 1)))
-        elif isinstance(value, Tensor):
-            parts = str(key).split(".")
-            found[inside + ".".join(parts[: min(2, len(parts) - 1)])] = None
-    return list(found)[:12]
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+# The first that fits is taken. Sources are public repositories, as of 2026.
+LAYOUTS: dict[str, Layout] = {
+    "kscl checkpoint": Layout(
+        ("learner",),
+        "encoder.backbone.",
+        ("encoder.head.", "key_encoder.", "dictionary.", "steps"),
+        instead_of=((("learner",), "key_encoder.backbone."),),
+        takes="the encoder, which a run exports, and not the momentum encoder",
+    ),
+    # facebookresearch/moco, v1 and v2: main_moco.py, main_lincls.py
+    "moco": Layout(
+        STATE,
+        "encoder_q.",
+        ("encoder_q.fc.", "encoder_k.", "queue"),
+        instead_of=((STATE, "encoder_k."),),
+        takes="the query encoder, which MoCo's own evaluation uses, and not the key encoder",
+    ),
+    # facebookresearch/moco-v3: moco/builder.py, main_lincls.py
+    "moco v3": Layout(
+        STATE,
+        "base_encoder.",
+        ("base_encoder.fc.", "base_encoder.head.", "momentum_encoder.", "predictor."),
+        instead_of=((STATE, "momentum_encoder."),),
+        takes="the base encoder, which MoCo v3's own evaluation uses, and not the momentum encoder",
+    ),
+    # facebookresearch/simsiam: simsiam/builder.py, main_lincls.py
+    "simsiam": Layout(STATE, "encoder.", ("encoder.fc.", "predictor."), marks=("predictor.",)),
+    # sthalles/SimCLR: models/resnet_simclr.py, data_aug/contrastive_learning_dataset.py
+    "simclr (sthalles)": Layout(
+        STATE,
+        "backbone.",
+        ("backbone.fc.",),
+        marks=("backbone.fc.",),
+        input=None,
+        why_ask=PLAIN_INPUT,
+    ),
+    # Spijkervet/SimCLR: simclr/simclr.py, modules/transformations/simclr.py
+    "simclr (spijkervet)": Layout(
+        (), "encoder.", ("projector.",), marks=("projector.",), input=None, why_ask=PLAIN_INPUT
+    ),
+    # AndrewAtanov/simclr-pytorch: models/encoder.py, models/ssl.py
+    "simclr (atanov)": Layout(
+        STATE, "convnet.", ("convnet.fc.", "projection."), input=None, why_ask=PLAIN_INPUT
+    ),
+    # yaox12/BYOL-PyTorch: model/basic_modules.py, trainer/byol_trainer.py
+    "byol (yaox12)": Layout(
+        MODEL,
+        "online_network.encoder.",
+        ("online_network.projetion.", "target_network.", "predictor."),
+        instead_of=((MODEL, "target_network.encoder."),),
+        takes="the online network, and not the target network",
+        sequence=True,
+    ),
+    # sthalles/PyTorch-BYOL: trainer.py, models/resnet_base_network.py, data/transforms.py
+    "byol (sthalles)": Layout(
+        ("online_network_state_dict",),
+        "encoder.",
+        ("projetion.",),
+        marks=("projetion.",),
+        instead_of=((("target_network_state_dict",), "encoder."),),
+        takes="the online network, and not the target network",
+        input=None,
+        why_ask=PLAIN_INPUT,
+        sequence=True,
+    ),
+    # lucidrains/byol-pytorch: byol_pytorch/byol_pytorch.py, the whole learner
+    "byol (lucidrains)": Layout(
+        (),
+        "net.",
+        ("net.fc.", "online_encoder.", "target_encoder.", "online_predictor."),
+        marks=("online_encoder.",),
+        instead_of=(((), "target_encoder.net."),),
+        takes="the online network, and not the target network",
+    ),
+    # facebookresearch/swav: main_swav.py, main_deepclusterv2.py, src/resnet50.py; it also trained
+    # SeLa-v2. Released files are the state dict alone.
+    "swav, deepcluster-v2, sela-v2": Layout(
+        STATE,
+        "",
+        ("projection_head.", "prototypes."),
+        marks=("projection_head.", "prototypes."),
+        input=SWAV_INPUT,
+    ),
+    # facebookresearch/dino: main_dino.py, eval_linear.py
+    "dino": Layout(
+        ("teacher",),
+        "backbone.",
+        ("head.",),
+        marks=("head.",),
+        instead_of=((("student",), "backbone."),),
+        takes="the teacher, which DINO's own evaluation uses (--container student for the other)",
+    ),
+    "dino (student)": Layout(("student",), "backbone.", ("head.",), marks=("head.",)),
+    # facebookresearch/barlowtwins: main.py; facebookresearch/vicreg: main_vicreg.py;
+    # facebookresearch/VICRegL: main_vicregl.py
+    "barlow twins, vicreg, vicregl": Layout(
+        MODEL,
+        "backbone.",
+        ("projector.", "maps_projector.", "classifier.", "bn."),
+        marks=("projector.", "maps_projector."),
+    ),
+    # WXinlong/DenseCL: openselfsup/models/densecl.py; open-mmlab/mmselfsup: models/algorithms/
+    "densecl, openselfsup, mmselfsup": Layout(
+        STATE,
+        "backbone.",
+        (
+            *("neck.", "head.", "encoder_q.", "encoder_k.", "online_net.", "target_net."),
+            *("queue", "memory_bank.", "loss.", "data_preprocessor."),
+        ),
+        marks=("neck.", "head.", "encoder_q.", "online_net."),
+        instead_of=((STATE, "encoder_k.0."), (STATE, "target_net.0.")),
+        takes="'backbone', the network that is trained, and not its moving average",
+    ),
+    # zdaxie/PixPro: contrast/models/PixPro.py, main_pretrain.py
+    "pixpro": Layout(
+        MODEL,
+        "encoder.",
+        ("encoder.fc.", "encoder_k.", "projector", "predictor.", "value_transform."),
+        marks=("encoder_k.",),
+        instead_of=((MODEL, "encoder_k."),),
+        takes="the encoder, which PixPro's own transfer uses, and not the momentum encoder",
+    ),
+    # HobbitLong/PyContrast: networks/build_backbone.py, learning/contrast_trainer.py
+    "infomin, insdis, pirl": Layout(
+        MODEL,
+        "encoder.",
+        ("encoder.fc.", "head.", "head_jig."),
+        marks=("head.", "head_jig."),
+        instead_of=((("model_ema",), "encoder."),),
+        takes="'model', which PyContrast's own evaluation uses, and not its moving average",
+    ),
+    # facebookresearch/vissl: extra_scripts/convert_vissl_to_detectron2.py
+    "vissl": Layout(("classy_state_dict", "base_model", "model", "trunk"), "_feature_blocks."),
+    # vturrisi/solo-learn: solo/methods/base.py, byol.py, mocov2plus.py
+    "solo-learn": Layout(
+        STATE,
+        "backbone.",
+        (
+            *("classifier.", "projector.", "predictor.", "prototypes.", "queue"),
+            *("momentum_backbone.", "momentum_projector.", "momentum_classifier."),
+        ),
+        marks=("classifier.", "projector."),
+        instead_of=((STATE, "momentum_backbone."),),
+        takes="'backbone', which solo-learn's own evaluation uses, and not the momentum backbone",
+        input=None,
+        why_ask=BY_DATA_SET,
+    ),
+    # lightly-ai/lightly: benchmarks/imagenet/resnet50/ and examples/pytorch_lightning/
+    "lightly": _lightly(sequence=False),
+    "lightly (sequence)": _lightly(sequence=True),
+    # facebookresearch/mae: models_mae.py, util/misc.py
+    "mae": Layout(MODEL, "", ("mask_token", "decoder_"), marks=("decoder_",)),
+    # timm: utils/checkpoint_saver.py; torchvision: references/classification/train.py; files of
+    # either's model zoo; VISSL's files in torchvision's names (model_state_dict).
+    "plain": _plain(()),
+    "plain (state_dict)": _plain(STATE),
+    "plain (state_dict_ema)": _plain(("state_dict_ema",)),
+    "plain (model)": _plain(MODEL),
+    "plain (model_ema)": _plain(("model_ema",)),
+    "plain (model_state_dict)": _plain(("model_state_dict",)),
+}

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import safetensors
+import timm
 import torch
 from torch import nn
 
 from kscl.backbone_file.describe import (
     DESCRIPTION,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
     Description,
     check_description,
     parse_description,
 )
-from kscl.backbone_file.layouts import find_tensors
+from kscl.backbone_file.find import Found, NotFound, find_tensors, some
+from kscl.backbone_file.unpickle import THREE_LINES, first_line, read_tensors
 from kscl.backbone_file.write import CHECKSUM, checksum
 from kscl.data.index_cache import cache_folder
 from kscl.errors import KsclError
@@ -28,6 +31,9 @@ from kscl.runtime.paths import local_path
 
 RANDOM = "random"
 OUR_FILE = "kscl backbone"
+OWN_LAYOUTS = (OUR_FILE, "kscl checkpoint")  # their files tell what they hold
+TIMM_LAYOUTS = "plain"  # timm's and torchvision's files; timm knows the input of its models
+SAME_COLOR = 1e-6  # files round
 NAMED = "BACKBONE.NAME resnet50 (--arch resnet50 in tools/convert.py)"
 
 
@@ -37,10 +43,11 @@ class Loaded:
 
     backbone: nn.Module
     description: Description
-    layout: str  # a name in LAYOUTS, OUR_FILE or RANDOM
+    layout: str  # a name in LAYOUTS, OUR_FILE, RANDOM, or GIVEN
     file_sha256: str | None  # None for random weights
     tensors_sha256: str
-    left_behind: tuple[str, ...]  # tensors of the file that do not belong to the backbone
+    left_behind: tuple[str, ...]  # what the file holds beside the backbone
+    said: tuple[str, ...] = ()  # sentences that a tool prints: which network was taken, and so on
 
 
 def load_backbone(
@@ -48,22 +55,30 @@ def load_backbone(
     arch: str | None = None,
     kwargs: Mapping[str, Any] | None = None,
     seed: int = 0,
+    *,
+    container: str | None = None,
+    prefix: str | None = None,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
 ) -> Loaded:
     """Return a backbone from a file of ours or another project's, or random weights from a seed.
 
     `source` is a path, an http(s) address, which is downloaded once and cached, or `random`. Our
-    own files say what they hold; for others `arch` names the timm model, and `kwargs` its
-    arguments. Where both speak they must agree.
+    own files say what they hold; for others `arch` names the timm model, `kwargs` its arguments,
+    `container` and `prefix` the place in the file if it holds several networks or has an unknown
+    layout, and `mean` and `std` (RGB in [0, 1]) the input of its pretraining, where that is not
+    known. Where both speak they must agree.
     """
+    given = _checked_input(mean, std)
     if str(source) == RANDOM:
-        return _random_backbone(arch, kwargs, seed)
+        return _random_backbone(arch, kwargs, seed, given)
     name, path = str(source), local_path(source, cache_folder())
     if not path.is_file():
         raise KsclError(
             f"{name}: there is no such file of weights: correct the path, or say '{RANDOM}' for "
             "random ones."
         )
-    content, description = _read(path, name)
+    content, description, dropped = _read(path, name)
     says_itself = description is not None
     if description is None:
         if arch is None:
@@ -77,14 +92,99 @@ def load_backbone(
             "name that network, or none."
         )
     backbone = build_backbone(description.arch, description.kwargs)
-    layout, tensors, left_behind = find_tensors(content, backbone, name)
-    if says_itself and path.suffix == ".safetensors":
-        layout = OUR_FILE
-    backbone.load_state_dict(tensors, strict=True)
+    found = _found(content, backbone, name, container, prefix, dropped)
+    if says_itself:
+        _check_agrees(description, given, name)
+    else:
+        description = _with_input(description, found, given, name)
+    ours = says_itself and path.suffix == ".safetensors"
+    backbone.load_state_dict(found.tensors, strict=True)
     backbone.eval()
+    said = [found.said] if found.said else []
+    if not says_itself and not given and found.layout.startswith(TIMM_LAYOUTS):
+        colors = (description.mean, description.std)
+        if colors != (IMAGENET_MEAN, IMAGENET_STD):
+            said.append(
+                f"Its input is taken to be that of {description.arch} in timm: mean {colors[0]}, "
+                f"std {colors[1]}; --mean and --std say otherwise."
+            )
+    if dropped:
+        said.append(f"Of the file only tensors were read, and not {', '.join(dropped)}.")
     return Loaded(
-        backbone, description, layout, sha256_of(path), tensors_hash(backbone), left_behind
+        backbone,
+        description,
+        OUR_FILE if ours else found.layout,
+        sha256_of(path),
+        tensors_hash(backbone),
+        found.left_behind,
+        tuple(said),
     )
+
+
+def _found(
+    content: dict[str, Any],
+    backbone: nn.Module,
+    name: str,
+    container: str | None,
+    prefix: str | None,
+    dropped: tuple[str, ...],
+) -> Found:
+    try:
+        return find_tensors(content, backbone, name, container, prefix)
+    except NotFound as error:
+        if not dropped:
+            raise
+        objects = f"Python objects in it ({some(list(dropped))}) were not read"
+        raise KsclError(f"{error}\n  {objects}. {THREE_LINES}") from error
+
+
+def _checked_input(
+    mean: Sequence[float] | None, std: Sequence[float] | None
+) -> dict[str, tuple[float, ...]]:
+    """Return what the user says of the input, by field."""
+    given = {"mean": mean, "std": std}
+    chosen = {key: tuple(value) for key, value in given.items() if value is not None}
+    for key, value in chosen.items():
+        if len(value) != 3 or not all(0 <= v <= 1 for v in value) or (key == "std" and 0 in value):
+            raise KsclError(
+                f"--{key} (INPUT.{key.upper()}) is {value}. Give three numbers from 0 to 1: red, "
+                "green, blue."
+            )
+    return chosen
+
+
+def _check_agrees(
+    description: Description, given: Mapping[str, tuple[float, ...]], name: str
+) -> None:
+    """Raise an error if a file that tells its input tells another than the user."""
+    for key, value in given.items():
+        known = getattr(description, key)
+        if any(abs(a - b) > SAME_COLOR for a, b in zip(value, known, strict=True)):
+            raise KsclError(
+                f"{name} says that its {key} is {known}, not {value}: leave --{key} "
+                f"(INPUT.{key.upper()}) out, or say the same."
+            )
+
+
+def _with_input(
+    description: Description, found: Found, given: Mapping[str, tuple[float, ...]], name: str
+) -> Description:
+    """Complete the description of another project's file: its input is known, or asked for."""
+    known: dict[str, tuple[float, ...]] = {}
+    own = timm.get_pretrained_cfg(description.arch)
+    if found.layout.startswith(TIMM_LAYOUTS) and own is not None:
+        known = {"mean": own.mean, "std": own.std}
+    elif found.input is not None:
+        known = dict(zip(("mean", "std"), found.input, strict=True))
+    missing = [key for key in ("mean", "std") if key not in given and key not in known]
+    if missing:
+        raise KsclError(
+            f"{name} (read as {found.layout}): the {' and '.join(missing)} of its input must be "
+            f"given: {found.why_ask}. Say --mean R G B --std R G B (INPUT.MEAN and INPUT.STD of a "
+            "probe): 0 0 0 and 1 1 1 for plain [0, 1], 0.485 0.456 0.406 and 0.229 0.224 0.225 for "
+            "ImageNet's."
+        )
+    return replace(description, **{**known, **given})  # type: ignore[arg-type]
 
 
 def tensors_hash(module: nn.Module) -> str:
@@ -92,39 +192,24 @@ def tensors_hash(module: nn.Module) -> str:
     return checksum(module.state_dict())
 
 
-def read_plain(path: Path) -> dict[str, Any]:
-    """Return what torch.save wrote, if it is data; refuse a file that would run code, unread."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise KsclError(
-            f"{path} is not plain tensors: it is damaged, or a pickle that would run code when "
-            "read, so it was not read. If you trust where it comes from, load it there and save "
-            f"the state dict alone with torch.save. ({_first_line(error)})"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise KsclError(
-            f"{path} cannot be read as a checkpoint ({_first_line(error)}): copy it again."
-        ) from error
-    if not isinstance(content, dict):
-        raise KsclError(
-            f"{path} holds a {type(content).__name__}, not a dict of tensors: save a state dict."
-        )
-    return content
-
-
-def _random_backbone(arch: str | None, kwargs: Mapping[str, Any] | None, seed: int) -> Loaded:
+def _random_backbone(
+    arch: str | None,
+    kwargs: Mapping[str, Any] | None,
+    seed: int,
+    given: Mapping[str, tuple[float, ...]],
+) -> Loaded:
     if arch is None:
         raise KsclError(f"Random weights of which network? Name the timm model, as in {NAMED}.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         backbone = build_backbone(arch, kwargs).eval()
     description = Description(arch, dict(kwargs or {}), source={"method": RANDOM, "seed": seed})
+    description = replace(description, **given)  # type: ignore[arg-type]
     return Loaded(backbone, description, RANDOM, None, tensors_hash(backbone), ())
 
 
-def _read(path: Path, name: str) -> tuple[dict[str, Any], Description | None]:
-    """Return the tensors of a file, and what it says of them, if it does."""
+def _read(path: Path, name: str) -> tuple[dict[str, Any], Description | None, tuple[str, ...]]:
+    """Return a file's tensors, what it says of them, if it does, and the objects left unread."""
     if path.suffix == ".safetensors":
         try:
             with safetensors.safe_open(path, framework="pt") as file:
@@ -132,27 +217,28 @@ def _read(path: Path, name: str) -> tuple[dict[str, Any], Description | None]:
                 metadata = file.metadata() or {}
         except (safetensors.SafetensorError, OSError, ValueError, AttributeError) as error:
             raise KsclError(
-                f"{name} is not a whole safetensors file ({_first_line(error)}): copy it again."
+                f"{name} is not a whole safetensors file ({first_line(error)}): copy it again."
             ) from error
         about = metadata.get(DESCRIPTION)
         if about is None:
-            return tensors, None
+            return tensors, None, ()
         if metadata.get(CHECKSUM) not in (None, checksum(tensors, about)):
             raise KsclError(
                 f"{name} is damaged or was changed: its tensors and description do not match its "
                 "checksum. Copy it again, or export the backbone again."
             )
-        return tensors, parse_description(about, name)
-    content = read_plain(path)
+        return tensors, parse_description(about, name), ()
+    if path.suffix == ".pkl":
+        raise KsclError(
+            f"{name}: a .pkl is a file of Detectron2, which needs no conversion: use it as "
+            "MODEL.WEIGHTS, or take it back to timm with tools/convert.py FILE --to timm."
+        )
+    content, dropped = read_tensors(path)
     if "learner" not in content or "description" not in content:
-        return content, None  # somebody else's, whatever else is in it
-    return content, check_description(content["description"], name)
+        return content, None, dropped  # somebody else's, whatever else is in it
+    return content, check_description(content["description"], name), dropped
 
 
 def _lists(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return arguments as JSON gives them back, which has no tuples."""
     return {k: list(v) if isinstance(v, tuple) else v for k, v in (kwargs or {}).items()}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n")[0] or type(error).__name__

@@ -46,6 +46,11 @@ def pretrain_defaults() -> CfgNode:
     cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)
     # Weights to start from: a file or an http(s) address; "" draws random ones from SEED.
     cfg.BACKBONE.WEIGHTS = ""
+    # Where in the file the tensors are, for a file with several networks or an unknown layout: the
+    # keys that lead to them, joined by dots. "" goes by the table of layouts (docs/checkpoints.md).
+    cfg.BACKBONE.CONTAINER = ""
+    # What stands before the network's names there, letter by letter; "" as for CONTAINER.
+    cfg.BACKBONE.PREFIX = ""
 
     cfg.PROJECTOR = CfgNode()  # The layers between backbone and embeddings; dropped after training.
     cfg.PROJECTOR.TYPE = "mlp"  # Two layers (mlp), with BatchNorm (mlp_bn), or one (linear).

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 from fvcore.common.config import CfgNode
 
@@ -9,6 +11,8 @@ from kscl.backbone_file import RANDOM, load_backbone
 from kscl.config.tree import config_values
 from kscl.errors import KsclError
 from kscl.method.learner import Learner
+
+log = logging.getLogger(__name__)
 
 
 def start_from_weights(learner: Learner, cfg: CfgNode) -> dict[str, str]:
@@ -23,7 +27,17 @@ def start_from_weights(learner: Learner, cfg: CfgNode) -> dict[str, str]:
         )
     network = config_values(cfg)["BACKBONE"]
     with torch.random.fork_rng(devices=[]):  # a start from a file leaves all random streams alone
-        loaded = load_backbone(weights, network["NAME"], network["KWARGS"])
+        loaded = load_backbone(
+            weights,
+            network["NAME"],
+            network["KWARGS"],
+            container=network["CONTAINER"] or None,
+            prefix=network["PREFIX"] or None,
+            mean=cfg.INPUT.MEAN,
+            std=cfg.INPUT.STD,
+        )
+    for sentence in loaded.said:
+        log.info(sentence)
     for encoder in (learner.encoder, learner.key_encoder):
         if encoder is not None:
             encoder.backbone.load_state_dict(loaded.backbone.state_dict())

@@ -36,6 +36,15 @@ class Contender:
     arch: str = ""
     # Arguments for timm.create_model, with arch.
     kwargs: dict[str, Any] = field(default_factory=dict)
+    # Where in a file with several networks or an unknown layout the tensors are: the keys that lead
+    # to them, joined by dots.
+    container: str = ""
+    # What stands before the network's names there.
+    prefix: str = ""
+    # Mean of red, green and blue in [0, 1] of a file whose input is not known.
+    mean: tuple[float, ...] = ()
+    # Standard deviation of the same.
+    std: tuple[float, ...] = ()
     # Settings of the pretraining that differ from its config, by full key.
     overrides: Overrides = field(default_factory=dict)
     # Seeds of this contender, instead of those of the suite.
@@ -107,6 +116,7 @@ def _kinds(declaration: type, *without: str) -> dict[str, type]:
 KEYS_OF_SUITE = _kinds(Suite) | {"contenders": dict, "evaluations": dict}
 KEYS_OF_CONTENDER = _kinds(Contender, "name")
 KEYS_OF_EVALUATION = _kinds(Evaluation, "name")
+OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
 EVALUATION_KINDS = ("linear", "knn", "detection")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OTHER_STAGES = ("pretrain", "basis", "convert")
@@ -173,18 +183,31 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
     yield from _seeds(where, about)
     overrides = _mapping(about, "overrides")
     if "pretrain" in about:
-        if "file" in about or "arch" in about or "kwargs" in about:
-            yield f"{where}: The pretraining names the network: remove file, arch and kwargs."
+        of_files = [key for key in OF_FILES if key in about]
+        if of_files:
+            named = ", ".join(of_files)
+            yield f"{where}: The pretraining names the network: remove {named}."
         yield from _pretraining(where, about, {**shared, **overrides})
         return
     without_effect = [key for key in overrides if key != "LABEL"]
     if without_effect:
         yield f"{where}: {without_effect[0]} overrides a pretraining, and there is none: remove it."
+    for key in ("mean", "std"):
+        if not _is_color(about.get(key)) and ("mean" in about or "std" in about):
+            yield f"{where}: {key} must be three numbers (mean and std go together)."
     if "file" in about:
         if isinstance(about["file"], str) and not Path(about["file"]).is_file():
             yield f"{where}: file {about['file']}: no such file."
     elif "arch" not in about:
         yield f"{where} has no backbone: set pretrain, file, or arch (random weights)."
+
+
+def _is_color(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 3
+        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
+    )
 
 
 def _pretraining(where: str, about: Mapping[str, Any], overrides: Overrides) -> Iterator[str]:

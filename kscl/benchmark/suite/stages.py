@@ -123,6 +123,11 @@ def _backbone_overrides(contender: Contender, pretrain: Stage | None) -> Overrid
     found: Overrides = {"BACKBONE.WEIGHTS": weights}
     if contender.arch:
         found["BACKBONE.NAME"] = contender.arch
+    for key, name in (("container", "BACKBONE.CONTAINER"), ("prefix", "BACKBONE.PREFIX")):
+        if value := getattr(contender, key):
+            found[name] = value
+    if contender.mean:
+        found |= {"INPUT.MEAN": list(contender.mean), "INPUT.STD": list(contender.std)}
     return found | {f"BACKBONE.KWARGS.{key}": value for key, value in contender.kwargs.items()}
 
 
@@ -140,6 +145,12 @@ def _convert(
         source = [contender.file or "random"]
         if contender.arch:
             source += ["--arch", contender.arch, "--arch-kwargs", one_line(contender.kwargs)]
+        for key in ("container", "prefix"):
+            if value := getattr(contender, key):
+                source += [f"--{key}", value]
+        for key in ("mean", "std"):
+            if values := getattr(contender, key):
+                source += [f"--{key}", *map(str, values)]
         if not contender.file:
             source += ["--seed", str(seed)]
     arguments = [*source, "--protocol", evaluation.config]

@@ -244,7 +244,7 @@ def test_changed_weights_are_refused(converted, cfg, tmp_path):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"version": 1}, "not a certificate of version 3"),
+        ({"version": 1}, "not a certificate of version 4"),
         ({"arch": None}, "missing or unknown fields: arch"),
         ({"note": "x"}, "missing or unknown fields: note"),
         ({"source": {"name": "x"}}, "source has missing or unknown fields: file_sha256, layout"),

@@ -17,7 +17,7 @@ from detection.convert.certificate import read_certificate, verify_start
 from detection.convert.converter import convert
 from detection.convert.weights import read_weights
 from detection.errors import DetectionError
-from kscl.backbone_file import Description, save_backbone
+from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD, Description, save_backbone
 from kscl.errors import KsclError
 from tests.helpers.backbones import NARROW, backbone_file, lively_backbone
 from tests.helpers.commands import tool
@@ -125,24 +125,25 @@ def test_other_projects_files_give_the_same_weights_as_ours(kind, narrow, tmp_pa
         content = {"epoch": 200, "arch": "resnet50", "state_dict": both, "optimizer": {}}
     elif kind == "simclr":
         tensors = {f"backbone.{key}": value for key, value in state.items()}
-        content = {"state_dict": tensors | {"projector.0.weight": torch.zeros(2, 2)}}
+        content = {"state_dict": tensors | {"backbone.fc.0.weight": torch.zeros(2, 2)}}
     elif kind == "old torchvision":
         content = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")} | head
     else:
         content = state | head if kind == "torchvision" else {"state_dict": state}
     path = tmp_path / "checkpoint.pth.tar"
     torch.save(content, path)
-    converted = convert(path, tmp_path / "out", arch="resnet50", kwargs=NARROW)
+    colors = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} if kind == "simclr" else {}
+    converted = convert(path, tmp_path / "out", arch="resnet50", kwargs=NARROW, **colors)
     assert converted.certificate.weights_sha256 == narrow.certificate.weights_sha256
-    expected = {"moco": "moco", "simclr": "simclr (state_dict, backbone)"}.get(kind, "plain")
+    expected = {"moco": "moco", "simclr": "simclr (sthalles)"}.get(kind, "plain")
     assert converted.certificate.source["layout"].startswith(expected)
 
 
-def test_a_checkpoint_with_another_prefix_is_an_error_that_lists_the_prefixes(tmp_path):
+def test_a_checkpoint_with_another_prefix_is_an_error_that_names_the_place(tmp_path):
     # MoCo's own converter writes an empty file here, and ends well
     state = {f"net.{key}": v for key, v in lively_backbone("resnet50", NARROW).state_dict().items()}
     torch.save({"state_dict": state}, tmp_path / "x.pth")
-    with pytest.raises(KsclError, match=r"\[state_dict\] net"):
+    with pytest.raises(KsclError, match=r"--container state_dict --prefix 'net\.'"):
         convert(tmp_path / "x.pth", tmp_path / "out", arch="resnet50", kwargs=NARROW)
     assert not (tmp_path / "out").exists()
 
@@ -163,13 +164,13 @@ def test_the_input_of_pretraining_travels_with_the_weights(tmp_path):
     save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW, half, half))
     converted = convert(path, tmp_path / "out")
     assert list(converted.cfg.MODEL.PIXEL_MEAN) == [127.5] * 3
-    with pytest.raises(DetectionError, match="says that its mean"):
+    with pytest.raises(KsclError, match="says that its mean"):
         convert(path, tmp_path / "out2", mean=(0.4, 0.4, 0.4))
     torch.save(backbone.state_dict(), tmp_path / "plain.pth")
     foreign = {"arch": "resnet50", "kwargs": NARROW}
     stated = convert(tmp_path / "plain.pth", tmp_path / "out3", mean=half, std=half, **foreign)
     assert stated.certificate.detectron2_keys == converted.certificate.detectron2_keys
-    with pytest.raises(DetectionError, match="from 0 to 1"):
+    with pytest.raises(KsclError, match="from 0 to 1"):
         convert(
             tmp_path / "plain.pth", tmp_path / "out4", mean=(123.675, 116.28, 103.53), **foreign
         )
@@ -251,7 +252,7 @@ def test_the_tool_converts_and_shows_the_proof(narrow_file, tmp_path):
         assert f"\n  {stage} " in done.stdout
     assert "265 tensors carried over; left behind: num_batches_tracked (53)" in done.stdout
     assert f"--config-file {tmp_path / 'out' / 'config.yaml'}" in done.stdout
-    assert json.loads((tmp_path / "out/certificate.json").read_text())["version"] == 2
+    assert json.loads((tmp_path / "out/certificate.json").read_text())["version"] == 4
     assert done.stderr == ""
 
 

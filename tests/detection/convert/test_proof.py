@@ -8,7 +8,7 @@ from torch import nn
 
 from detection.config import load_detection_config, set_network
 from detection.convert.architecture import examine
-from detection.convert.converter import _weights_bytes
+from detection.convert.converter import weights_bytes
 from detection.convert.name_map import rename
 from detection.convert.proof import STAGES, TOLERANCE, check_proof, stage_differences, usual_cause
 from detection.errors import DetectionError
@@ -30,7 +30,7 @@ def weights(backbone, tmp_path_factory):
 
 def write(backbone, folder):
     path = folder / "weights.pth"
-    path.write_bytes(_weights_bytes(rename(backbone.state_dict())[0], "pth"))
+    path.write_bytes(weights_bytes(rename(backbone.state_dict())[0], "pth"))
     return path
 
 

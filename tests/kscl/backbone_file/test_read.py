@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import pickle
 import threading
 
 import pytest
@@ -61,10 +60,10 @@ def test_old_files_without_batch_counters_load(backbone, tmp_path):
     assert load_backbone(path, "resnet50", NARROW).layout == "plain"
 
 
-def test_an_unknown_prefix_is_an_error_that_lists_the_prefixes_found(backbone, tmp_path):
+def test_an_unknown_prefix_is_an_error_that_says_how_to_name_it(backbone, tmp_path):
     path = tmp_path / "x.pth"
     torch.save({"state_dict": with_prefix(backbone.state_dict(), "net.trunk.")}, path)
-    with pytest.raises(KsclError, match=r"\[state_dict\] net.trunk"):
+    with pytest.raises(KsclError, match=r"--container state_dict --prefix 'net\.trunk\.'"):
         load_backbone(path, "resnet50", NARROW)
 
 
@@ -103,24 +102,6 @@ def test_a_description_that_contradicts_the_request_is_refused(backbone, tmp_pat
     save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW))
     with pytest.raises(KsclError, match="holds resnet50"):
         load_backbone(path, "resnet101", NARROW)
-
-
-class Exploit:
-    def __init__(self, path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return (open, (str(self.path), "w"))
-
-
-def test_a_pickle_with_code_is_refused_and_nothing_runs(tmp_path):
-    canary = tmp_path / "ran"
-    torch.save({"state_dict": Exploit(canary)}, tmp_path / "x.pth")
-    (tmp_path / "y.pth").write_bytes(pickle.dumps(Exploit(canary)))
-    for name in ("x.pth", "y.pth"):
-        with pytest.raises(KsclError, match=name):
-            load_backbone(tmp_path / name, "resnet50")
-    assert not canary.exists()
 
 
 @pytest.mark.parametrize("name", ["x.pth", "x.safetensors"])

@@ -316,6 +316,21 @@ def settings(stage: Stage) -> dict[str, str]:
     return dict(zip(words[first::2], words[first + 1 :: 2], strict=True))
 
 
+def test_the_place_and_input_of_a_file_reach_the_probe_and_the_converter(tmp_path):
+    (tmp_path / "dino.pth").write_bytes(b"x")
+    dino = {"file": str(tmp_path / "dino.pth"), "arch": "resnet50", "container": "student"}
+    dino |= {"prefix": "module.backbone.", "mean": [0, 0, 0], "std": [1, 1, 1]}
+    stages = plan(read_suite(smoke_suite(tmp_path, contenders={"dino": dino})))
+    probe = settings(next(stage for stage in stages if stage.kind == "knn"))
+    assert probe["BACKBONE.CONTAINER"] == "student"
+    assert probe["BACKBONE.PREFIX"] == "module.backbone."
+    assert probe["INPUT.STD"] == "[1, 1, 1]"
+    words = " ".join(next(stage for stage in stages if stage.kind == "convert").arguments)
+    assert "--container student --prefix module.backbone. --mean 0 0 0 --std 1 1 1" in words
+    with pytest.raises(KsclError, match="contender dino: std"):
+        read_suite(smoke_suite(tmp_path, contenders={"dino": {**dino, "std": [1]}}))
+
+
 def test_a_contenders_key_is_the_label_of_its_stages_unless_it_has_another(tmp_path):
     config = "pretrain/shapes_moco.yaml"  # which has a label of its own
     contenders = {

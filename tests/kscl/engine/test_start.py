@@ -72,6 +72,22 @@ def test_weights_that_do_not_fit_are_refused(weights, words, named):
         start_from_weights(build_learner(cfg), cfg)
 
 
+def test_of_two_networks_in_a_file_the_chosen_one_is_loaded(tmp_path):
+    path, states = tmp_path / "two.pth", {}
+    for key in ("model", "model_ema"):
+        torch.manual_seed(len(key))
+        states[key] = build_backbone("test_resnet", KWARGS).state_dict()
+    torch.save(states, path)
+    words = ["BACKBONE.WEIGHTS", path, "INPUT.MEAN", [0.5] * 3, "INPUT.STD", [0.5] * 3]
+    with pytest.raises(KsclError, match=r"BACKBONE\.CONTAINER"):
+        start_from_weights(build_learner(config(*words)), config(*words))
+    cfg = config(*words, "BACKBONE.CONTAINER", "model_ema")
+    learner = build_learner(cfg)
+    start_from_weights(learner, cfg)
+    for key, value in learner.encoder.backbone.state_dict().items():
+        assert torch.equal(value, states["model_ema"][key]), key
+
+
 def test_the_record_has_the_hash_of_the_weights_also_after_a_resume_without_them(weights, tmp_path):
     images = draw_images(tmp_path / "images", count=32)
     words = ["BACKBONE.WEIGHTS", weights, "SOLVER.EPOCHS", 1]

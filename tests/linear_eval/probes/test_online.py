@@ -10,14 +10,16 @@ import pytest
 import torch
 
 import linear_eval.probes.online as online
+from kscl.backbone_file import Description, load_backbone, save_backbone
+from kscl.errors import KsclError
 from kscl.records.record import read_record
 from kscl.runtime.launch import launch
 from kscl.runtime.logs import set_up_logging
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.commands.linear_eval import main
 from linear_eval.data.images import open_data
-from linear_eval.errors import LinearEvalError
 from linear_eval.run import Job, run_all
+from tests.helpers.checkpoints import solo_learn_byol
 from tests.helpers.commands import ROOT, run, tool
 from tests.helpers.digits import config, overrides, write_digits
 
@@ -204,8 +206,6 @@ def test_the_frozen_backbone_gets_no_gradient(digits, tmp_path):
 
 
 def test_a_mean_that_contradicts_the_file_is_refused(digits, tmp_path):
-    from kscl.backbone_file import Description, load_backbone, save_backbone
-
     cfg = config(digits, tmp_path)
     kwargs = json.loads(json.dumps(cfg.BACKBONE.KWARGS))
     tensors = load_backbone("random", "resnet18", kwargs).backbone.state_dict()
@@ -216,5 +216,27 @@ def test_a_mean_that_contradicts_the_file_is_refused(digits, tmp_path):
     taken = freeze(config(digits, tmp_path, *words), train)
     assert taken.mean.flatten().tolist() == [0.5, 0.5, 0.5]
     more = ("INPUT.MEAN", "[0.1, 0.1, 0.1]", "INPUT.STD", "[1, 1, 1]")
-    with pytest.raises(LinearEvalError, match="trained with"):
+    with pytest.raises(KsclError, match=r"b\.safetensors.*mean"):
         freeze(config(digits, tmp_path, *words, *more), train)
+
+
+def test_a_file_of_another_project_is_asked_for_its_network_and_its_input(digits, tmp_path, caplog):
+    cfg = config(digits, tmp_path)
+    kwargs = json.loads(json.dumps(cfg.BACKBONE.KWARGS))
+    one, two = (
+        load_backbone("random", "resnet18", kwargs, seed).backbone.state_dict() for seed in (1, 2)
+    )
+    torch.save(solo_learn_byol(one, two), tmp_path / "solo.pth")
+    train, _ = open_data(cfg)
+    words = ("BACKBONE.WEIGHTS", tmp_path / "solo.pth", "BACKBONE.NAME", "resnet18")
+    with pytest.raises(KsclError, match=r"INPUT\.MEAN"):
+        freeze(config(digits, tmp_path, *words), train)
+    plain = ("INPUT.MEAN", "[0, 0, 0]", "INPUT.STD", "[1, 1, 1]")
+    with caplog.at_level("INFO"):
+        online_network = freeze(config(digits, tmp_path, *words, *plain), train)
+    assert "momentum backbone" in caplog.text
+    assert torch.equal(online_network.module.state_dict()["conv1.weight"], one["conv1.weight"])
+    place = ("BACKBONE.CONTAINER", "state_dict", "BACKBONE.PREFIX", "momentum_backbone.")
+    momentum = freeze(config(digits, tmp_path, *words, *plain, *place), train)
+    assert torch.equal(momentum.module.state_dict()["conv1.weight"], two["conv1.weight"])
+    assert momentum.std.flatten().tolist() == [1, 1, 1]

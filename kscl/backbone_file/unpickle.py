@@ -1,0 +1,162 @@
+"""Read what torch.save wrote as data: nothing in a file is ever run.
+
+PyTorch's own reader (weights_only) builds tensors and plain values and refuses the rest. Others'
+checkpoints often hold more: the arguments of a run, a NumPy number, a function of an optimizer. In
+its place stands an empty object, of a class made here for the name that the file gives; what the
+file means by that name is never looked up.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import pickletools
+import re
+import warnings
+import zipfile
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kscl.errors import KsclError
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+LONGEST_NAME = 200
+MOST_NAMES = 1000
+# What PyTorch's reader builds itself; a name here that it does not know is dropped and not listed.
+TENSOR_MODULES = ("torch", "torch._utils", "torch._tensor", "torch.storage", "torch.serialization")
+PLAIN = (
+    *("collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter"),
+    *("_codecs.encode", "builtins.set", "builtins.bytearray", "builtins.complex"),
+)
+LEGACY_PICKLES = 4  # before PyTorch 1.6: magic number, protocol, machine, and then the content
+DICT_NAMES = ("dict", "Dict", "CfgNode")  # ends of names of classes that are filled as a dict is
+THREE_LINES = (
+    "With that project's own code, save the state dict alone and give that file:\n"
+    "  import torch\n"
+    "  model = ...  # the network, built and loaded as that project does\n"
+    '  torch.save(model.state_dict(), "backbone.pth")'
+)
+
+
+def printable(text: object) -> str:
+    """Return text without terminal escape codes and other characters that do not print."""
+    plain = ESCAPES.sub("", str(text))
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in plain)
+
+
+def read_plain(path: Path) -> dict[str, Any]:
+    """Return what torch.save wrote, if it is plain data; refuse anything else unread."""
+    return _load(path)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return a file's content, with empty objects for all but plain data, and their names."""
+    names = sorted(_globals(path))
+    # Names that PyTorch's reader knows stay what they are: it looks them up first.
+    with torch.serialization.safe_globals([_stub(module, name) for module, name in names]):
+        content = _load(path)
+    return content, tuple(printable(f"{m}.{n}") for m, n in names if not _is_plain(m, n))
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on other pickle protocols; what fails is an error
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise KsclError(
+            f"{path} is not plain tensors, so it was not read: it is damaged, or a pickle of "
+            f"Python objects, which can run code ({_reason(error)}). {THREE_LINES}"
+        ) from error
+    except RecursionError as error:
+        raise KsclError(f"{path} holds data that is nested too deeply. {THREE_LINES}") from error
+    except Exception as error:  # a damaged pickle fails anywhere inside PyTorch's reader
+        raise KsclError(
+            f"{path} cannot be read as a checkpoint ({first_line(error)}): copy it again."
+        ) from error
+    if not isinstance(content, dict):
+        kind = type(content).__name__
+        raise KsclError(f"{path} holds a {kind}, not a dict of tensors. {THREE_LINES}")
+    return content
+
+
+class _Dropped:
+    """An empty object in place of one that is not data; it takes everything and keeps nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _DroppedDict:
+    """The same for objects that a pickle fills with keys: PyTorch's reader fills plain ones."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return OrderedDict()
+
+
+def _stub(module: str, name: str) -> type:
+    """Return a class that PyTorch's reader takes for the one of that name."""
+    base = _DroppedDict if name.endswith(DICT_NAMES) else _Dropped
+    stub = type(name.rpartition(".")[2], (base,), {"__module__": module, "__qualname__": name})
+    stub.__name__ = name  # older versions of PyTorch go by it, newer ones by __qualname__
+    return stub
+
+
+def _is_plain(module: str, name: str) -> bool:
+    return module in TENSOR_MODULES or f"{module}.{name}" in PLAIN
+
+
+def _globals(path: Path) -> set[tuple[str, str]]:
+    """Return the modules and names of classes and functions in a file."""
+    try:
+        found = set(_globals_of(path))
+    except Exception:  # not a pickle that can be listed: PyTorch's reader says why, or refuses it
+        return set()
+    longest = max((len(module) + len(name) for module, name in found), default=0)
+    if len(found) > MOST_NAMES or longest > LONGEST_NAME:
+        raise KsclError(
+            f"{path} names {len(found)} classes or functions, or one with an absurdly long name, "
+            f"so it was not read. {THREE_LINES}"
+        )
+    return found
+
+
+def _globals_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the module and name of every global in the pickles of a file, without running any."""
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                (record,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+                streams: list[Any] = [io.BytesIO(archive.read(record))]
+        else:
+            file.seek(0)
+            streams = [file] * LEGACY_PICKLES
+        for stream in streams:
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name == "GLOBAL":
+                    module, _, name = str(argument).partition(" ")
+                    # torch.save writes the names of Python 2.
+                    ours = NAME_MAPPING.get((module, name))
+                    yield ours or (IMPORT_MAPPING.get(module, module), name)
+
+
+def _reason(error: Exception) -> str:
+    """Return what PyTorch's reader found, without its advice on how to read the file unsafely."""
+    found = re.search(r"WeightsUnpickler error: (.+?)(?:\. |\n|$)", str(error))
+    return printable(found[1])[:LONGEST_NAME] if found else type(error).__name__
+
+
+def first_line(error: Exception) -> str:
+    """Return an error's first line of printable text."""
+    return printable(str(error).split("\n")[0])[:300] or type(error).__name__
