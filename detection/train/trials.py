@@ -34,6 +34,9 @@ def run_trials(
     scaled_from: int = 0,
 ) -> int:
     """Check data and weights, then run every trial that is not finished; return the exit code."""
+    if cfg.KSCL.LR_GRID:
+        check_grid(list(cfg.KSCL.LR_GRID), GRID_KEY)
+        num_trials = max(1, num_trials)  # beside the folder of the search
     configs = trial_configs(cfg, num_trials)
     begun = [Path(cfg.OUTPUT_DIR) / SEARCH_FOLDER]
     begun += [Path(trial_cfg.OUTPUT_DIR) / CONFIG_FILE for trial_cfg in configs]
@@ -56,15 +59,13 @@ def run_trials(
         scaled_from=scaled_from,
     )
     if cfg.KSCL.LR_GRID:
-        check_grid(list(cfg.KSCL.LR_GRID), GRID_KEY)
-        tried = replace(job, resume=False, auto_resume=resume or auto_resume)
-        code, found = search(cfg, sets, lambda c, s: _run(replace(tried, cfg=c, sets=s), num_gpus))
+        begin = job
+        code, found = search(cfg, sets, lambda c, s: _run(replace(begin, cfg=c, sets=s), num_gpus))
         if found is None:
             return code
         print(told(found), flush=True)
         configs = [_with_rate(trial_cfg, found["chosen"]) for trial_cfg in configs]
-        # What was searched may have been finished before the run itself was begun.
-        job = replace(tried, lr_search=found)
+        job = replace(job, lr_search=found)
     jobs = [replace(job, cfg=trial_cfg) for trial_cfg in configs]
     for job in jobs:
         if code := _run(job, num_gpus):

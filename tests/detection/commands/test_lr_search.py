@@ -23,7 +23,7 @@ def test_the_learning_rate_is_chosen_on_a_part_of_the_training_images(shop, tmp_
     grid = "--lr-grid=0.001,0.03"
     done = start_train_net(shop, output, grid, *SHORT).wait()
     assert done.returncode == 0, done.stderr
-    record = read_record(output / "record.json")
+    record = read_record(output / "seed0" / "record.json")
     found = record["details"]["lr_search"]
     trials = [
         read_record(output / "lr_search" / f"lr{rate}" / "record.json") for rate in found["AP"]

@@ -114,7 +114,7 @@ def with_a_classifier(tensors, path):
 
 SILENT = [  # Detectron2 ends without an exception and holds `count` tensors of 265
     (raw_timm, "w.pth", 0, "not a converted file"),
-    (no_heuristics, "w.pkl", 0, "not a converted file"),
+    (no_heuristics, "w.pkl", 0, "its matching_heuristics is not True"),
     (all_in_the_backbone, "w.pth", 215, "not a converted file"),
     (without_res5, "w.pth", 215, "not in the file, so left at random: res5"),
     (of_full_width, "w.pth", 0, "of another shape or value"),
