@@ -105,6 +105,7 @@ setup(
             "kscl-preflight = detection.commands.preflight:main",
             "kscl-prepare-data = kscl.commands.prepare_data:main",
             "kscl-pretrain = kscl.commands.pretrain:main",
+            "kscl-profile-step = kscl.commands.profile_step:main",
             "kscl-run-suite = kscl.commands.run_suite:main",
             "kscl-score = detection.commands.score:main",
             "kscl-start = kscl.commands.start:main",

@@ -28,6 +28,7 @@ from kscl.method.cost import (
     count_costs,
     epoch_minutes,
     forward_passes,
+    loader_workers,
     memory_bytes,
     paper_efficiency,
     step_flops,
@@ -80,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     seconds = step_seconds(cfg, costs, gpu, count, efficiency)
     for line in report(cfg, costs, given.gpu, count, seconds, given.images):
         print(line)
-    print(f"Calibrated on {basis}: {efficiency:.0%} of the peak. Data loading is not counted.")
+    print(f"Calibrated on {basis}: {efficiency:.0%} of the peak. The loader's time is not counted.")
     return 0
 
 
@@ -91,6 +92,7 @@ def report(
     memory = memory_bytes(cfg, costs, count)
     total, available = sum(memory.values()) / 2**30, GPUS[gpu_name].memory_gib
     minutes = epoch_minutes(seconds, num_images, cfg.SOLVER.BATCH_SIZE)
+    workers = loader_workers(cfg, seconds, count)
     fits = "fits" if total < 0.9 * available else "does NOT fit: raise SOLVER.GRAD_ACCUM_STEPS"
     return [
         f"{cfg.BACKBONE.NAME} with head: {costs.parameters / 1e6:.1f} million parameters, "
@@ -100,6 +102,7 @@ def report(
         f"image), {seconds * 1e3:.0f} ms on {count} x {gpu_name}",
         *(f"  {size / 2**30:7.2f} GiB  {what}" for what, size in memory.items()),
         f"  {total:7.2f} GiB  per GPU in all, of {available:g} GiB: {fits}",
+        f"loader: {workers} workers per GPU, {workers * count} cores in all (DATA.NUM_WORKERS)",
         f"an epoch of {num_images:,} images: {minutes:.1f} minutes; {cfg.SOLVER.EPOCHS} epochs: "
         f"{minutes * cfg.SOLVER.EPOCHS / 60:.1f} hours",
     ]

@@ -64,6 +64,9 @@ def pretrain_defaults() -> CfgNode:
     # Compare a query with the subspace of the keys (projection), the one key of K = 1 (cosine), or
     # the mean of the keys (mean_cosine, a control).
     cfg.METHOD.SIMILARITY = "projection"
+    # How eigenvalues are found: by torch's eigh, or for up to 8 shots by Jacobi rotations (jacobi),
+    # which a GPU does without the host waiting for it.
+    cfg.METHOD.EIGH = "eigh"
     cfg.METHOD.TEMPERATURE = 0.2  # Divides the logits.
     # Let gradients flow through the keys; only with the minibatch dictionary.
     cfg.METHOD.GRAD_THROUGH_KEYS = False
@@ -108,6 +111,9 @@ def pretrain_defaults() -> CfgNode:
     cfg.SOLVER.CLIP_GRAD_NORM = 0.0  # Largest norm of the gradient; 0 clips nothing.
     cfg.SOLVER.AMP = "off"  # Mixed precision.
     cfg.SOLVER.CHANNELS_LAST = False  # Memory layout that is often faster for convolutions.
+    # Compile both encoders before the first step, by inductor, which needs a C++ compiler, or by
+    # aot_eager, which only shows that they can be.
+    cfg.SOLVER.COMPILE = "off"
     # Let GPUs multiply float32 numbers rounded to 10 bits (TF32), which is faster.
     cfg.SOLVER.TF32 = False
     # Let cuDNN time its convolutions and take the fastest; its choice can change from run to run.

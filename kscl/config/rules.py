@@ -16,6 +16,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "DATA.BAD_IMAGES": ("skip", "error"),
     "PROJECTOR.TYPE": ("mlp", "mlp_bn", "linear"),
     "METHOD.SIMILARITY": ("projection", "cosine", "mean_cosine"),
+    "METHOD.EIGH": ("eigh", "jacobi"),
     "KEY_ENCODER.TYPE": ("momentum", "shared"),
     "KEY_ENCODER.BATCH_NORM": ("train", "eval"),
     "DICTIONARY.TYPE": ("queue", "minibatch", "memory_bank"),
@@ -23,6 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "SOLVER.SCHEDULE": ("cosine", "step"),
     "SOLVER.LR_UPDATE": ("epoch", "iter"),
     "SOLVER.AMP": ("off", "bf16", "fp16"),
+    "SOLVER.COMPILE": ("off", "inductor", "aot_eager"),
 }
 
 Range = tuple[Callable[[float], bool], str]
@@ -121,6 +123,11 @@ def _check_method(cfg: CfgNode) -> Iterator[Broken]:
         yield (
             ("METHOD.SIMILARITY", "METHOD.NUM_SHOTS"),
             "cosine compares two vectors: set NUM_SHOTS 1, or SIMILARITY projection or mean_cosine",
+        )
+    if method.EIGH == "jacobi" and method.NUM_SHOTS > 8:
+        yield (
+            ("METHOD.EIGH", "METHOD.NUM_SHOTS"),
+            "jacobi is for up to 8 shots: set EIGH eigh",
         )
     if method.GRAD_THROUGH_KEYS and not in_batch:
         yield (

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import random
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -30,12 +31,9 @@ from kscl.engine.metrics_log import RunLog
 from kscl.engine.schedule import learning_rate_at, set_learning_rate
 from kscl.engine.state import TrainState, Window, save, stopped
 from kscl.errors import KsclError
-from kscl.method.learner import Learner
-from kscl.runtime.distributed import average_, host_group, rank, world_size
-from kscl.runtime.launch import any_rank
+from kscl.runtime.distributed import LateVote, host_group, rank, world_size
 from kscl.runtime.precision import AMP_TYPES, autocast
 from kscl.runtime.signals import StopRequest
-from kscl.views.normalize import normalize
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +55,9 @@ def train(
     `data` is the fingerprint of the images, `checkpoints` the folder that checkpoints go to.
     """
     cfg = state.cfg
+    vote = LateVote()
     begun = time.perf_counter()
-    for batch in loader:
+    for batch in prefetched(loader, state.device):
         take_step(state, batch, checkpoints)
         now = time.perf_counter()
         state.seconds += now - begun
@@ -72,15 +71,44 @@ def train(
         if within == 0:
             begun = time.perf_counter()
         at_end = state.step == state.total_steps
-        stopping = any_rank(bool(stop)) and not at_end
+        stopping = vote.hold(bool(stop)) and not at_end
         if stopping or at_end or checkpoint_due(cfg, state.step, epoch, within):
+            check_numbers(state, checkpoints)
             save(state, checkpoints, about_checkpoint(state, data, all_reasons(loader.bad_images)))
         if stopping:
+            vote.close()
             log.info(
                 "Stopped on request. Step %d is saved; --resume continues from it.", state.step
             )
             return False
+    vote.close()
     return True
+
+
+def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield the batches with their views on the device.
+
+    The copy to a GPU runs on a stream of its own, while the GPU still computes the step before.
+    """
+    if device.type == "cpu":
+        yield from batches
+        return
+    beside = torch.cuda.Stream(device)
+    for batch in batches:
+        with torch.cuda.stream(beside):
+            views = batch.views.to(device, non_blocking=True)
+        now = torch.cuda.current_stream(device)
+        now.wait_stream(beside)
+        views.record_stream(now)  # its memory is not used again before the step has ended
+        yield batch._replace(views=views)
+
+
+def check_numbers(state: TrainState, checkpoints: Path) -> None:
+    """Raise if a step had NaN or infinity that has not been noticed yet."""
+    try:
+        state.learner.check_finite.finish()
+    except KsclError as error:
+        raise stopped(state, checkpoints, str(error)) from error
 
 
 def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) -> None:
@@ -112,7 +140,6 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
     if state.skips.in_a_row >= MOST_SKIPS:
         raise stopped(state, checkpoints, f"{MOST_SKIPS} steps in a row overflowed in fp16")
     optimizer.zero_grad()
-    average_(batch_norm_statistics(learner))
     learner.after_step()
     state.step += 1
 
@@ -121,7 +148,7 @@ def forward(state: TrainState, views: Tensor, instances: Tensor) -> dict[str, Te
     """Return the loss and the metrics of views (B, K+1, 3, H, W) in the precision of the config."""
     amp = state.cfg.SOLVER.AMP
     with autocast(state.device, AMP_TYPES[amp]):
-        return state.model(views, instances.to(state.device))
+        return state.model(views, instances)
 
 
 def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
@@ -129,30 +156,13 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def batch_norm_statistics(learner: Learner) -> list[Tensor]:
-    """Return the BatchNorm statistics of both encoders.
-
-    Ranks see different images, but a checkpoint has one state: these are averaged every step.
-    """
-    encoders = [learner.encoder, learner.key_encoder]
-    return [
-        buffer
-        for encoder in encoders
-        if encoder is not None
-        for buffer in encoder.buffers()
-        if buffer.is_floating_point()
-    ]
-
-
 def to_device(views: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
-    """Return views (B, K+1, 3, H, W) on the device, normalized, each view one dense block."""
+    """Return views (B, K+1, 3, H, W) on the device, each view one dense block."""
     views = views.to(device, non_blocking=True).transpose(0, 1)  # (K+1, B, 3, H, W)
     if cfg.SOLVER.CHANNELS_LAST:
         views = views.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     else:
         views = views.contiguous()
-    if views.dtype == torch.uint8:
-        views = normalize(views, cfg.INPUT.MEAN, cfg.INPUT.STD)
     return views.transpose(0, 1)
 
 
@@ -191,7 +201,7 @@ def settle(state: TrainState) -> float:
 def report(state: TrainState, run_log: RunLog, waited: float) -> None:
     """Log the means since the last report, and warn of a collapse."""
     window, state.window = state.window, Window()
-    means = {name: float(total) / window.steps for name, total in window.over_ranks().items()}
+    means = {name: total / window.steps for name, total in window.over_ranks().items()}
     learning_rate = state.optimizer.param_groups[0]["lr"]
     if state.scaler.is_enabled():
         means |= {"loss_scale": state.scaler.get_scale(), "skipped_steps": state.skips.since_report}

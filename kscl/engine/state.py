@@ -19,6 +19,7 @@ from kscl.engine.schedule import build_optimizer
 from kscl.errors import KsclError
 from kscl.method.build import build_learner
 from kscl.method.learner import Learner
+from kscl.runtime.compile import compile_in_place
 from kscl.runtime.distributed import average_, gather, rank, world_size
 from kscl.runtime.precision import set_numerics, warn_of_emulation
 
@@ -41,13 +42,13 @@ class Window:
             self.sums[name] = self.sums[name] + value if name in self.sums else value
         self.steps += 1
 
-    def over_ranks(self) -> dict[str, Tensor]:
+    def over_ranks(self) -> dict[str, float]:
         """Return the sums averaged over ranks."""
         if not self.sums:
             return {}
         values = torch.stack(list(self.sums.values()))
         average_([values])
-        return dict(zip(self.sums, values.unbind(), strict=True))
+        return dict(zip(self.sums, values.tolist(), strict=True))
 
     def of_each_rank(self) -> dict[str, list[float]]:
         """Return the sums of all ranks, in the order of ranks.
@@ -124,9 +125,12 @@ def build_state(
     learner = build_learner(cfg, num_images).to(device)
     if cfg.SOLVER.CHANNELS_LAST:
         learner = learner.to(memory_format=torch.channels_last)
+    for encoder in (learner.encoder, learner.key_encoder):
+        if encoder is not None:
+            compile_in_place(encoder, solver.COMPILE, device)
     model: nn.Module = learner
     if world_size() > 1:
-        model = distributed(learner, device)
+        model = distributed(learner)
     scaler = torch.amp.GradScaler(device.type, enabled=cfg.SOLVER.AMP == "fp16")
     optimizer = build_optimizer(cfg, learner)
     state = TrainState(cfg, learner, model, optimizer, scaler, device, steps_per_epoch)
@@ -134,7 +138,7 @@ def build_state(
     return state
 
 
-def distributed(learner: Learner, device: torch.device) -> DistributedDataParallel:
+def distributed(learner: Learner) -> DistributedDataParallel:
     """Wrap the learner so that gradients are averaged over ranks.
 
     Buffers are kept equal by the learner and by `take_step`: that is a fraction of the traffic,
@@ -144,8 +148,7 @@ def distributed(learner: Learner, device: torch.device) -> DistributedDataParall
         # The argument that torch recommends instead would still send all buffers once.
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         return DistributedDataParallel(
-            learner,
-            device_ids=[device.index] if device.type == "cuda" else None,
+            learner,  # without device_ids, which would copy what is needed on the CPU to the GPU
             broadcast_buffers=False,
             gradient_as_bucket_view=True,
         )
@@ -180,7 +183,8 @@ def save(state: TrainState, folder: Path, about: Mapping[str, Any]) -> None:
     window = {"sums": state.window.of_each_rank(), "steps": state.window.steps}
     if rank() != 0:
         return
-    if not all(torch.isfinite(weight).all() for weight in state.learner.parameters()):
+    finite = torch.stack([torch.isfinite(weight).all() for weight in state.learner.parameters()])
+    if not finite.all():
         raise stopped(state, folder, "A weight is NaN or infinite")
     content = {
         **about,

@@ -9,6 +9,7 @@ from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder, build_encoder
 from kscl.method.learner import Learner
 from kscl.method.similarity import find_similarity
+from kscl.views.normalize import Normalize
 
 
 def encoder_of(cfg: CfgNode) -> Encoder:
@@ -32,12 +33,14 @@ def build_learner(cfg: CfgNode, num_images: int | None = None) -> Learner:
         num_shots=method.NUM_SHOTS,
         rho=method.RHO,
         similarity=method.SIMILARITY,
+        eigensolver=method.EIGH,
         temperature=method.TEMPERATURE,
         key_encoder=cfg.KEY_ENCODER.TYPE,
         momentum=cfg.KEY_ENCODER.MOMENTUM,
         key_batch_norm=cfg.KEY_ENCODER.BATCH_NORM,
         grad_through_keys=method.GRAD_THROUGH_KEYS,
         symmetric=method.SYMMETRIC,
+        normalize=Normalize(cfg.INPUT.MEAN, cfg.INPUT.STD),
     )
 
 

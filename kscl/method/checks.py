@@ -9,6 +9,8 @@ from torch import Tensor
 
 from kscl.errors import KsclError
 from kscl.method.dictionary import MemoryBank, Minibatch
+from kscl.method.jacobi import LARGEST as JACOBI_LARGEST
+from kscl.method.subspace import EIGENSOLVERS
 from kscl.runtime.distributed import rank
 
 if TYPE_CHECKING:
@@ -28,6 +30,15 @@ def check_settings(learner: Learner, key_encoder: str, key_batch_norm: str) -> N
         raise KsclError(
             f"The cosine compares with one key, and there are {learner.num_shots}: take projection "
             "or mean_cosine."
+        )
+    if learner.eigensolver not in EIGENSOLVERS:
+        raise KsclError(
+            f"There is no eigensolver '{learner.eigensolver}': choose {', '.join(EIGENSOLVERS)}."
+        )
+    if learner.eigensolver == "jacobi" and learner.num_shots > JACOBI_LARGEST:
+        raise KsclError(
+            f"The Jacobi eigensolver is for up to {JACOBI_LARGEST} keys, and there are "
+            f"{learner.num_shots}: use eigh."
         )
     if learner.temperature <= 0:
         raise KsclError(f"The temperature is {learner.temperature}, but it is a positive number.")
@@ -63,7 +74,9 @@ def check_input(learner: Learner, views: Tensor, indices: Tensor | None) -> None
             f"Views must be (B, {expected}, 3, H, W), one query and {learner.num_shots} keys per "
             f"image, not {tuple(views.shape)}: METHOD.NUM_SHOTS and the data must agree."
         )
-    if not views.is_floating_point():
+    if not views.is_floating_point() and not (
+        views.dtype == torch.uint8 and learner.normalize is not None
+    ):
         raise KsclError(f"Views must be normalized floating point images, not {views.dtype}.")
     if not isinstance(learner.dictionary, MemoryBank):
         return
@@ -77,7 +90,46 @@ def check_input(learner: Learner, views: Tensor, indices: Tensor | None) -> None
         )
 
 
-def check_finite(step: Tensor, views: Tensor, **results: Tensor) -> None:
+class FiniteCheck:
+    """Looks for NaN and infinity in every step.
+
+    At once on a CPU. On a GPU one step later, when the numbers have arrived without anyone waiting
+    for them; `finish` looks at those that are still on their way.
+    """
+
+    def __init__(self) -> None:
+        self._late: list[tuple[int, tuple[str, ...], Tensor, torch.cuda.Event]] = []
+
+    def __call__(self, step: int, views: Tensor, **results: Tensor) -> None:
+        """Raise an error that names the first tensor with NaN or infinity."""
+        if views.device.type == "cpu":
+            check_finite(step, views, **results)
+            return
+        if self._late and self._late[0][0] < step:
+            self.finish()
+        suspects = {"views": views, **results}
+        sums = torch.stack([_sum(suspect) for suspect in suspects.values()])
+        on_host = torch.empty(sums.shape, pin_memory=True).copy_(sums, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._late.append((step, tuple(suspects), on_host, arrived))
+
+    def finish(self) -> None:
+        """Raise an error if a step before had NaN or infinity."""
+        late, self._late = self._late, []
+        for step, names, sums, arrived in late:
+            arrived.synchronize()
+            bad = [name for name, value in zip(names, sums.tolist(), strict=True) if value != value]
+            if bad:
+                raise _not_finite(step, bad[0], bad[0].replace("_", " "))
+
+
+def _sum(suspect: Tensor) -> Tensor:
+    """Return 0, or NaN if there is NaN or infinity; views that are bytes have none."""
+    return suspect.detach().sum(dtype=torch.float32) * 0
+
+
+def check_finite(step: int, views: Tensor, **results: Tensor) -> None:
     """Raise an error that names the first tensor with NaN or infinity.
 
     One sum over the small `results` tells whether there is any; only then is each one searched.
@@ -92,9 +144,13 @@ def check_finite(step: Tensor, views: Tensor, **results: Tensor) -> None:
         what += (
             f" of {int(bad.sum())} of {len(bad)} (the first is number {int(bad.int().argmax())})"
         )
+    raise _not_finite(step, where, what)
+
+
+def _not_finite(step: int, where: str, what: str) -> KsclError:
     fix = (
         "look at the images and at how they are normalized"
         if where == "views"
         else "lower the learning rate, lengthen the warm-up, or switch mixed precision off"
     )
-    raise KsclError(f"NaN or infinity on rank {rank()} at step {int(step)} in the {what}: {fix}.")
+    return KsclError(f"NaN or infinity on rank {rank()} at step {step} in the {what}: {fix}.")

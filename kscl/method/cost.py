@@ -11,6 +11,7 @@ epoch: the paper's at K = 1 (16 minutes on 8 V100), or one of yours.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,22 +37,25 @@ OPTIMIZER_VALUES = {"sgd": 1, "lars": 1, "adamw": 2}
 class Gpu:
     """Figures of the maker's data sheet; the link is what one GPU transfers in practice."""
 
-    teraflops: float  # of float32 convolutions as they run by default (TF32 where there is one)
+    teraflops: float  # float32
+    tf32_teraflops: float  # with SOLVER.TF32; the same where there is none
     half_teraflops: float  # bf16 or fp16, dense
     memory_gib: float
     link_gb_per_second: float = 12.0  # PCIe 3 x16
 
 
 GPUS: dict[str, Gpu] = {
-    "V100": Gpu(15.7, 125, 32),
-    "T4": Gpu(8.1, 65, 16),
-    "RTX3090": Gpu(35.6, 71, 24),
-    "RTX4090": Gpu(82.6, 165, 24, 24),
-    "L4": Gpu(60, 121, 24, 24),
-    "A10": Gpu(62.5, 125, 24, 24),
-    "A100": Gpu(156, 312, 80, 200),
-    "H100": Gpu(494, 989, 80, 300),
+    "V100": Gpu(15.7, 15.7, 125, 32),
+    "T4": Gpu(8.1, 8.1, 65, 16),
+    "RTX3090": Gpu(35.6, 35.6, 71, 24),
+    "RTX4090": Gpu(82.6, 82.6, 165, 24, 24),
+    "L4": Gpu(30.3, 60, 121, 24, 24),
+    "A10": Gpu(31.2, 62.5, 125, 24, 24),
+    "A100": Gpu(19.5, 156, 312, 80, 200),
+    "H100": Gpu(67, 494, 989, 80, 300),
 }
+# Views per second that one core decodes and augments at K = 5 and 224 pixels, from JPEGs of 87 kB.
+VIEWS_PER_CORE = 1040
 # The paper's table 2: K = 1, ResNet-50 at 224, batch 256, float32.
 PAPER_MINUTES, PAPER_GPU, PAPER_COUNT = 16.0, "V100", 8
 
@@ -133,23 +137,31 @@ def dictionary_shape(cfg: CfgNode) -> tuple[int, int]:
 
 
 def shuffle_seconds(cfg: CfgNode, gpu: Gpu, count: int) -> float:
-    """Return the time of sending every key view to every GPU (MoCo's shuffled BatchNorm)."""
+    """Return the time of sending every key view to the GPU that encodes it (shuffled BatchNorm)."""
     if count == 1 or cfg.KEY_ENCODER.TYPE == "shared" or cfg.KEY_ENCODER.BATCH_NORM == "eval":
         return 0.0
-    view = cfg.SOLVER.BATCH_SIZE * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES
+    number = 1 if cfg.DATA.NORMALIZE_ON_DEVICE else FLOAT_BYTES  # bytes
+    view = cfg.SOLVER.BATCH_SIZE // count * 3 * cfg.INPUT.SIZE**2 * number
     received = cfg.METHOD.NUM_SHOTS * view * (count - 1) / count
     return received / (gpu.link_gb_per_second * 1e9)
 
 
 def peak_flops(cfg: CfgNode, gpu: Gpu, count: int) -> float:
     """Return the operations per second that the data sheet promises."""
-    return count * 1e12 * (gpu.teraflops if cfg.SOLVER.AMP == "off" else gpu.half_teraflops)
+    full = gpu.tf32_teraflops if cfg.SOLVER.TF32 else gpu.teraflops
+    return count * 1e12 * (full if cfg.SOLVER.AMP == "off" else gpu.half_teraflops)
 
 
 def step_seconds(cfg: CfgNode, costs: Costs, gpu: Gpu, count: int, efficiency: float) -> float:
     """Return how long one step takes at this fraction of the peak."""
     compute = step_flops(cfg, costs) / (peak_flops(cfg, gpu, count) * efficiency)
     return compute + shuffle_seconds(cfg, gpu, count)
+
+
+def loader_workers(cfg: CfgNode, seconds: float, count: int) -> int:
+    """Return the workers per GPU that load as fast as steps of so many seconds take images."""
+    views = cfg.SOLVER.BATCH_SIZE * (cfg.METHOD.NUM_SHOTS + 1) / seconds
+    return math.ceil(views / VIEWS_PER_CORE / count)
 
 
 def epoch_minutes(seconds: float, num_images: int, batch_size: int) -> float:

@@ -19,7 +19,7 @@ from kscl.errors import KsclError
 from kscl.method.kernels import all_lengths, log_sum_of_negatives
 from kscl.method.similarity import find_similarity
 from kscl.method.subspace import Subspaces
-from kscl.runtime.distributed import gather, gather_with_gradient
+from kscl.runtime.distributed import gather, gather_together, gather_with_gradient
 
 
 class Negatives(NamedTuple):
@@ -91,11 +91,12 @@ class Queue(_Stored):
         super().__init__(length, max_rank, dim, similarity, "queue")
         self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self._pointer = self._count = 0  # the same numbers, for which a GPU need not be asked
+        self.register_load_state_dict_post_hook(_read_counters)
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Return slots and ranks of the entries that were filled so far."""
-        count = int(self.count)
-        return self.slots[:, :count], self.rank[:count]
+        return self.slots[:, : self._count], self.rank[: self._count]
 
     def own_entries(self, instance: Tensor) -> None:
         """Return None: every filled entry is another instance."""
@@ -103,12 +104,14 @@ class Queue(_Stored):
     @torch.no_grad()
     def store(self, subspaces: Subspaces, instance: Tensor) -> None:
         """Append in order; of a batch longer than the queue only the end can stay."""
-        basis, rank = gather(subspaces.basis), gather(subspaces.rank)
+        basis, rank = gather_together(subspaces.basis, subspaces.rank)
         skipped = max(0, len(basis) - len(self))
-        entries = (self.pointer + torch.arange(len(basis), device=basis.device)) % len(self)
+        entries = (self._pointer + torch.arange(len(basis), device=basis.device)) % len(self)
         self.write(entries[skipped:], basis[skipped:], rank[skipped:])
-        self.pointer.copy_((self.pointer + len(basis)) % len(self))
-        self.count.copy_((self.count + len(basis)).clamp_max(len(self)))
+        self._pointer = (self._pointer + len(basis)) % len(self)
+        self._count = min(self._count + len(basis), len(self))
+        self.pointer.fill_(self._pointer)
+        self.count.fill_(self._count)
 
 
 class MemoryBank(_Stored):
@@ -135,10 +138,10 @@ class MemoryBank(_Stored):
     @torch.no_grad()
     def store(self, subspaces: Subspaces, instance: Tensor) -> None:
         """Replace the images' entries, or move them towards the new subspaces by 1 − momentum."""
-        instance = gather(instance)
+        instance, *parts = gather_together(instance, *subspaces)
         last = _last_of_each(instance)  # an image may come twice, to fill up the last batch
         instance = instance[last]
-        new = Subspaces(*(gather(part)[last] for part in subspaces))
+        new = Subspaces(*(part[last] for part in parts))
         basis = new.basis  # (B, L, D)
         if self.momentum:
             old = self.slots[:, instance].transpose(0, 1)  # (B, L, D)
@@ -164,7 +167,8 @@ class Minibatch(nn.Module):
         """Compare queries (M, D) with the bases (N, L, D) of all other instances of the batch."""
         everyone = gather(instance)  # (N,)
         own = instance[:, None] == everyone  # (M, N)
-        if own.all(1).any():
+        # On a GPU it is not asked, as the answer would have to be waited for.
+        if own.device.type == "cpu" and own.all(1).any():
             raise KsclError(
                 "A batch of one image has no other instance to tell apart: give two or more images."
             )
@@ -184,6 +188,10 @@ def _last_of_each(values: Tensor) -> Tensor:
     unique, which = values.unique(return_inverse=True)
     position = torch.arange(len(values), device=values.device)
     return position.new_zeros(len(unique)).scatter_reduce_(0, which, position, "amax")
+
+
+def _read_counters(queue: Queue, _: object) -> None:
+    queue._pointer, queue._count = int(queue.pointer), int(queue.count)
 
 
 def _check_shape(module: _Stored, state: dict[str, Any], prefix: str, *_: Any) -> None:

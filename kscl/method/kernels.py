@@ -5,7 +5,8 @@ Projector gradient: exact where views coincide, where that of `torch.linalg.eigh
 Lengths of many queries on many stored subspaces, without ever keeping what is large: stored bases
 are slot-major, `slots` (L, N, D) holds the first vector of every entry, then the second vector of
 every entry, and so on. A length is built from L matrix products, one after another, and a slot that
-few entries fill is computed for those few only. Work goes over the entries in pieces whose
+few entries fill is computed for those few only, but not on a GPU, which would first have to say
+which those are. Work goes over the entries in pieces whose
 temporaries stay in the cache. Against one einsum over K padded vectors, with the gradient of the
 queries, that takes 1/4 of the time at rank 2, 1/7 where 99 % of the entries have rank 1, and a
 third of the memory (`learner-lengths-*` of tools/benchmark.py, on 65,536 entries).
@@ -29,9 +30,14 @@ PIECE_ELSEWHERE = 2**25
 
 @contextmanager
 def full_precision(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Switch autocast off and yield the tensors in float32; float64 stays."""
-    with torch.autocast(tensors[0].device.type, enabled=False):
-        yield tuple(x if x.dtype == torch.float64 else x.float() for x in tensors)
+    """Switch autocast and TF32 off and yield the tensors in float32; float64 stays."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, False
+    try:
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            yield tuple(x if x.dtype == torch.float64 else x.float() for x in tensors)
+    finally:
+        matmul.allow_tf32 = before
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:
@@ -136,10 +142,12 @@ def _pieces(num_queries: int, slots: Tensor) -> Iterator[slice]:
 
 def _filled(slots: Tensor, rank: Tensor | None) -> list[tuple[Tensor, Tensor | None]]:
     """Return, per slot that is not empty, vectors (n', D) and their entries (n',); None is all."""
+    if rank is None or rank.device.type != "cpu":
+        return [(vectors, None) for vectors in slots]
     filled: list[tuple[Tensor, Tensor | None]] = [(slots[0], None)]
     for slot in range(1, slots.shape[0]):
-        entries = None if rank is None else (rank > slot).nonzero().squeeze(1)  # (n',)
-        if entries is None or 2 * len(entries) > slots.shape[1]:
+        entries = (rank > slot).nonzero().squeeze(1)  # (n',)
+        if 2 * len(entries) > slots.shape[1]:
             filled.append((slots[slot], None))
         elif len(entries):
             filled.append((slots[slot, entries], entries))
@@ -254,9 +262,17 @@ class _LogSum(torch.autograd.Function):
 
 def _without(similarity: Tensor, start: int, empty: Tensor, own: Tensor | None) -> Tensor:
     """Copy similarities (M, n) with −∞ at empty entries and at the queries' own."""
-    similarity = similarity.masked_fill(empty, -torch.inf) if empty.any() else similarity.clone()
-    if own is not None:
-        here = own - start  # (M,)
-        inside = ((here >= 0) & (here < similarity.shape[1])).nonzero().squeeze(1)
-        similarity[inside, here[inside]] = -torch.inf
-    return similarity
+    on_cpu = empty.device.type == "cpu"  # a GPU is asked nothing that the CPU would wait for
+    mask = not on_cpu or bool(empty.any())
+    similarity = similarity.masked_fill(empty, -torch.inf) if mask else similarity.clone()
+    if own is None:
+        return similarity
+    here = own - start  # (M,)
+    inside = (here >= 0) & (here < similarity.shape[1])
+    if on_cpu:
+        rows = inside.nonzero().squeeze(1)
+        similarity[rows, here[rows]] = -torch.inf
+        return similarity
+    here = here.clamp(0, similarity.shape[1] - 1)[:, None]  # (M, 1)
+    there = similarity.gather(1, here).masked_fill(inside[:, None], -torch.inf)
+    return similarity.scatter_(1, here, there)

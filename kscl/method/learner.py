@@ -20,15 +20,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kscl.method.batch_norm import calibrate_batch_norm, copy_statistics, in_mode, statistics
-from kscl.method.checks import check_finite, check_input, check_settings
+from kscl.method.batch_norm import (
+    batch_norms,
+    calibrate_batch_norm,
+    copy_statistics,
+    in_mode,
+    statistics,
+)
+from kscl.method.checks import FiniteCheck, check_finite, check_input, check_settings
 from kscl.method.dictionary import Dictionary, MemoryBank
 from kscl.method.encoder import Encoder
 from kscl.method.kernels import full_precision
 from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
 from kscl.method.similarity import find_similarity
 from kscl.method.subspace import Subspaces
-from kscl.runtime.distributed import average_, rank, shuffled
+from kscl.runtime.distributed import average_, rank
+from kscl.runtime.shuffle import shuffled
 
 
 class Learner(nn.Module):
@@ -36,6 +43,7 @@ class Learner(nn.Module):
 
     num_shots          K; views are (B, K+1, 3, H, W) and view 0 is the query
     similarity         a name in `kscl.method.similarity.SIMILARITIES`
+    eigensolver        a name in `kscl.method.subspace.EIGENSOLVERS`
     key_encoder        "momentum", a slow copy of the encoder; or "shared", the encoder itself
     key_batch_norm     "train": each key view is a BatchNorm batch of its own, shuffled over ranks;
                        "eval": fixed statistics, moving averages of the query encoder's
@@ -45,6 +53,8 @@ class Learner(nn.Module):
                        each without one view, of every other instance; the other K subspaces of its
                        own instance, which contain it, do not count. So 1 + (K+1)(N−1) candidates:
                        with K = 1 and cosine the 2N − 1 of SimCLR's NT-Xent.
+    normalize          makes an encoder's input of views that are bytes; they stay bytes on their
+                       way between ranks
     """
 
     steps: Tensor  # () calls of after_step
@@ -57,12 +67,14 @@ class Learner(nn.Module):
         num_shots: int = 5,
         rho: float = 0.4,
         similarity: str = "projection",
+        eigensolver: str = "eigh",
         temperature: float = 0.2,
         key_encoder: str = "momentum",
         momentum: float = 0.999,
         key_batch_norm: str = "train",
         grad_through_keys: bool = False,
         symmetric: bool = False,
+        normalize: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -70,21 +82,26 @@ class Learner(nn.Module):
         self.num_shots = num_shots
         self.rho = rho
         self.similarity = find_similarity(similarity)
+        self.eigensolver = eigensolver
         self.temperature = temperature
         self.momentum = momentum
         self.shared = key_encoder == "shared"
         self.averaged_norm = key_batch_norm == "eval"
         self.grad_through_keys = grad_through_keys
         self.symmetric = symmetric
+        self.normalize = normalize
         self.max_rank = self.similarity.max_rank(num_shots, rho)
         check_settings(self, key_encoder, key_batch_norm)
         self.key_encoder = None if self.shared else make_momentum_encoder(encoder)
         if self.key_encoder is not None:
             self._follow = MomentumUpdate(self.key_encoder, encoder, self.averaged_norm)
+        self._has_batch_norm = bool(batch_norms(encoder))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self._steps = 0  # the same number, for which a GPU need not be asked
+        self.check_finite = FiniteCheck()
         self._pending: list[tuple[Subspaces, Tensor]] = []  # of forward passes since after_step
         self._seen_weights = -1
-        self.register_load_state_dict_post_hook(_forget_pending)
+        self.register_load_state_dict_post_hook(_begin_anew)
         self.train()
 
     def forward(self, views: Tensor, indices: Tensor | None = None) -> dict[str, Tensor]:
@@ -92,15 +109,19 @@ class Learner(nn.Module):
         check_input(self, views, indices)
         self._check_loop()
         query, keys = self._embed(views)  # (M, D), (M, K, D); M = B, or B(K+1) if symmetric
-        instance = self._instances(len(views), indices).to(query.device)  # (M,)
+        instance = self._instances(len(views), indices, query.device)  # (M,)
         with full_precision(query, keys) as (query, keys):
-            check_finite(self.steps, views, query_embeddings=query, key_embeddings=keys)
-            own = self.similarity.fit(keys, self.rho)  # basis (M, L, D)
+            embeddings = {"query_embeddings": query, "key_embeddings": keys}
+            try:
+                own = self.similarity.fit(keys, self.rho, self.eigensolver)  # basis (M, L, D)
+            except torch.linalg.LinAlgError:
+                check_finite(self._steps, views, **embeddings)  # NaN has no eigenvalues
+                raise
             positive = self.similarity.own(query, own.basis)  # (M,)
             negatives = self.dictionary.negatives(query, instance, own.basis, self.temperature)
             # −log of exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))
             loss = F.softplus(negatives.log_sum - positive / self.temperature).mean()
-            check_finite(self.steps, views, loss=loss)
+            self.check_finite(self._steps, views, **embeddings, loss=loss)
         own = Subspaces(*(part.detach() for part in own))
         if self.training:
             self._pending.append((own, instance))
@@ -131,9 +152,20 @@ class Learner(nn.Module):
         for subspaces, instance in self._pending:
             self.dictionary.store(subspaces, instance)
         self._pending.clear()
+        average_(self.own_statistics())
         if self.key_encoder is not None:
             self._follow(self.momentum)
         self.steps += 1
+        self._steps += 1
+
+    def own_statistics(self) -> list[Tensor]:
+        """Return the BatchNorm statistics that forward passes change.
+
+        Ranks see different images, but there is one state: these are averaged every step.
+        """
+        if self.key_encoder is None or self.averaged_norm:
+            return statistics(self.encoder)
+        return [*statistics(self.encoder), *statistics(self.key_encoder)]
 
     def train(self, mode: bool = True) -> Learner:
         """Switch the mode; a key encoder with averaged BatchNorm statistics stays in eval mode."""
@@ -144,37 +176,49 @@ class Learner(nn.Module):
 
     def embed_keys(self, views: Tensor) -> Tensor:
         """Return unit embeddings (B, K, D) of key views (B, K, 3, H, W)."""
-        each = views.unbind(1)  # K of (B, 3, H, W)
         if self.key_encoder is None:
             with torch.set_grad_enabled(self.grad_through_keys and torch.is_grad_enabled()):
-                return torch.stack([self.encoder(view) for view in each], 1)
+                return self._each(self.encoder, views)
         with torch.no_grad():
-            if not self.key_encoder.training:
-                return torch.stack([self.key_encoder(view) for view in each], 1)
-            seed = 100_003 * int(self.steps) + 1_009 * len(self._pending)
-            keys = [shuffled(self.key_encoder, view, seed + k) for k, view in enumerate(each)]
-            return torch.stack(keys, 1)
+            alone = not (self._has_batch_norm and self.key_encoder.training)  # of its companions
+            if alone and views.device.type == "cpu":  # whose cache holds one view's batch
+                return self._each(self.key_encoder, views)
+            if alone:
+                together = views.transpose(0, 1).flatten(0, 1)  # (K · B, 3, H, W)
+                keys = self.key_encoder(self._input(together))  # (K · B, D)
+                return keys.unflatten(0, (views.shape[1], len(views))).transpose(0, 1)
+            encoder, seed = self.key_encoder, 100_003 * self._steps + 1_009 * len(self._pending)
+            return shuffled(lambda images: encoder(self._input(images)), views, seed)
+
+    def _each(self, encoder: Encoder, views: Tensor) -> Tensor:
+        """Return embeddings (B, V, D) of views (B, V, 3, H, W), each view a batch of its own."""
+        return torch.stack([encoder(self._input(view)) for view in views.unbind(1)], 1)
+
+    def _input(self, views: Tensor) -> Tensor:
+        return views if self.normalize is None else self.normalize(views)
 
     def _embed(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Return the queries (M, D) and the keys (M, K, D) of each."""
         if self.symmetric:
-            every = torch.stack([self.encoder(view) for view in views.unbind(1)], 1)  # (B, K+1, D)
+            every = self._each(self.encoder, views)  # (B, K+1, D)
             keys = leave_one_out(every).flatten(0, 1)  # (B(K+1), K, D)
             return every.flatten(0, 1), keys if self.grad_through_keys else keys.detach()
-        if self.training and self.averaged_norm and not self._pending and int(self.steps) == 0:
+        if self.training and self.averaged_norm and not self._pending and self._steps == 0:
             assert self.key_encoder is not None
             with in_mode(self.key_encoder, training=True):  # as the query encoder makes its own
-                calibrate_batch_norm(self.key_encoder, views[:, 1:].unbind(1))
+                calibrate_batch_norm(
+                    self.key_encoder, (self._input(view) for view in views[:, 1:].unbind(1))
+                )
             average_(statistics(self.key_encoder))
             copy_statistics(self.key_encoder, self.encoder)
-        return self.encoder(views[:, 0]), self.embed_keys(views[:, 1:])
+        return self.encoder(self._input(views[:, 0])), self.embed_keys(views[:, 1:])
 
-    def _instances(self, batch: int, indices: Tensor | None) -> Tensor:
+    def _instances(self, batch: int, indices: Tensor | None, device: torch.device) -> Tensor:
         """Return a number (M,) per query that tells instances apart."""
         if isinstance(self.dictionary, MemoryBank):
             assert indices is not None
-            return indices
-        index = torch.arange(batch) + rank() * batch  # in the joined batch of all ranks
+            return indices.to(device, non_blocking=True)
+        index = torch.arange(batch, device=device) + rank() * batch  # in all ranks' joined batch
         return index.repeat_interleave(self.num_shots + 1) if self.symmetric else index
 
     def _weights_version(self) -> int:
@@ -189,12 +233,13 @@ class Learner(nn.Module):
             )
 
 
-def _forget_pending(learner: Learner, _: object) -> None:
+def _begin_anew(learner: Learner, _: object) -> None:
     learner._pending.clear()
+    learner._steps = int(learner.steps)
 
 
 def leave_one_out(embeddings: Tensor) -> Tensor:
     """Return for each of K+1 views (B, K+1, D) the K others, in order: (B, K+1, K, D)."""
-    views = range(embeddings.shape[1])
-    others = torch.tensor([[other for other in views if other != view] for view in views])
-    return embeddings[:, others.to(embeddings.device)]
+    views = torch.arange(embeddings.shape[1], device=embeddings.device)
+    others = views[:-1] + (views[:-1] >= views[:, None])  # (K+1, K)
+    return embeddings[:, others]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kscl.method.batch_norm import statistics
 from kscl.method.encoder import Encoder
-from kscl.runtime.distributed import average_
 
 
 def make_momentum_encoder(encoder: Encoder) -> Encoder:
@@ -34,6 +33,6 @@ class MomentumUpdate:
         """Take one step of size 1 − momentum towards the encoder."""
         torch._foreach_lerp_(self.ours, self.theirs, 1 - momentum)
         if self.buffers:
-            averages = [buffer.clone() for buffer in statistics(self.encoder)]
-            average_(averages)  # each rank saw other images; momentum encoders must stay equal
-            torch._foreach_lerp_(statistics(self.momentum_encoder), averages, 1 - momentum)
+            torch._foreach_lerp_(
+                statistics(self.momentum_encoder), statistics(self.encoder), 1 - momentum
+            )

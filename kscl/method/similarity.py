@@ -27,10 +27,11 @@ from kscl.method.subspace import (
 )
 
 
-def mean_direction(keys: Tensor, rho: float = 1.0) -> Subspaces:
+def mean_direction(keys: Tensor, rho: float = 1.0, eigensolver: str = "") -> Subspaces:
     """Return the normalized mean of the keys (B, K, D) as a subspace of one signed vector.
 
-    With K = 1 it is the key itself. There is nothing to cut, so `rho` has no effect.
+    With K = 1 it is the key itself. There is nothing to cut, so `rho` and `eigensolver` have no
+    effect.
     """
     with full_precision(keys) as (keys,):
         basis = F.normalize(keys.mean(1, keepdim=True), dim=2)  # (B, 1, D)
@@ -77,7 +78,7 @@ def blend_directions(old: Tensor, new: Subspaces, momentum: float) -> Tensor:
 class Similarity:
     """What is kept of an instance's keys, and how near a query is to it."""
 
-    fit: Callable[[Tensor, float], Subspaces]  # keys (B, K, D), ρ
+    fit: Callable[[Tensor, float, str], Subspaces]  # keys (B, K, D), ρ, eigensolver
     own: Callable[[Tensor, Tensor], Tensor]  # query n (B, D) to basis n (B, L, D): (B,)
     every: Callable[[Tensor, Tensor], Tensor]  # queries (M, D) to bases (N, L, D): (M, N)
     blend: Callable[[Tensor, Subspaces, float], Tensor]  # a memory bank's entry and a newer one

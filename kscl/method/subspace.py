@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from kscl.errors import KsclError
+from kscl.method.jacobi import jacobi_eigh
 from kscl.method.kernels import (
     all_lengths,
     full_precision,
@@ -30,6 +31,8 @@ from kscl.method.kernels import (
     safe_sqrt,
     with_projector_gradient,
 )
+
+EIGENSOLVERS = {"eigh": torch.linalg.eigh, "jacobi": jacobi_eigh}
 
 
 class Subspaces(NamedTuple):
@@ -54,7 +57,7 @@ def max_rank(num_shots: int, rho: float) -> int:
     return math.ceil(rho * num_shots - 1e-9)  # 0.28 * 25 is 7.000000000000001
 
 
-def fit_subspaces(keys: Tensor, rho: float) -> Subspaces:
+def fit_subspaces(keys: Tensor, rho: float, eigensolver: str = "eigh") -> Subspaces:
     """Return the W̃_n that minimize equation 4, from unit embeddings `keys` (B, K, D).
 
     The Gram matrix V_nᵀV_n, K x K, has the nonzero eigenvalues of Σ_n, and w_i = V_n u_i / √λ_i.
@@ -67,7 +70,8 @@ def fit_subspaces(keys: Tensor, rho: float) -> Subspaces:
     length = max_rank(keys.shape[1], rho)
     with full_precision(keys) as (keys,):
         fixed = keys.detach()
-        eigenvalues, vectors = eigenpairs(fixed @ fixed.mT)  # (B, K) λ, (B, K, K) columns u
+        gram = fixed @ fixed.mT  # (B, K, K)
+        eigenvalues, vectors = eigenpairs(gram, eigensolver)  # (B, K) λ, (B, K, K) columns u
         rank = kept_rank(eigenvalues, rho)  # (B,)
         kept = is_kept(rank, eigenvalues)  # (B, K)
         scale = torch.where(kept, eigenvalues.rsqrt(), 0)[:, :length]  # (B, L) 1/√λ, 0 if dropped
@@ -79,9 +83,9 @@ def fit_subspaces(keys: Tensor, rho: float) -> Subspaces:
         return Subspaces(basis, rank, eigenvalues / trace)
 
 
-def eigenpairs(gram: Tensor) -> tuple[Tensor, Tensor]:
+def eigenpairs(gram: Tensor, eigensolver: str = "eigh") -> tuple[Tensor, Tensor]:
     """Return eigenvalues (…, K), descending and at least 0, and their vectors as columns."""
-    eigenvalues, vectors = torch.linalg.eigh(gram)  # ascending
+    eigenvalues, vectors = EIGENSOLVERS[eigensolver](gram)  # ascending
     return eigenvalues.flip(-1).clamp_min(0), vectors.flip(-1)
 
 

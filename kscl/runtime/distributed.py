@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,12 +50,25 @@ def host_group() -> dist.ProcessGroup | None:
 
 def gather(local: Tensor) -> Tensor:
     """Concatenate the ranks' tensors (B, ...) to (world · B, ...), without gradient."""
+    local = local.detach()
     if world_size() == 1:
-        return local.detach()
-    local = local.detach().contiguous()  # a channels-last image would arrive with mixed-up pixels
-    parts = [torch.empty_like(local) for _ in range(world_size())]
-    dist.all_gather(parts, local)
-    return torch.cat(parts)
+        return local
+    local = local.contiguous()  # a channels-last image would arrive with mixed-up pixels
+    everyone = local.new_empty(world_size() * len(local), *local.shape[1:])
+    dist.all_gather_into_tensor(everyone, local)
+    return everyone
+
+
+def gather_together(*local: Tensor) -> tuple[Tensor, ...]:
+    """Gather several tensors (B, ...) of any types as one: a message costs more than its bytes."""
+    if world_size() == 1:
+        return tuple(tensor.detach() for tensor in local)
+    packed = [tensor.detach().reshape(len(tensor), -1).view(torch.uint8) for tensor in local]
+    parts = gather(torch.cat(packed, 1)).split([part.shape[1] for part in packed], 1)
+    return tuple(
+        part.contiguous().view(tensor.dtype).view(-1, *tensor.shape[1:])
+        for part, tensor in zip(parts, local, strict=True)
+    )
 
 
 def gather_with_gradient(local: Tensor) -> Tensor:
@@ -85,23 +98,31 @@ def average_(tensors: Sequence[Tensor]) -> None:
     flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat)
     parts = (flat / world_size()).split([tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))
+    means = [part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)]
+    torch._foreach_copy_(list(tensors), means)
 
 
-def shuffled(encode: Callable[[Tensor], Tensor], images: Tensor, seed: int) -> Tensor:
-    """Encode this rank's images (B, ...) in batches shuffled over all ranks: (B, D), in order.
+class LateVote:
+    """A vote of all ranks whose result is read when the next one is held: nobody waits for it."""
 
-    BatchNorm sees other images in a key's batch than in its query's, so the two cannot recognize
-    each other by them (MoCo, section 3.3). All ranks draw the same order from `seed`.
-    """
-    ranks, batch = world_size(), len(images)
-    if ranks == 1:
-        return encode(images)
-    order = torch.randperm(ranks * batch, generator=torch.Generator().manual_seed(seed))
-    order = order.to(images.device)  # (world · B,)
-    mixed = gather(images)[order.chunk(ranks)[rank()]]  # (B, ...)
-    if images.ndim == 4 and images.is_contiguous(memory_format=torch.channels_last):
-        mixed = mixed.contiguous(memory_format=torch.channels_last)
-    embeddings = gather(encode(mixed))  # (world · B, D)
-    return embeddings[order.argsort().chunk(ranks)[rank()]]  # (B, D)
+    def __init__(self) -> None:
+        self._held: tuple[dist.Work, Tensor] | None = None
+
+    def hold(self, flag: bool) -> bool:
+        """Vote, and return whether any rank's flag was set in the vote before."""
+        if world_size() == 1:
+            return flag
+        outcome = self.close()
+        votes = torch.tensor(float(flag))
+        work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=host_group(), async_op=True)
+        assert work is not None
+        self._held = work, votes
+        return outcome
+
+    def close(self) -> bool:
+        """Return the result of the last vote, False if there was none."""
+        if self._held is None:
+            return False
+        (work, votes), self._held = self._held, None
+        work.wait()
+        return bool(votes)

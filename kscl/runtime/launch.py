@@ -108,7 +108,7 @@ def any_rank(flag: bool) -> bool:
     """Return whether the flag is set on any rank."""
     if world_size() == 1:
         return flag
-    votes = torch.tensor(float(flag), device="cpu" if host_group() else device())
+    votes = torch.tensor(float(flag))
     dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=host_group())
     return bool(votes)
 

@@ -7,7 +7,25 @@ from collections.abc import Sequence
 import cv2
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+
+class Normalize(nn.Module):
+    """`normalize` with its constants on the device, as a copy would wait for it."""
+
+    scale: Tensor  # (3, 1, 1)
+    shift: Tensor  # (3, 1, 1)
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        for name, value in zip(("scale", "shift"), _scale_and_shift(mean, std), strict=True):
+            self.register_buffer(name, value, persistent=False)
+
+    def forward(self, views: Tensor) -> Tensor:
+        """Normalize uint8 views (…, 3, height, width); others are normalized already."""
+        if views.dtype != torch.uint8:
+            return views
+        return torch.addcmul(self.shift, views.to(self.scale.dtype), self.scale)
 
 
 def normalize(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
@@ -15,11 +33,14 @@ def normalize(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
 
     It differs from `normalize_exactly` in the last bit, and pretraining has always used it.
     """
-    channels = [1.0 / (255 * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]
-    scale, shift = (
-        torch.tensor(c, dtype=torch.float32, device=views.device).view(-1, 1, 1) for c in channels
-    )
+    scale, shift = (constant.to(views.device) for constant in _scale_and_shift(mean, std))
     return torch.addcmul(shift, views.to(torch.float32), scale)
+
+
+def _scale_and_shift(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
+    scale = torch.tensor([1.0 / (255 * s) for s in std])
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
+    return scale.view(-1, 1, 1), shift.view(-1, 1, 1)
 
 
 def normalize_exactly(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def overhead() -> float:
 def step_over_bare_encoders() -> float:
     cfg = config("INPUT.SIZE", 128, "SOLVER.BATCH_SIZE", 16)
     training, batch = new_training(cfg), preloaded(cfg)
-    views = to_device(batch.views, cfg, CPU)
+    views = training.learner.normalize(to_device(batch.views, cfg, CPU))
     encoder, key_encoder = training.learner.encoder, training.learner.key_encoder
     assert key_encoder is not None
 

@@ -43,6 +43,20 @@ def gram_route() -> float:
     return 20 * time_ratio(by_covariance, by_gram, rounds=5)
 
 
+@figure(
+    "learner-jacobi",
+    "subspaces by Jacobi rotations over those by eigh, in time on a CPU",
+    at_most=60,
+)
+def jacobi_route() -> float:
+    """On a GPU it spares the host's wait for eigh; on a CPU it is no alternative."""
+    two_threads()
+    keys = unit(QUERIES, SHOTS, DIM)
+    by_eigh = lambda: [fit_subspaces(keys, 0.4) for _ in range(20)]  # noqa: E731
+    by_jacobi = lambda: fit_subspaces(keys, 0.4, "jacobi")  # noqa: E731
+    return 20 * time_ratio(by_jacobi, by_eigh, rounds=5)
+
+
 def filled_queue(share_of_rank_2: float) -> Queue:
     queue = Queue(LENGTH, RANK, DIM)
     basis = unit(LENGTH, RANK, DIM)

@@ -6,7 +6,8 @@ import pytest
 
 from kscl.config.merge import load_config
 from kscl.config.shipped import shipped_configs
-from kscl.config.tree import value_at
+from kscl.config.tree import config_values, value_at
+from kscl.engine.run_dir import changed_keys
 from kscl.engine.schedule import learning_rate
 from kscl.views.recipes import with_defaults
 
@@ -92,6 +93,19 @@ def test_the_papers_recipes_say_what_the_paper_says(name):
     cfg = load_config(f"pretrain/{name}.yaml")
     for key, value in (COMMON | RECIPES[name]).items():
         assert value_at(cfg, key) == value, key
+
+
+@pytest.mark.parametrize("path", sorted(shipped_configs().glob("pretrain/*_gpu8.yaml")), ids=str)
+def test_the_settings_for_gpus_change_how_a_recipe_is_computed_and_nothing_else(path):
+    ours, recipe = (
+        load_config(path),
+        load_config(f"pretrain/{path.stem.removesuffix('_gpu8')}.yaml"),
+    )
+    changed = changed_keys(config_values(recipe), config_values(ours), ())
+    how = {"AMP": "bf16", "CHANNELS_LAST": True, "TF32": True, "CUDNN_BENCHMARK": True}
+    expected = {"OUTPUT_DIR", "DATA.NUM_WORKERS", *(f"SOLVER.{key}" for key in how)}
+    assert {key for key, _, _ in changed} == expected
+    assert {key: ours.SOLVER[key] for key in how} == how
 
 
 # Every number of the sources: main_moco.py with and without --aug-plus, and the SimCLR paper's

@@ -16,6 +16,7 @@ from kscl.engine.loop import report, seed_step, settle, take_step, to_device
 from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
 from kscl.engine.state import TrainState, Window, build_state, check_room, restore, save, stopped
 from kscl.errors import KsclError
+from kscl.views.normalize import Normalize
 from tests.helpers.runs import TINY, Run, draw_images, same_bits
 
 # GroupNorm: what an image gives does not depend on its neighbors in the batch.
@@ -135,7 +136,7 @@ def test_steps_that_fp16_skips_are_counted_and_too_many_in_a_row_stop_the_run(
 def test_views_reach_the_encoder_normalized_and_each_in_one_dense_block(tmp_path, channels_last):
     cfg = config(tmp_path, "SOLVER.CHANNELS_LAST", channels_last)
     pixels = next(batches(1)).views
-    views = to_device(pixels, cfg, CPU)
+    views = Normalize(cfg.INPUT.MEAN, cfg.INPUT.STD)(to_device(pixels, cfg, CPU))
     mean, std = torch.tensor(cfg.INPUT.MEAN), torch.tensor(cfg.INPUT.STD)
     expected = (pixels / 255 - mean[:, None, None]) / std[:, None, None]
     assert torch.allclose(views, expected, atol=1e-5)

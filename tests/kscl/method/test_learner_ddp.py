@@ -16,7 +16,8 @@ from kscl.errors import KsclError
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder, build_encoder
 from kscl.method.learner import Learner
-from kscl.runtime.distributed import gather, rank, shuffled, world_size
+from kscl.runtime.distributed import gather, gather_together, rank, world_size
+from kscl.runtime.shuffle import shuffled
 from tests.helpers.learners import without_gauge
 
 pytestmark = pytest.mark.portable
@@ -97,7 +98,10 @@ def averaged_norm() -> dict[str, Tensor]:
 
 def mates_of_keys() -> Tensor:
     """What the key encoder is given together, (K, B): the first pixels of images that tell."""
-    learner = make("queue")
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
+    encoder = Encoder(backbone, nn.Linear(128, DIM))
+    learner = Learner(encoder, Queue(10, 3, DIM), num_shots=3, rho=0.9).double()
     given: list[Tensor] = []
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -141,12 +145,21 @@ def worker(process: int, folder: str) -> None:
         companions.append(images.flatten())
         return images * 2
 
-    results["shuffled"] = [shuffled(encode, mine, seed) for seed in range(5)]
+    results["shuffled"] = shuffled(encode, mine.expand(4, 5)[:, :, None], seed=0)
     results["companions"] = torch.stack(companions)
     images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(process))
     last = images.contiguous(memory_format=torch.channels_last)
-    results["channels last"] = shuffled(lambda x: x, last, 0), images
+    layouts: list[bool] = []
+
+    def keep(images: Tensor) -> Tensor:
+        layouts.append(images.is_contiguous(memory_format=torch.channels_last))
+        return images
+
+    results["channels last"] = shuffled(keep, last[:, None], 0)[:, 0], images
+    results["layouts"] = layouts
     results["gathered"] = gather(mine)
+    number = torch.tensor([2**62 + process])
+    results["together"] = gather_together(mine[:1], number, torch.tensor([[True, False]]))
     results["world"] = world_size()
     results["key encoder"] = averaged_norm()
     results["mates"] = mates_of_keys()
@@ -185,7 +198,7 @@ def test_shuffled_images_come_back_in_order_after_meeting_those_of_other_ranks(
     for process, result in enumerate(ranks):
         mine = torch.arange(4.0)[:, None] + 10 * process
         assert result["world"] == RANKS
-        assert all(torch.equal(one, 2 * mine) for one in result["shuffled"])
+        assert torch.equal(result["shuffled"], 2 * mine.expand(4, 5)[:, :, None])
         assert torch.equal(
             result["gathered"].flatten(), torch.tensor([0.0, 1, 2, 3, 10, 11, 12, 13])
         )
@@ -211,6 +224,15 @@ def test_channels_last_images_are_shuffled_whole(ranks: list[dict[str, Any]]) ->
     for result in ranks:
         returned, images = result["channels last"]
         assert torch.equal(returned, images)
+        assert result["layouts"] == [True]
+
+
+def test_tensors_of_several_types_are_gathered_as_they_are(ranks: list[dict[str, Any]]) -> None:
+    for result in ranks:
+        first, number, flags = result["together"]
+        assert torch.equal(first, torch.tensor([[0.0], [10.0]]))
+        assert torch.equal(number, torch.tensor([2**62, 2**62 + 1]))
+        assert torch.equal(flags, torch.tensor([[True, False]] * 2))
 
 
 def test_key_encoders_stay_the_same_on_all_ranks(ranks: list[dict[str, Any]]) -> None:
@@ -227,4 +249,4 @@ def test_a_nan_is_reported_by_the_rank_that_has_it(ranks: list[dict[str, Any]]) 
 def test_one_process_gathers_and_shuffles_nothing() -> None:
     images = torch.arange(4.0)
     assert torch.equal(gather(images), images)
-    assert torch.equal(shuffled(lambda x: x + 1, images, 0), images + 1)
+    assert torch.equal(shuffled(lambda x: x + 1, images[:, None], 0), images[:, None] + 1)
