@@ -160,8 +160,8 @@ def repack(carrier: Path, folder: Path) -> Path:
 
         for name in sorted(filter(wanted, source.namelist())):
             add(name, source.read(name))
-        licence = f"{CARRIER.replace('-', '_')}-{CARRIER_VERSION}.dist-info/LICENSE"
-        add(f"{info}/LICENSE", source.read(licence))
+        license = f"{CARRIER.replace('-', '_')}-{CARRIER_VERSION}.dist-info/LICENSE"
+        add(f"{info}/LICENSE", source.read(license))
         add(f"{info}/METADATA", METADATA.encode())
         about = ("Wheel-Version: 1.0", "Generator: kscl", "Root-Is-Purelib: true")
         add(f"{info}/WHEEL", "\n".join((*about, f"Tag: {WHEEL_TAG}", "")).encode())

@@ -22,6 +22,7 @@ RENAMED_OPTIONS = {
     "--trials": "--num-trials",
     "--against": "--baseline",
     "--output": "--output-dir",
+    "--unlabelled": "--unlabeled",
 }
 
 Main = Callable[[Sequence[str] | None], int | None]

@@ -17,7 +17,7 @@ from kscl.method.encoder import feature_dim
 from kscl.runtime.launch import device
 from kscl.runtime.precision import AMP_TYPES, autocast
 from kscl.views.normalize import normalize_exactly
-from linear_eval.data.images import LabelledImages, ViewsOfImages, load_batches
+from linear_eval.data.images import LabeledImages, ViewsOfImages, load_batches
 from linear_eval.data.views import geometry
 from linear_eval.errors import LinearEvalError
 from linear_eval.splits import calibration_images
@@ -77,7 +77,7 @@ class Frozen:
             raise LinearEvalError(f"The backbone gives features that are not finite: {cause}.")
 
 
-def freeze(cfg: CfgNode, train: LabelledImages) -> Frozen:
+def freeze(cfg: CfgNode, train: LabeledImages) -> Frozen:
     """Return the backbone that the config names, ready to be probed.
 
     `train` is for calibration only.
@@ -134,10 +134,10 @@ def load(cfg: CfgNode) -> Loaded:
     return loaded
 
 
-def _center_crops(cfg: CfgNode, images: LabelledImages, indices: np.ndarray) -> Iterator[Tensor]:
+def _center_crops(cfg: CfgNode, images: LabeledImages, indices: np.ndarray) -> Iterator[Tensor]:
     """Yield batches (B, 3, H, W), uint8, of about one size, as each counts the same."""
     shape = geometry(cfg)
-    dataset = ViewsOfImages(images, lambda picture, epoch, number: [shape.centre(picture)])
+    dataset = ViewsOfImages(images, lambda picture, epoch, number: [shape.center(picture)])
     parts = np.array_split(indices, max(1, len(indices) // CALIBRATION_BATCH))
     batches = [[(0, int(index)) for index in part] for part in parts]
     for batch in load_batches(dataset, batches, cfg.DATA.NUM_WORKERS):

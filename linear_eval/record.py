@@ -19,7 +19,7 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOG_FILE
 from linear_eval.backbone import Frozen
 from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
-from linear_eval.data.images import LabelledImages
+from linear_eval.data.images import LabeledImages
 from linear_eval.probes.outcome import Outcome
 from linear_eval.protocols import deviations
 from linear_eval.score import LEVEL
@@ -31,7 +31,7 @@ DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
 Json = dict[str, Any]
 
 
-def sizes_of(train: LabelledImages, val: LabelledImages) -> dict[str, int]:
+def sizes_of(train: LabeledImages, val: LabeledImages) -> dict[str, int]:
     """Count what `linear_eval.protocols.IMAGENET` counts."""
     return {"classes": len(train.classes), "train images": len(train), "val images": len(val)}
 
@@ -40,8 +40,8 @@ def record_of(
     cfg: CfgNode,
     protocol: Protocol,
     frozen: Frozen,
-    train: LabelledImages,
-    val: LabelledImages,
+    train: LabeledImages,
+    val: LabeledImages,
     outcome: Outcome,
     seconds: float,
 ) -> Record:
@@ -105,7 +105,7 @@ def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
     }
 
 
-def write_classifier(outcome: Outcome, val: LabelledImages, folder: Path) -> None:
+def write_classifier(outcome: Outcome, val: LabeledImages, folder: Path) -> None:
     """Write the linear layer, for features as the backbone gives them, with its class names."""
     if outcome.classifier is None:
         return

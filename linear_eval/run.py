@@ -26,7 +26,7 @@ from linear_eval.backbone import Frozen, freeze
 from linear_eval.checkpoint import Saver, Stopped, saved_state
 from linear_eval.config import CENTER, WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.data.features import Features, cached_features
-from linear_eval.data.images import LabelledImages, open_data
+from linear_eval.data.images import LabeledImages, open_data
 from linear_eval.data.views import cached_views, geometry
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.cached import probe_cached
@@ -165,14 +165,14 @@ def evaluate(cfg: CfgNode, folder: Path, stop: StopRequest) -> None:
 def probe(
     cfg: CfgNode,
     frozen: Frozen,
-    train: LabelledImages,
-    val: LabelledImages,
+    train: LabeledImages,
+    val: LabeledImages,
     saver: Saver,
     saved: Json | None,
 ) -> Outcome | None:
     """Run the probe that the config names; only rank 0 has an outcome."""
 
-    def features(images: LabelledImages, views: list[str]) -> Features:
+    def features(images: LabeledImages, views: list[str]) -> Features:
         where, workers = cfg.DATA.CACHE_DIR, cfg.DATA.NUM_WORKERS
         return cached_features(
             frozen,
@@ -196,7 +196,7 @@ def probe(
     return probe_cached(cfg, train, val, of_train, of_val, device(), saver, saved)
 
 
-def announce(cfg: CfgNode, protocol: Protocol, train: LabelledImages, val: LabelledImages) -> None:
+def announce(cfg: CfgNode, protocol: Protocol, train: LabeledImages, val: LabeledImages) -> None:
     """Log what is measured, and how it differs from the paper's protocol."""
     log.info(
         "%s: %s train and %s val images of %d classes, on %d x %s.",

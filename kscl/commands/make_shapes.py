@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,21 +16,21 @@ from kscl.datasets.shapes.classes import CLASS_NAMES
 from kscl.datasets.shapes.contact_sheet import draw_contact_sheet
 from kscl.datasets.shapes.settings import ShapesSettings
 from kscl.datasets.shapes.writer import Written, find_shapes, make_shapes, verify_shapes
-from kscl.errors import KsclError
+from kscl.runtime.machine import usable_cores
 
 _DESCRIPTION = """\
-Draw a data set of textured shapes: unlabelled pictures to pretrain on (unlabelled/), class folders
-for the linear probe (classes/train, classes/val) and crowded scenes in PASCAL VOC's layout for
-detection (VOCdevkit/VOC2007), again with masks in COCO files (coco/). The same settings give the
-same bytes on every machine, whatever the number of workers. A folder that already holds
-the set is left as it is; any other is refused.
+Draw a data set of textured shapes: unlabeled pictures to pretrain on (unlabeled/), class folders
+for the linear probe (classes/train, classes/val) and crowded scenes for detection, in the layout of
+PASCAL VOC (VOCdevkit/VOC2007) and as COCO files with masks (coco/). The same settings give the same
+bytes on every machine, whatever the number of workers. A folder that already holds the set is left
+as it is; any other is refused.
 """
 
 _EXAMPLES = """\
   the default set, in about half a minute:
     %(prog)s --output-dir datasets/shapes
   five classes that differ in both form and texture, small enough for a smoke test:
-    %(prog)s --output-dir datasets/tiny --num-classes 5 --unlabelled 100 --train 50 --val 50 \\
+    %(prog)s --output-dir datasets/tiny --num-classes 5 --unlabeled 100 --train 50 --val 50 \\
         --detection-train 16 --detection-test 8
   larger pictures, another seed, and one picture of it all:
     %(prog)s --output-dir datasets/large --seed 1 --image-size 224 --detection-size 320 \\
@@ -41,30 +40,24 @@ classes, in the order --num-classes takes them:
 """
 
 _HELP = {
-    "seed": "which of the 2^32 data sets",
+    "seed": "seed: each of 2^32 gives another data set",
     "num_classes": "the first N of the classes below",
-    "unlabelled": "pictures to pretrain on",
-    "train": "labelled pictures to train the probe on, all classes together",
-    "val": "labelled pictures to score it on",
+    "unlabeled": "pictures to pretrain on",
+    "train": "labeled pictures to train the probe on, all classes together",
+    "val": "labeled pictures to score it on",
     "detection_train": "scenes in VOC's trainval; every fourth is val, the others train",
     "detection_test": "scenes in VOC's test",
-    "image_size": "side of the unlabelled and labelled pictures, in pixels",
+    "image_size": "side of the unlabeled and labeled pictures, in pixels",
     "detection_size": "shorter side of the scenes, in pixels",
     "min_objects": "fewest objects in a scene",
     "max_objects": "most objects in a scene",
 }
 
 
+@cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
-    try:
-        _run(arguments)
-    except KsclError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command starts again", file=sys.stderr)
-        return 130
+    """Draw the set unless the folder holds it."""
+    _run(_parser().parse_args(argv))
     return 0
 
 
@@ -86,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
             help=f"{_HELP[field.name]} (%(default)s)",
         )
     parser.add_argument(
-        "--workers", type=int, default=_cores(), metavar="N", help="processes (all cores)"
+        "--workers", type=int, default=usable_cores(), metavar="N", help="processes (all cores)"
     )
     parser.add_argument(
         "--contact-sheet", type=Path, metavar="PNG", help="also draw one picture of the whole set"
@@ -102,13 +95,6 @@ def _class_table() -> str:
     return "\n".join("  " + "".join(f"{name:20}" for name in names).rstrip() for names in rounds)
 
 
-def _cores() -> int:
-    """Count the cores this process may use; in a container they are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _run(arguments: argparse.Namespace) -> None:
     settings = ShapesSettings(
         **{field.name: getattr(arguments, field.name) for field in fields(ShapesSettings)}
@@ -116,18 +102,18 @@ def _run(arguments: argparse.Namespace) -> None:
     output = arguments.output_dir
     found = find_shapes(output, settings)
     if found:
-        print(f"{output} already holds this data set: nothing to do")
+        print(f"{output} already holds this data set: nothing to do.")
     else:
         start = time.monotonic()
         found = make_shapes(output, settings, arguments.workers, _watch)
-        print(f"drew {found['files']} files into {output} in {time.monotonic() - start:.1f} s")
-    print(f"sha256 over all files: {found['sha256']}")
+        print(f"Drew {found['files']} files into {output} in {time.monotonic() - start:.1f} s.")
+    print(f"SHA-256 of all files: {found['sha256']}")
     if arguments.verify:
         verify_shapes(output)
-        print("every file is as the manifest says")
+        print("Every file is as the manifest says.")
     if arguments.contact_sheet:
         draw_contact_sheet(output, arguments.contact_sheet)
-        print(f"contact sheet: {arguments.contact_sheet}")
+        print(f"Contact sheet: {arguments.contact_sheet}")
 
 
 def _watch(results: Iterator[Written], total: int) -> Iterable[Written]:
@@ -139,5 +125,5 @@ def _watch(results: Iterator[Written], total: int) -> Iterable[Written]:
     for done, written in enumerate(results, start=1):
         if done % step == 0 or done == total:
             rate = done / (time.monotonic() - start)
-            print(f"drawn {done} of {total} pictures, {rate:.0f}/s", file=sys.stderr, flush=True)
+            print(f"Drew {done} of {total} pictures, {rate:.0f}/s", file=sys.stderr, flush=True)
         yield written

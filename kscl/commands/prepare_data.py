@@ -1,14 +1,14 @@
-"""Get data into the layout that the configs expect, or check that it is.
+"""Bring data into the layout that the configs expect, or check that it has it.
 
 own       your own images with LabelImg or VOC XML files, a COCO JSON or YOLO text files, however
           nested; or images in one folder per class. Checked, split without near-duplicates on both
           sides, and written as links. Your files are never changed
 voc       VOC 2007 and 2012: downloaded unless the archives are there, checked by their hashes, and
-          merged as Detectron2 wants them (2007's test beside its trainval, in one VOC2007 folder)
-imagenet  train/ and val/ with one folder a class: looked at, never changed
+          merged as Detectron2 expects them (2007's test beside its trainval, in one VOC2007 folder)
+imagenet  train/ and val/ with one folder per class: checked, never changed
 cifar10   the 20,000 training images of configs/suites/small/ as cifar10_20k/train and /val, from
-          torchvision's archive or a copy of the training images with one folder a class
-stl10     as stl10/unlabelled, and /train and /test with one folder a class
+          torchvision's archive or a copy of the training images with one folder per class
+stl10     as stl10/unlabeled, and /train and /test with one folder per class
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PICTURE_SETS = {"cifar10": prepare_cifar10_20k, "stl10": prepare_stl10}
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
+    """Prepare or check one data set."""
     arguments = _parser().parse_args(argv)
     if arguments.what == "own":
         return _own(arguments)
@@ -50,11 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     archives = arguments.archives or arguments.root
     if arguments.what in PICTURE_SETS:
-        print(f"ready: {PICTURE_SETS[arguments.what](arguments.root, archives)}")
+        print(f"Ready: {PICTURE_SETS[arguments.what](arguments.root, archives)}")
         return 0
     prepare_voc(arguments.root, archives, voc_archives(), arguments.mirror)
     print(
-        f"ready: {arguments.root}/VOC2007 and VOC2012; export DETECTRON2_DATASETS={arguments.root}"
+        f"Ready: {arguments.root}/VOC2007 and VOC2012; export DETECTRON2_DATASETS={arguments.root}"
     )
     return 0
 

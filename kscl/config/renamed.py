@@ -29,7 +29,7 @@ VALUES = {
 
 # Of a suite file, and of its section `shapes`.
 SUITE_KEYS = {"against": "baseline"}
-SHAPES_KEYS = {"output": "output_dir"}
+SHAPES_KEYS = {"output": "output_dir", "unlabelled": "unlabeled"}
 
 
 def new_key(key: str) -> str | None:

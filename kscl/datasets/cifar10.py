@@ -1,4 +1,4 @@
-"""A subset of CIFAR-10 as folders of pictures, by a list that ships with the configs."""
+"""A subset of CIFAR-10 as folders of pictures, chosen by a list that ships with the configs."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ SUBSET = "suites/small/cifar10_20k.txt"
 
 
 def prepare_cifar10_20k(root: Path, downloads: Path) -> Path:
-    """`root/cifar10_20k/{train,val}/CLASS`: 20,000 of the training images, by a shipped list."""
+    """Write `root/cifar10_20k/{train,val}/CLASS`: 20,000 of the training images."""
     return write_folder(root / "cifar10_20k", _cifar10_subset(downloads), 20_000)
 
 
 def read_subset(path: Path) -> dict[tuple[str, int], str]:
-    """(class, place among its images) → split."""
+    """Return {(class, index among its images): split}."""
     found = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
-            split, name, *places = line.split()
-            found.update({(name, int(place)): split for place in places})
+            split, name, *indices = line.split()
+            found.update({(name, int(index)): split for index in indices})
     return found
 
 
@@ -43,23 +43,23 @@ def _cifar10_subset(downloads: Path) -> Iterator[Named]:
             yield f"{split}/{name}/{seen[name]:04d}", found
         seen[name] += 1
     if left:
-        name, place = next(iter(left))
+        name, index = next(iter(left))
         raise KsclError(
-            f"{downloads} holds {seen[name]} images of {name}, but the list wants number {place}: "
-            "it takes the training images of CIFAR-10, all of them"
+            f"{downloads} holds {seen[name]} images of {name}, but the list wants index {index}. "
+            "Put all training images of CIFAR-10 there."
         )
 
 
 def _cifar10(downloads: Path, classes: set[str]) -> Iterator[tuple[str, Image | Path]]:
-    """(class, picture or where it lies), in CIFAR-10's order within each class.
+    """Yield (class, picture or its path), in CIFAR-10's order within each class.
 
-    From a copy with one folder a class, whose names are in that order, or by torchvision.
+    They come from a copy with one folder per class, with names in that order, or by torchvision.
     """
     for folder in (downloads / "train", downloads):
         if all((folder / name).is_dir() for name in classes):
             for name in sorted(classes):
                 for path in sorted(folder.joinpath(name).iterdir()):
-                    if is_image(path.name):  # anything else would shift the places
+                    if is_image(path.name):  # anything else would shift the indices
                         yield name, path
             return
     pictures = open_set(CIFAR10, downloads)
@@ -71,4 +71,4 @@ def _read(path: Path) -> Image:
     try:
         return fromarray(decode_image(path.read_bytes()))
     except (OSError, UnreadableImage) as error:
-        raise KsclError(f"{path} is no image that can be read: {error}") from error
+        raise KsclError(f"{path} is not an image that can be read: {error}.") from error

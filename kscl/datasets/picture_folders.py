@@ -1,4 +1,4 @@
-"""Public picture sets as folders of PNG files, fetched by torchvision."""
+"""Public picture sets as folders of PNG files, downloaded by torchvision."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ Named = tuple[str, Image]  # "train/bird/0042", and the picture
 
 
 def open_set(kind: Callable[..., Pictures], downloads: Path, **which: str) -> Pictures:
+    """Return a data set of torchvision, downloaded if it is not there."""
     try:
         downloads.mkdir(parents=True, exist_ok=True)
         return kind(str(downloads), download=True, **which)
     except (RuntimeError, OSError) as error:  # urllib's errors are OSErrors
         raise KsclError(
-            f"{kind.__name__} could not be fetched or is damaged: {error}. Without a network, put "
-            f"torchvision's archive of it into {downloads}"
+            f"{kind.__name__} could not be downloaded or is damaged: {error}. Without a network, "
+            f"put torchvision's archive of it into {downloads}."
         ) from error
 
 
 def write_folder(folder: Path, pictures: Iterable[Named], count: int) -> Path:
-    """All or nothing: written beside the folder, which then gets its name."""
+    """Save the pictures under a temporary name and rename the folder when it is complete."""
     if folder.exists():
-        print(f"{folder} is there already and left as it is; delete it to make it anew")
+        print(f"{folder} exists and is left as it is. Delete it to make it again.")
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

@@ -1,36 +1,37 @@
-"""VOC 2007 and 2012, fetched, checked and merged into the layout that Detectron2 wants."""
+"""VOC 2007 and 2012, downloaded, checked and merged into the layout of Detectron2."""
 
 from __future__ import annotations
 
 import shutil
+import socket
 import tarfile
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchvision.datasets.utils import check_md5
+from torchvision.datasets.utils import check_md5, download_url
 from torchvision.datasets.voc import DATASET_YEAR_DICT
 
 from kscl.errors import KsclError
 from kscl.runtime.logs import progress
 
-PIECE = 2**20
+TIMEOUT = 60.0  # seconds without a byte; torchvision would wait forever
 
 
 @dataclass(frozen=True)
 class Archive:
+    """A file to download and what it holds."""
+
     url: str
     file: str
     md5: str
     year: str  # the folder it is merged into, VOC2007 or VOC2012
-    splits: Mapping[str, int]  # split: number of images, by which a complete set is known
+    splits: Mapping[str, int]  # split: number of images, which tells whether a set is complete
 
 
 def voc_archives() -> list[Archive]:
-    """Addresses and hashes are torchvision's; the counts are those of the VOC web pages."""
+    """Return torchvision's addresses and hashes, with the image counts of the VOC web pages."""
     counts = {
         "2007": ("VOC2007", {"trainval": 5011}),
         "2007-test": ("VOC2007", {"test": 4952}),
@@ -46,11 +47,11 @@ def voc_archives() -> list[Archive]:
 def prepare_voc(
     root: Path, downloads: Path, archives: Sequence[Archive], mirror: str | None = None
 ) -> None:
-    """Make every archive's part of the layout complete; what is complete is left alone."""
+    """Complete each archive's part of the layout; leave alone what is complete."""
     for archive in archives:
         folder = root / archive.year
         if _is_complete(folder, archive):
-            print(f"{archive.file}: already in {folder}")
+            print(f"{archive.file} is already in {folder}.")
             continue
         file = downloads / archive.file
         if not file.is_file():
@@ -75,22 +76,20 @@ def _is_complete(folder: Path, archive: Archive) -> bool:
 
 def _download(archive: Archive, file: Path, mirror: str | None) -> None:
     url = f"{mirror.rstrip('/')}/{archive.file}" if mirror else archive.url
-    part = file.with_name(f"{file.name}.part")
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(url, timeout=60) as source, part.open("wb") as target:
-            size = int(source.headers.get("Content-Length") or 0)
-            pieces = iter(lambda: source.read(PIECE), b"")
-            total = -(-size // PIECE) or None
-            for piece in progress(pieces, f"{archive.file}, MiB", total):
-                target.write(piece)
-        part.replace(file)
-    except (urllib.error.URLError, OSError) as error:
-        part.unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".download.") as place:
+            download_url(url, place, archive.file, archive.md5)
+            (Path(place) / archive.file).replace(file)
+    except (OSError, RuntimeError) as error:  # RuntimeError: another hash
         raise KsclError(
             f"{url} could not be downloaded: {error}. Fetch {archive.file} some other way and put "
             f"it into {file.parent}, or name a server that has it with --mirror."
         ) from error
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def _check(file: Path, archive: Archive) -> None:
@@ -107,13 +106,17 @@ def _merge(file: Path, folder: Path, archive: Archive) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpack.") as place:
         try:
             with tarfile.open(file) as content:
-                members = progress(content, f"unpacking {archive.file}")
+                members = progress(content, f"Unpacking {archive.file}")
                 content.extractall(place, members, filter="data")
         except (tarfile.TarError, OSError) as error:
-            raise KsclError(f"{file} cannot be unpacked: {error}") from error
+            raise KsclError(
+                f"{file} cannot be unpacked: {error}. Delete it and try again."
+            ) from error
         found = Path(place) / "VOCdevkit" / archive.year
         if not found.is_dir():
-            raise KsclError(f"{file} holds no VOCdevkit/{archive.year}")
+            raise KsclError(
+                f"{file} holds no folder VOCdevkit/{archive.year}, so it is not VOC's. Delete it."
+            )
         files = [path for path in found.rglob("*") if path.is_file()]
         for path in sorted(files, key=lambda path: "ImageSets" in path.parts):
             target = folder / path.relative_to(found)
@@ -122,5 +125,5 @@ def _merge(file: Path, folder: Path, archive: Archive) -> None:
     if not _is_complete(folder, archive):
         raise KsclError(
             f"{folder} is not complete after unpacking {file}: it should have "
-            f"{dict(archive.splits)} images"
+            f"{dict(archive.splits)} images. Delete the folder and try again."
         )

@@ -1,6 +1,6 @@
 """Who owns an output folder: one run, one process at a time; and what that run can resume from.
 
-Pretraining, probes and detection all claim their folders here.
+Pretraining, probes, detection and the drawn data set all claim their folders here.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ LOCK_PATIENCE = 10.0  # seconds; ranks of a killed launcher end within a moment
 
 
 @contextlib.contextmanager
-def only_run_in(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process; the system releases it however the process ends."""
+def only_run_in(folder: Path, setting: str = "OUTPUT_DIR") -> Iterator[None]:
+    """Hold the folder for this process; the system releases it however the process ends.
+
+    `setting` is what names the folder to the user.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / LOCK_FILE).open("w")
     except OSError as error:
         raise KsclError(
-            f"OUTPUT_DIR {folder} cannot be written to: {error.strerror}. Choose another."
+            f"{setting} {folder} cannot be written to: {error.strerror}. Choose another."
         ) from error
     with lock:
         deadline = time.monotonic() + LOCK_PATIENCE
@@ -46,7 +49,7 @@ def only_run_in(folder: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise KsclError(
                         f"Another run is writing to {folder} right now. Stop it, or choose another "
-                        "OUTPUT_DIR."
+                        f"{setting}."
                     ) from None
                 time.sleep(0.1)
             except OSError:  # a file system without locks

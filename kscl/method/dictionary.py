@@ -137,7 +137,7 @@ class MemoryBank(_Stored):
 
     @torch.no_grad()
     def store(self, subspaces: Subspaces, instance: Tensor) -> None:
-        """Replace the images' entries, or move them towards the new subspaces by 1 − momentum."""
+        """Replace the images' entries, or move them toward the new subspaces by 1 − momentum."""
         instance, *parts = gather_together(instance, *subspaces)
         last = _last_of_each(instance)  # an image may come twice, to fill up the last batch
         instance = instance[last]

@@ -100,8 +100,8 @@ class _ProjectorGradient(torch.autograd.Function):
             cross = vectors.mT @ keys @ grad.mT / torch.where(crosses, gap, torch.inf)  # (B, K, L)
             cross = vectors @ cross  # (B, K, L)
             outside = grad - grad @ basis.mT @ basis  # (B, L, D) left of the gradient outside W̃
-            towards = scale[:, :, None] * (outside + cross.mT @ keys)  # (B, L, D)
-            keys_grad = vectors[:, :, :length] @ towards + cross @ basis  # (B, K, D)
+            toward = scale[:, :, None] * (outside + cross.mT @ keys)  # (B, L, D)
+            keys_grad = vectors[:, :, :length] @ toward + cross @ basis  # (B, K, D)
         return None, keys_grad, None, None, None
 
 

@@ -30,7 +30,7 @@ class MomentumUpdate:
 
     @torch.no_grad()
     def __call__(self, momentum: float) -> None:
-        """Take one step of size 1 − momentum towards the encoder."""
+        """Take one step of size 1 − momentum toward the encoder."""
         torch._foreach_lerp_(self.ours, self.theirs, 1 - momentum)
         if self.buffers:
             torch._foreach_lerp_(

@@ -44,7 +44,7 @@ def fold_step(picture: np.ndarray, fold: Fold, name: str, factor: float) -> Fold
     if name == "brightness":
         return Fold(factor * own, factor * luma, factor * shift + TRUNCATION)
     if name == "contrast":
-        # torchvision rounds the mean luma that contrast pulls towards.
+        # torchvision rounds the mean luma that contrast pulls toward.
         mean = int((own + luma) * mean_luma(picture) + shift + 0.5)
         return Fold(factor * own, factor * luma, factor * shift + (1 - factor) * mean + TRUNCATION)
     if picture.ndim == 2:

@@ -36,7 +36,7 @@ from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.signals import StopRequest
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import leave_if_asked
-from linear_eval.data.images import LabelledImages, ViewsOfImages, file_state, load_batches
+from linear_eval.data.images import LabeledImages, ViewsOfImages, file_state, load_batches
 from linear_eval.data.views import Geometry, slot
 from linear_eval.errors import LinearEvalError
 
@@ -175,7 +175,7 @@ class _Store:
 
 def cached_features(
     frozen: Frozen,
-    images: LabelledImages,
+    images: LabeledImages,
     views: Sequence[str],
     shape: Geometry,
     *,
@@ -214,7 +214,7 @@ def cached_features(
     return store.open(views)
 
 
-def _about(frozen: Frozen, images: LabelledImages, shape: Geometry) -> dict[str, Any]:
+def _about(frozen: Frozen, images: LabeledImages, shape: Geometry) -> dict[str, Any]:
     description = frozen.loaded.description
     versions = library_versions()
     return {
@@ -234,7 +234,7 @@ def _about(frozen: Frozen, images: LabelledImages, shape: Geometry) -> dict[str,
 
 def _extract(
     frozen: Frozen,
-    images: LabelledImages,
+    images: LabeledImages,
     views: Sequence[str],
     shape: Geometry,
     pieces: Sequence[int],

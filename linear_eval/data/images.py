@@ -31,7 +31,7 @@ MakeViews = Callable[[Image.Image, int, int], Sequence[Image.Image]]
 
 
 @dataclass(frozen=True)
-class LabelledImages:
+class LabeledImages:
     """One split: the images used of it, their classes, and what stands for it in a record."""
 
     source: ImageSource
@@ -50,7 +50,7 @@ class LabelledImages:
         return torch.from_numpy(self.labels)
 
 
-def open_data(cfg: CfgNode) -> tuple[LabelledImages, LabelledImages]:
+def open_data(cfg: CfgNode) -> tuple[LabeledImages, LabeledImages]:
     """Open train and val; raise LinearEvalError unless they have the same classes."""
     train, val = _open_split("DATA.TRAIN", cfg), _open_split("DATA.VAL", cfg)
     check_same_classes(train, val)
@@ -59,13 +59,13 @@ def open_data(cfg: CfgNode) -> tuple[LabelledImages, LabelledImages]:
     return train, val
 
 
-def take_few(images: LabelledImages, count: int, seed: int) -> LabelledImages:
+def take_few(images: LabeledImages, count: int, seed: int) -> LabeledImages:
     """Return `count` images of each class."""
     chosen = few_of_each_class(images.labels, count, seed)
     return replace(images, numbers=images.numbers[chosen], labels=images.labels[chosen])
 
 
-def check_same_classes(train: LabelledImages, val: LabelledImages) -> None:
+def check_same_classes(train: LabeledImages, val: LabeledImages) -> None:
     """Raise LinearEvalError unless both sets have the same classes, and at least two."""
     only_train = sorted(set(train.classes) - set(val.classes))
     only_val = sorted(set(val.classes) - set(train.classes))
@@ -86,7 +86,7 @@ def check_same_classes(train: LabelledImages, val: LabelledImages) -> None:
         )
 
 
-def file_state(images: LabelledImages) -> str:
+def file_state(images: LabeledImages) -> str:
     """Hash the files' names, sizes and times, to notice what a fingerprint's sample may miss."""
     digest = hashlib.sha256()
     for number in images.numbers.tolist():
@@ -106,7 +106,7 @@ def file_state(images: LabelledImages) -> str:
 class ViewsOfImages(Dataset[Batch]):
     """Batches of views (uint8), each picture decoded once; `instances` are indices into the set."""
 
-    def __init__(self, images: LabelledImages, make_views: MakeViews) -> None:
+    def __init__(self, images: LabeledImages, make_views: MakeViews) -> None:
         self.images = images
         self.make_views = make_views
 
@@ -147,7 +147,7 @@ def _unreadable(name: str, reason: str) -> LinearEvalError:
     )
 
 
-def _open_split(key: str, cfg: CfgNode) -> LabelledImages:
+def _open_split(key: str, cfg: CfgNode) -> LabeledImages:
     where = cfg.DATA[key.removeprefix("DATA.")]
     if not where:
         raise LinearEvalError(f"No images are named. Set {key} to a folder with class folders.")
@@ -164,7 +164,7 @@ def _open_split(key: str, cfg: CfgNode) -> LabelledImages:
     for lost in source.lost:
         raise _unreadable(lost.name, lost.reason)
     print_ = on_first_rank(lambda: fingerprint(where, cache_dir).as_dict())
-    return LabelledImages(
+    return LabeledImages(
         source,
         labels.classes,
         np.arange(len(source)),

@@ -34,7 +34,7 @@ class Geometry:
     ratio: tuple[float, float]
     flip: float
 
-    def centre(self, picture: Image.Image) -> Image.Image:
+    def center(self, picture: Image.Image) -> Image.Image:
         """Resize the short side and cut out the center."""
         resized = F.resize(picture, self.resize, InterpolationMode.BILINEAR)
         return F.center_crop(resized, [self.size, self.size])
@@ -50,9 +50,9 @@ class Geometry:
     def fixed(self, picture: Image.Image, view: str, image: int) -> Image.Image:
         """Make a view by its name; a fixed crop depends on the image's index and nothing else."""
         if view == CENTER:
-            return self.centre(picture)
+            return self.center(picture)
         if view == FLIP:
-            return F.hflip(self.centre(picture))
+            return F.hflip(self.center(picture))
         turn = int(view.removeprefix(FIXED_CROP))
         return self.random_crop(picture, uniforms(0, turn, Stream.FIXED_CROPS, image, NUM_DRAWS))
 

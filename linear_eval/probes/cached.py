@@ -26,7 +26,7 @@ from kscl.runtime.logs import LOGGER, SECONDS_BETWEEN_LINES
 from linear_eval.checkpoint import Saver
 from linear_eval.config import CENTER
 from linear_eval.data.features import Features
-from linear_eval.data.images import LabelledImages
+from linear_eval.data.images import LabeledImages
 from linear_eval.data.views import cached_views, slot
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.lbfgs import fit_logistic
@@ -64,8 +64,8 @@ Solver = Callable[[Rows, Sequence[Point], str, list[Json]], list[Fitted]]
 
 def probe_cached(
     cfg: CfgNode,
-    train: LabelledImages,
-    val: LabelledImages,
+    train: LabeledImages,
+    val: LabeledImages,
     train_features: Features,
     val_features: Features,
     device: torch.device,
@@ -141,7 +141,7 @@ def rows_like(rows: Rows, features: Features, labels: np.ndarray, images: np.nda
 
 def _sweep(
     cfg: CfgNode,
-    train: LabelledImages,
+    train: LabeledImages,
     features: Features,
     views: Sequence[str],
     points: Sequence[Point],

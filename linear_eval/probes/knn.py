@@ -8,15 +8,15 @@ from fvcore.common.config import CfgNode
 from kscl.engine.knn import knn_predict
 from linear_eval.config import CENTER
 from linear_eval.data.features import Features
-from linear_eval.data.images import LabelledImages
+from linear_eval.data.images import LabeledImages
 from linear_eval.probes.outcome import Outcome
 from linear_eval.score import score
 
 
 def probe_knn(
     cfg: CfgNode,
-    train: LabelledImages,
-    val: LabelledImages,
+    train: LabeledImages,
+    val: LabeledImages,
     train_features: Features,
     val_features: Features,
     device: torch.device,

@@ -29,7 +29,7 @@ from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import Saver
 from linear_eval.config import CENTER
 from linear_eval.data.features import Features
-from linear_eval.data.images import LabelledImages, ViewsOfImages, load_batches
+from linear_eval.data.images import LabeledImages, ViewsOfImages, load_batches
 from linear_eval.data.views import geometry
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.outcome import Classifier, Outcome
@@ -73,8 +73,8 @@ class Progress:
 def probe_online(
     cfg: CfgNode,
     frozen: Frozen,
-    train: LabelledImages,
-    val: LabelledImages,
+    train: LabeledImages,
+    val: LabeledImages,
     val_features: Features,
     saver: Saver,
     saved: Json | None,
@@ -158,7 +158,7 @@ def add_over_ranks(head: nn.Linear, loss: Tensor, stop: bool) -> tuple[float, bo
 
 
 def end_epoch(
-    state: Progress, epoch: int, images: int, val: LabelledImages, val_features: Features
+    state: Progress, epoch: int, images: int, val: LabeledImages, val_features: Features
 ) -> None:
     """Add a row to the curve, and log it."""
     result, val_loss = val_score(state.head, val, val_features)
@@ -179,7 +179,7 @@ def end_epoch(
 
 
 @torch.no_grad()
-def val_score(head: nn.Linear, val: LabelledImages, features: Features) -> tuple[Score, float]:
+def val_score(head: nn.Linear, val: LabeledImages, features: Features) -> tuple[Score, float]:
     """Return scores and loss on val."""
     device = head.weight.device
     parts = [head(part.to(device)).cpu() for part in features.of_view(CENTER).split(65536)]
@@ -215,7 +215,7 @@ def view_maker(cfg: CfgNode) -> Any:
 
     def make(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
         if cfg.INPUT.AUGMENT == CENTER:
-            return [shape.centre(picture)]
+            return [shape.center(picture)]
         return [shape.augmented(picture, seed, epoch, number)]
 
     return make

@@ -109,7 +109,7 @@ def _smaller_jobs(chain: Chain) -> dict[str, Job]:
     detected = next(chain.jobs["detection"].output.rglob("detections.npz")).parent
     suite, data, made = chain.folder / "suite.yaml", chain.folder / "more", chain.folder / "made"
     file, images = small_coco(data / "coco")
-    shutil.copytree(chain.data / "unlabelled", data / "listed")
+    shutil.copytree(chain.data / "unlabeled", data / "listed")
     pictures = sorted(path.name for path in (data / "listed").iterdir())
     (data / "listed" / "list.txt").write_text("\n".join(pictures))
     with tarfile.open(data / "shard.tar", "w") as tar:
@@ -120,7 +120,7 @@ def _smaller_jobs(chain: Chain) -> dict[str, Job]:
         return Job(tool, tuple(map(str, words)), made)
 
     def pretrain_on(where: Path) -> Job:
-        return chain.jobs["pretrain"].with_path(chain.data / "unlabelled", where)
+        return chain.jobs["pretrain"].with_path(chain.data / "unlabeled", where)
 
     return {
         "dry run": job("run_suite", suite, "--dry-run"),

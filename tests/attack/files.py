@@ -87,7 +87,7 @@ VICTIMS = {
     "annotation": Victim("detection", "shapes", "VOCdevkit/**/Annotations/*.xml"),
     "split": Victim("detection", "shapes", "VOCdevkit/**/Main/*.txt"),
     "COCO file": Victim("preflight", "more", "coco/*.json"),
-    "image": Victim("pretrain", "shapes", "unlabelled/*.jpg"),
+    "image": Victim("pretrain", "shapes", "unlabeled/*.jpg"),
     "labeled image": Victim("knn", "shapes", "classes/val/*/*.*"),
     "list of images": Victim("list", "more", "listed/list.txt"),
     "tar shard": Victim("shard", "more", "shard.tar"),

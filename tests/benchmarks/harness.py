@@ -82,7 +82,7 @@ def time_ratio(
 ) -> float:
     """Median over rounds of time(numerator) / time(denominator), the two run alternately.
 
-    A neighbour's load hits both halves of a round alike, so the ratio holds where seconds do not.
+    A neighbor's load hits both halves of a round alike, so the ratio holds where seconds do not.
     """
     for _ in range(warmup):
         numerator()

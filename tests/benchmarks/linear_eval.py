@@ -1,4 +1,4 @@
-"""Figures of the linear evaluation: the cached probe, its grid, and nearest neighbours."""
+"""Figures of the linear evaluation: the cached probe, its grid, and nearest neighbors."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def two_threads() -> None:
 
 
 def random_features(count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ten classes that overlap, so that neighbours disagree."""
+    """Ten classes that overlap, so that neighbors disagree."""
     generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(0))
+    centers = torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(0, CLASSES, (count,), generator=generator)
-    return centres[labels] + 4 * torch.randn(count, DIM, generator=generator), labels
+    return centers[labels] + 4 * torch.randn(count, DIM, generator=generator), labels
 
 
 @figure(

@@ -139,8 +139,8 @@ def views_difference() -> float:
 
 
 def sharpness(picture: np.ndarray) -> float:
-    grey = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
-    return float(cv2.Laplacian(grey, cv2.CV_32F).var())
+    gray = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    return float(cv2.Laplacian(gray, cv2.CV_32F).var())
 
 
 @figure(

@@ -14,7 +14,7 @@ from tests.helpers.commands import ROOT, run
 # What makes each tool quick; everything else is as the README has it.
 SMOKE = {
     "make_shapes.py": (
-        *("--num-classes", "5", "--unlabelled", "32", "--train", "30", "--val", "20"),
+        *("--num-classes", "5", "--unlabeled", "32", "--train", "30", "--val", "20"),
         *("--detection-train", "8", "--detection-test", "4", "--image-size", "48"),
         *("--detection-size", "64", "--min-objects", "5", "--workers", "1"),
     ),

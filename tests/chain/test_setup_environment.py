@@ -25,7 +25,7 @@ def load_script():
     return module
 
 
-def test_a_finished_set_up_is_recognised_in_under_five_seconds():
+def test_a_finished_set_up_is_recognized_in_under_five_seconds():
     venv = Path(sys.prefix)
     stamp = venv / "kscl-setup.stamp"
     if not stamp.exists() or stamp.read_text() != load_script().stamp_key(venv):

@@ -34,9 +34,9 @@ def _field(rng: np.random.Generator, falloff: float) -> np.ndarray:
 
 def _ellipse(rng: np.random.Generator) -> np.ndarray:
     mask = np.zeros((FIELD, FIELD), np.uint8)
-    centre = rng.integers(0, FIELD, 2).tolist()
+    center = rng.integers(0, FIELD, 2).tolist()
     axes = rng.integers(10, 120, 2).tolist()
-    cv2.ellipse(mask, centre, axes, rng.uniform(0, 180), 0, 360, 255, -1, cv2.LINE_AA)
+    cv2.ellipse(mask, center, axes, rng.uniform(0, 180), 0, 360, 255, -1, cv2.LINE_AA)
     return mask / 255
 
 

@@ -1,6 +1,6 @@
 """A drawn data set of textured shapes, the same to the byte on every machine.
 
-20 classes, each a pair of form and texture: unlabelled pictures to pretrain on, class folders for
+20 classes, each a pair of form and texture: unlabeled pictures to pretrain on, class folders for
 the linear probe, and crowded scenes in the layout of PASCAL VOC for detection.
 """
 

@@ -1,4 +1,4 @@
-"""The picture while it is painted, with its colours, its light and its backdrop."""
+"""The picture while it is painted: its colors, its light and its backdrop."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from numpy.typing import NDArray
 
 from kscl.datasets.shapes.chance import Chance, Field, cos_sin, smooth
 
-Colour = tuple[float, float, float]
+Color = tuple[float, float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
 class Canvas:
+    """A picture in the making."""
+
     pixels: Field  # (3, H, W), 0 black to 1 white
     owner: NDArray[np.int16]  # (H, W), the object that shows at a pixel, 0 for none
-    light: tuple[float, float]  # unit vector in the picture, towards the light
+    light: tuple[float, float]  # unit vector in the picture, toward the light
 
     @property
     def height(self) -> int:
@@ -33,7 +35,7 @@ class Canvas:
 class Patch:
     """A rectangle around something to paint, and the part of it that is on the canvas."""
 
-    x: Field  # (1, w), pixel centres as seen from the patch's own centre
+    x: Field  # (1, w), pixel centers as seen from the patch's own center
     y: Field  # (h, 1)
     on_canvas: tuple[slice, slice]
     on_patch: tuple[slice, slice]
@@ -57,23 +59,24 @@ def patch_around(canvas: Canvas, x: float, y: float, box: Box) -> Patch:
 
 
 def darken(canvas: Canvas, patch: Patch, amount: Field) -> None:
+    """Take the fraction `amount` (h, w) of the light away."""
     rows, columns = patch.on_canvas
     canvas.pixels[:, rows, columns] *= 1 - amount[patch.on_patch]
 
 
-def lay_over(canvas: Canvas, patch: Patch, colour: Field, cover: Field, owner: int) -> None:
-    """Blend `colour` (3, h, w) over the canvas where `cover` (h, w) says so."""
+def lay_over(canvas: Canvas, patch: Patch, color: Field, cover: Field, owner: int) -> None:
+    """Blend `color` (3, h, w) over the canvas where `cover` (h, w) says so."""
     rows, columns = patch.on_canvas
     patch_rows, patch_columns = patch.on_patch
     cover = cover[patch.on_patch]
     below = canvas.pixels[:, rows, columns]
-    below += (colour[:, patch_rows, patch_columns] - below) * cover
+    below += (color[:, patch_rows, patch_columns] - below) * cover
     canvas.owner[patch.on_canvas][cover >= 0.5] = owner
 
 
-def random_colour(
+def random_color(
     chance: Chance, brightness: float, vividness: float, any_hue: bool = True
-) -> Colour:
+) -> Color:
     """Draw a color of the given brightness in YIQ.
 
     I runs from sky blue to orange, Q from green to violet. Backdrops keep near the I axis, where
@@ -89,13 +92,13 @@ def random_colour(
     )
 
 
-def column(colour: Colour) -> Field:
+def column(color: Color) -> Field:
     """Return the color as (3, 1, 1), to be multiplied with fields."""
-    return np.array(colour, dtype=np.float32)[:, None, None]
+    return np.array(color, dtype=np.float32)[:, None, None]
 
 
 def lattice_noise(height: int, width: int, cells_y: float, cells_x: float, chance: Chance) -> Field:
-    """Smooth noise in [0, 1] with about so many independent values down and across."""
+    """Return smooth noise in [0, 1] with about `cells_y` by `cells_x` independent values."""
     values = chance.field(int(cells_y) + 3, int(cells_x) + 3)
     down = np.arange(height, dtype=np.float32)[:, None] * (cells_y / height) + chance.uniform()
     across = np.arange(width, dtype=np.float32)[None, :] * (cells_x / width) + chance.uniform()
@@ -117,7 +120,7 @@ def new_canvas(height: int, width: int, chance: Chance) -> Canvas:
     brightness = chance.uniform(0.42, 0.56)
     shades = [
         column(
-            random_colour(
+            random_color(
                 chance,
                 brightness + chance.uniform(-0.1, 0.1),
                 vividness=chance.uniform(0, 0.1),
@@ -126,9 +129,9 @@ def new_canvas(height: int, width: int, chance: Chance) -> Canvas:
         )
         for _ in range(3)
     ]
-    share = ramp(height, width, cos_sin(chance.uniform())) * 0.35 + 0.5
-    share += (lattice_noise(height, width, 2.5, 2.5, chance) - 0.5) * 0.9
-    pixels = shades[0] + (shades[1] - shades[0]) * np.clip(share, 0, 1)
+    mix = ramp(height, width, cos_sin(chance.uniform())) * 0.35 + 0.5
+    mix += (lattice_noise(height, width, 2.5, 2.5, chance) - 0.5) * 0.9
+    pixels = shades[0] + (shades[1] - shades[0]) * np.clip(mix, 0, 1)
     if chance.happens(0.5):
         tilt = chance.uniform(-0.25, 0.25)
         floor = ramp(height, width, (tilt, 1.0)) - chance.uniform(-0.4, 0.6)

@@ -1,4 +1,4 @@
-"""Randomness and angles that come out the same, to the last bit, on every machine.
+"""Random numbers and angles that are the same to the last bit on every machine.
 
 The data set is promised byte for byte, so everything drawn from here on uses only what IEEE 754
 rounds exactly (+ - * / sqrt, floor, comparisons, one array operation at a time). Sines, powers,
@@ -28,7 +28,7 @@ _COSINES = [round(math.cos(2 * math.pi * k / _ANGLES) * 65536) / 65536 for k in 
 class Chance:
     """The random stream of one picture, a pure function of its key.
 
-    Every part of the key has to fit into 32 bits: longer ones would run into their neighbours.
+    Every part of the key has to fit into 32 bits: longer ones would run into their neighbors.
     """
 
     def __init__(self, seed: int, stream: int, index: int) -> None:
@@ -57,12 +57,12 @@ class Chance:
         return words.astype("<u8").view(np.uint8)[:count].reshape(shape)
 
     def field(self, *shape: int) -> Field:
-        """Independent values in [0, 1] in steps of 1/255."""
+        """Draw independent values in [0, 1] in steps of 1/255."""
         return self.bytes(*shape).astype(np.float32) / np.float32(255)
 
 
 def cos_sin(turn: float) -> tuple[float, float]:
-    """Cosine and sine of a fraction of a full turn, to the nearest of 4,096 directions."""
+    """Return cosine and sine of a fraction of a full turn, to the nearest of 4,096 directions."""
     step = math.floor(turn * _ANGLES + 0.5)
     return _COSINES[step % _ANGLES], _COSINES[(step - _ANGLES // 4) % _ANGLES]
 

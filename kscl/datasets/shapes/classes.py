@@ -1,4 +1,4 @@
-"""The 20 classes: pairs of a texture and a form of which neither alone tells the class."""
+"""The 20 classes: pairs of a texture and a form, of which neither alone decides the class."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from kscl.datasets.shapes.textures import TEXTURES
 
 
 class ShapeClass(NamedTuple):
+    """A texture on a form."""
+
     texture: str
     form: str
 
     @property
     def name(self) -> str:
+        """The name of its folder and of its annotations."""
         return f"{self.texture}_{self.form}"
 
 
 def _in_order() -> list[ShapeClass]:
-    """Each round pairs every form with another texture, so any 5 in a round differ in both.
+    """List the classes in rounds that pair every form with another texture.
 
-    The fifth of the possible rounds is left out: every form comes with four textures and every
-    texture on four forms.
+    So the five of a round differ in both. The fifth possible round is left out: every form comes
+    with four textures, and every texture on four forms.
     """
     textures = list(TEXTURES)
     return [
-        ShapeClass(textures[(place + turn) % len(textures)], form)
+        ShapeClass(textures[(index + turn) % len(textures)], form)
         for turn in range(4)
-        for place, form in enumerate(FORMS)
+        for index, form in enumerate(FORMS)
     ]
 
 

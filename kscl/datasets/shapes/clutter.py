@@ -1,4 +1,4 @@
-"""Things that are no object: plain strokes and blobs, behind the objects or across them."""
+"""Clutter that is not annotated: plain strokes and blobs, behind the objects or across them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kscl.datasets.shapes.canvas import (
     darken,
     lay_over,
     patch_around,
-    random_colour,
+    random_color,
 )
 from kscl.datasets.shapes.chance import Chance, cos_sin, smooth
 
@@ -30,8 +30,8 @@ def paint_stroke(
     darken(canvas, patch, smooth(np.clip(0.5 - distance / (half_width + 1), 0, 1)) * 0.35)
     facing = canvas.light[1] * cosine - canvas.light[0] * sine
     shade = np.clip(1 + across * (0.4 * facing / half_width), 0.6, 1.4)
-    colour = column(random_colour(chance, chance.uniform(0.15, 0.85), 0.12, any_hue=False)) * shade
-    lay_over(canvas, patch, colour, np.clip(0.5 - distance, 0, 1), owner=0)
+    color = column(random_color(chance, chance.uniform(0.15, 0.85), 0.12, any_hue=False)) * shade
+    lay_over(canvas, patch, color, np.clip(0.5 - distance, 0, 1), owner=0)
 
 
 def paint_blob(canvas: Canvas, x: float, y: float, radius: float, chance: Chance) -> None:
@@ -45,13 +45,14 @@ def paint_blob(canvas: Canvas, x: float, y: float, radius: float, chance: Chance
     across = (patch.y * cosine - patch.x * sine) / (radius * squeeze)
     distance = (np.sqrt(along * along + across * across) - 1) * radius
     light = (patch.x * canvas.light[0] + patch.y * canvas.light[1]) / radius
-    colour = column(random_colour(chance, chance.uniform(0.15, 0.85), 0.12, any_hue=False)) * (
+    color = column(random_color(chance, chance.uniform(0.15, 0.85), 0.12, any_hue=False)) * (
         1 + light * 0.3
     )
-    lay_over(canvas, patch, colour, np.clip(0.5 - distance / blur, 0, 1), owner=0)
+    lay_over(canvas, patch, color, np.clip(0.5 - distance / blur, 0, 1), owner=0)
 
 
 def scatter_behind(canvas: Canvas, count: int, chance: Chance) -> None:
+    """Paint strokes and blobs before any object."""
     size = min(canvas.width, canvas.height)
     for _ in range(count):
         x, y = chance.uniform(0, canvas.width), chance.uniform(0, canvas.height)
@@ -63,7 +64,7 @@ def scatter_behind(canvas: Canvas, count: int, chance: Chance) -> None:
 
 
 def cross_in_front(canvas: Canvas, count: int, chance: Chance) -> None:
-    """Thin strokes over everything, so that objects are seen in part."""
+    """Paint thin strokes over everything, so that they hide parts of objects."""
     size = min(canvas.width, canvas.height)
     for _ in range(count):
         x, y = chance.uniform(0.1, 0.9) * canvas.width, chance.uniform(0.1, 0.9) * canvas.height

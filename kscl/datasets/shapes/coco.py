@@ -1,4 +1,4 @@
-"""The detection set once more as COCO files, with a mask for every object.
+"""The detection set as COCO files too, with a mask for every object.
 
 Boxes, classes and images are those of the VOC folder. Objects that are difficult there are crowds
 here, which scorers ignore as well; their masks are run lengths, as COCO's crowds have them.
@@ -18,10 +18,12 @@ SPLITS = ("train", "val", "trainval", "test")
 
 
 def file_path(split: str) -> str:
+    """Return where the file of a split is saved."""
     return f"{HOME}/instances_{split}.json"
 
 
 def file_paths() -> list[str]:
+    """List the files of all splits."""
     return [file_path(split) for split in SPLITS]
 
 

@@ -1,4 +1,4 @@
-"""One picture of the whole data set, made from the files as they are on the disk."""
+"""One picture of the whole data set, made from the files on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MARKS = (_PAPER, _INK, _FAINT, _PLAIN, _TRUNCATED, _DIFFICULT)
 
 
 def draw_contact_sheet(folder: str | Path, path: str | Path) -> None:
-    """Rows of crops for each class, in two columns; under them some scenes with their boxes."""
+    """Draw crops of each class in two columns, and below them some scenes with their boxes."""
     folder = Path(folder)
     classes = read_manifest(folder)["classes"]
     rows = -(-len(classes) // 2)
@@ -32,14 +32,14 @@ def draw_contact_sheet(folder: str | Path, path: str | Path) -> None:
     scene_side = (width - 2 * _MARGIN - (_SCENES - 1) * _GAP * 2) // _SCENES
     sheet = Image.new("RGB", (width, scenes_top + scene_side + _MARGIN), _PAPER)
     pen = ImageDraw.Draw(sheet)
-    for place, name in enumerate(classes):
-        left = _MARGIN + (place // rows) * (column + _MARGIN - _GAP)
-        _draw_class(sheet, pen, folder, name, left, _MARGIN + (place % rows) * (_CROP + _GAP))
+    for index, name in enumerate(classes):
+        left = _MARGIN + (index // rows) * (column + _MARGIN - _GAP)
+        _draw_class(sheet, pen, folder, name, left, _MARGIN + (index % rows) * (_CROP + _GAP))
     _draw_legend(pen, _MARGIN, scenes_top - 26)
     names = (folder / voc.HOME / "ImageSets/Main/trainval.txt").read_text().split()
-    for place, name in enumerate(_square(folder, names)[:_SCENES]):
+    for index, name in enumerate(_square(folder, names)[:_SCENES]):
         scene = _with_boxes(folder, name, scene_side)
-        sheet.paste(scene, (_MARGIN + place * (scene_side + 2 * _GAP), scenes_top))
+        sheet.paste(scene, (_MARGIN + index * (scene_side + 2 * _GAP), scenes_top))
     _save(sheet, Path(path))
 
 
@@ -48,21 +48,21 @@ def _draw_class(
 ) -> None:
     pen.text((left, top + _CROP // 2), name, fill=_INK, font=_font(14), anchor="lm")
     crops = sorted((folder / "classes/train" / name).glob("*.jpg"))[:_CROPS]
-    for place, path in enumerate(crops):
+    for index, path in enumerate(crops):
         with Image.open(path) as picture:
             crop = picture.convert("RGB").resize((_CROP, _CROP), Image.Resampling.LANCZOS)
-        sheet.paste(crop, (left + _NAME_WIDTH + place * (_CROP + _GAP), top))
+        sheet.paste(crop, (left + _NAME_WIDTH + index * (_CROP + _GAP), top))
 
 
 def _draw_legend(pen: ImageDraw.ImageDraw, left: int, top: int) -> None:
     pen.text((left, top + 7), "Detection scenes", fill=_INK, font=_font(14), anchor="lm")
     left += _NAME_WIDTH
-    for colour, meaning in (
+    for color, meaning in (
         (_PLAIN, "object"),
         (_TRUNCATED, "truncated by the border"),
         (_DIFFICULT, "difficult: tiny, or largely hidden"),
     ):
-        pen.rectangle((left, top + 1, left + 12, top + 13), outline=colour, width=3)
+        pen.rectangle((left, top + 1, left + 12, top + 13), outline=color, width=3)
         pen.text((left + 19, top + 7), meaning, fill=_FAINT, font=_font(13), anchor="lm")
         left += 40 + int(pen.textlength(meaning, font=_font(13)))
 
@@ -87,15 +87,15 @@ def _with_boxes(folder: Path, name: str, side: int) -> Image.Image:
         xmin, ymin, xmax, ymax = (
             int(each.findtext(f"bndbox/{edge}", "0")) for edge in ("xmin", "ymin", "xmax", "ymax")
         )
-        colour = _PLAIN
+        color = _PLAIN
         if each.findtext("truncated") == "1":
-            colour = _TRUNCATED
+            color = _TRUNCATED
         if each.findtext("difficult") == "1":
-            colour = _DIFFICULT
+            color = _DIFFICULT
         # 1-based and inclusive: the box covers the pixels from xmin - 1 up to, not with, xmax.
         pen.rectangle(
             ((xmin - 1) * scale, (ymin - 1) * scale, xmax * scale - 1, ymax * scale - 1),
-            outline=colour,
+            outline=color,
             width=2,
         )
     return scene
@@ -105,7 +105,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
 
 
-def _in_few_colours(sheet: Image.Image) -> Image.Image:
+def _in_few_colors(sheet: Image.Image) -> Image.Image:
     """Reduce the sheet to a palette in which the few pixels of the marks keep their own colors."""
     method = Image.Quantize.MEDIANCUT
     photographs = sheet.quantize(_PALETTE_SIZE - len(_MARKS), method=method).getpalette() or []
@@ -116,9 +116,11 @@ def _in_few_colours(sheet: Image.Image) -> Image.Image:
 
 def _save(sheet: Image.Image, path: Path) -> None:
     buffer = io.BytesIO()
-    _in_few_colours(sheet).save(buffer, "PNG", optimize=True)
+    _in_few_colors(sheet).save(buffer, "PNG", optimize=True)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(buffer.getvalue())
     except OSError as error:
-        raise KsclError(f"cannot write the contact sheet {path}: {error.strerror}") from error
+        raise KsclError(
+            f"The contact sheet {path} cannot be written: {error.strerror}. Choose another path."
+        ) from error

@@ -18,7 +18,7 @@ Outline = list[tuple[float, float]]
 # All forms cover the same area, so that brightness does not tell them apart.
 AREA = 1.9
 ROUNDING = 0.05
-# The tables reach this far from the centre, in radii; no outline comes near.
+# The tables reach this far from the center, in radii; no outline comes near.
 REACH = 1.75
 _CELLS = 224
 
@@ -71,19 +71,19 @@ FORMS = tuple(_OUTLINES)
 def outline_of(form: str) -> Outline:
     """Return the outline around its center of mass, scaled to the common area."""
     outline = _OUTLINES[form]()
-    area = centre_x = centre_y = 0.0
+    area = center_x = center_y = 0.0
     for (x0, y0), (x1, y1) in zip(outline, outline[1:] + outline[:1], strict=True):
         twist = x0 * y1 - x1 * y0
         area += twist / 2
-        centre_x += (x0 + x1) * twist / 6
-        centre_y += (y0 + y1) * twist / 6
+        center_x += (x0 + x1) * twist / 6
+        center_y += (y0 + y1) * twist / 6
     scale = math.sqrt(AREA / abs(area))
-    return [((x - centre_x / area) * scale, (y - centre_y / area) * scale) for x, y in outline]
+    return [((x - center_x / area) * scale, (y - center_y / area) * scale) for x, y in outline]
 
 
 @cache
 def distance_table(form: str) -> Field:
-    """Signed distances (inside negative) on a square grid over [-REACH, REACH]²."""
+    """Return signed distances (inside negative) on a square grid over [-REACH, REACH]²."""
     outline = outline_of(form)
     steps = np.arange(_CELLS) * (2 * REACH / (_CELLS - 1)) - REACH
     x, y = steps[None, :], steps[:, None]
@@ -101,16 +101,16 @@ def distance_table(form: str) -> Field:
 
 
 def signed_distance(form: str, u: Field, v: Field) -> Field:
-    """Distance to the outline at the points (u, v), in radii, by bilinear interpolation."""
+    """Interpolate the distance to the outline at the points (u, v), in radii."""
     table = distance_table(form).ravel()
     per_radius = (_CELLS - 1) / (2 * REACH)
     column = np.clip((u + REACH) * per_radius, 0, _CELLS - 1.001)
     row = np.clip((v + REACH) * per_radius, 0, _CELLS - 1.001)
     left, top = np.floor(column), np.floor(row)
-    right_share, low_share = column - left, row - top
+    right, low = column - left, row - top
     corner = (top * _CELLS + left).astype(np.int32)
     upper = table[corner]
-    upper += (table[corner + 1] - upper) * right_share
+    upper += (table[corner + 1] - upper) * right
     lower = table[corner + _CELLS]
-    lower += (table[corner + _CELLS + 1] - lower) * right_share
-    return upper + (lower - upper) * low_share
+    lower += (table[corner + _CELLS + 1] - lower) * right
+    return upper + (lower - upper) * low

@@ -1,4 +1,4 @@
-"""Painting one object of a class: pose, texture, light, and the shadow it throws."""
+"""One object of a class: its pose, texture, light, and the shadow it casts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kscl.datasets.shapes.canvas import (
     darken,
     lay_over,
     patch_around,
-    random_colour,
+    random_color,
 )
 from kscl.datasets.shapes.chance import Chance, Field, cos_sin, smooth
 from kscl.datasets.shapes.classes import ShapeClass
@@ -26,6 +26,8 @@ _TEXTURE_EDGE = 1.2
 
 @dataclass(frozen=True)
 class Pose:
+    """Where an object is and how it is turned."""
+
     x: float
     y: float
     radius: float  # pixels
@@ -34,7 +36,7 @@ class Pose:
 
 
 def random_pose(x: float, y: float, radius: float, chance: Chance) -> Pose:
-    """Any tilt a thing on a table can have: turned, seen from the side, nearer on one side."""
+    """Draw a pose that a thing on a table can have: turned, seen from the side, tilted."""
     cosine, sine = cos_sin(chance.uniform(-0.06, 0.06))
     squeeze = chance.uniform(0.85, 1.0)
     axis_cosine, axis_sine = cos_sin(chance.uniform())
@@ -60,9 +62,9 @@ def random_pose(x: float, y: float, radius: float, chance: Chance) -> Pose:
 def paint_object(
     canvas: Canvas, shape: ShapeClass, pose: Pose, number: int, chance: Chance
 ) -> tuple[int, int]:
-    """Paint the object over everything there; returns its area in pixels, whole and on canvas."""
+    """Paint the object over everything; return its area in pixels, whole and on the canvas."""
     box = _extent(shape.form, pose)
-    _throw_shadow(canvas, shape.form, pose, box, chance)
+    _cast_shadow(canvas, shape.form, pose, box, chance)
     patch = patch_around(canvas, pose.x, pose.y, box)
     x, y = patch.x / pose.radius, patch.y / pose.radius
     u, v = _own_coordinates(pose, x, y)
@@ -96,38 +98,38 @@ def _own_coordinates(pose: Pose, x: Field, y: Field) -> tuple[Field, Field]:
 
 
 def _paint(second: Field, chance: Chance) -> Field:
-    """Two colours of any hue, clearly apart in brightness, mixed as the texture says."""
+    """Mix two colors of any hue, clearly apart in brightness, as the texture says."""
     bright = chance.uniform(0.75, 0.92)
     dark = chance.uniform(0.08, 0.25)
-    light_colour = column(random_colour(chance, bright, chance.uniform(0.02, 0.14)))
-    dark_colour = column(random_colour(chance, dark, chance.uniform(0.02, 0.14)))
-    return light_colour + (dark_colour - light_colour) * second
+    light_color = column(random_color(chance, bright, chance.uniform(0.02, 0.14)))
+    dark_color = column(random_color(chance, dark, chance.uniform(0.02, 0.14)))
+    return light_color + (dark_color - light_color) * second
 
 
 def _light_on(
     distance: Field, x: Field, y: Field, light: tuple[float, float], chance: Chance
 ) -> Field:
-    """Brightness of a body with a rounded rim: its slope follows the distance to the outline."""
+    """Return the brightness of a body with a rounded rim, from the distances to its outline."""
     slope_x, slope_y = np.zeros_like(distance), np.zeros_like(distance)
     slope_x[:, 1:-1] = distance[:, 2:] - distance[:, :-2]
     slope_y[1:-1] = distance[2:] - distance[:-2]
     length = np.sqrt(slope_x * slope_x + slope_y * slope_y) + 1e-4
-    towards = (slope_x * light[0] + slope_y * light[1]) / length
+    toward = (slope_x * light[0] + slope_y * light[1]) / length
     rim = np.clip(1 + distance / chance.uniform(0.15, 0.35), 0, 1)
     body = 1 + (x * light[0] + y * light[1]) * chance.uniform(0.05, 0.25)
-    return np.clip(body + towards * rim * rim * chance.uniform(0.2, 0.5), 0.2, 1.6)
+    return np.clip(body + toward * rim * rim * chance.uniform(0.2, 0.5), 0.2, 1.6)
 
 
-def _throw_shadow(canvas: Canvas, form: str, pose: Pose, box: Box, chance: Chance) -> None:
+def _cast_shadow(canvas: Canvas, form: str, pose: Pose, box: Box, chance: Chance) -> None:
     """Darken the ground behind the object, away from the light, by a soft shadow."""
     away = chance.uniform(0.05, 0.3)
     softness = chance.uniform(0.1, 0.45)
-    centre_x = pose.x - canvas.light[0] * away * pose.radius
-    centre_y = pose.y - canvas.light[1] * away * pose.radius
+    center_x = pose.x - canvas.light[0] * away * pose.radius
+    center_y = pose.y - canvas.light[1] * away * pose.radius
     margin = softness * pose.radius
     left, top, right, bottom = box
     grown = (left - margin, top - margin, right + margin, bottom + margin)
-    patch = patch_around(canvas, centre_x, centre_y, grown)
+    patch = patch_around(canvas, center_x, center_y, grown)
     u, v = _own_coordinates(pose, patch.x / pose.radius, patch.y / pose.radius)
     depth = smooth(np.clip(0.6 - signed_distance(form, u, v) / softness, 0, 1))
     darken(canvas, patch, depth * chance.uniform(0.25, 0.65))

@@ -20,15 +20,15 @@ from kscl.datasets.shapes.polygons import Pixels, polygons_of
 Picture = NDArray[np.uint8]  # (H, W, 3)
 
 # An object counts as difficult if less of it than this shows, or if its box is narrower than this
-# share of the picture's shorter side.
-DIFFICULT_SHARE = 0.65
+# fraction of the picture's shorter side.
+DIFFICULT_FRACTION = 0.65
 DIFFICULT_WIDTH = 0.11
 _TRIES = 60
 
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One annotated object; the box is 1-based and includes its last pixel, as VOC has it."""
+    """One annotated object; the box is 1-based and includes its last pixel, as in VOC."""
 
     label: int
     box: tuple[int, int, int, int]  # xmin, ymin, xmax, ymax
@@ -48,7 +48,7 @@ class Scene:
 
 
 def draw_portrait(label: int, size: int, chance: Chance) -> Picture:
-    """One object that fills about half of a square picture."""
+    """Draw one object that fills about half of a square picture."""
     canvas = new_canvas(size, size, chance)
     scatter_behind(canvas, chance.integer(0, 3), chance)
     radius = chance.uniform(0.3, 0.42) * size
@@ -82,7 +82,7 @@ def draw_scene(
 
 
 def _spread(count: int, height: int, width: int, chance: Chance) -> list[Pose]:
-    """Poses over the whole picture; some overlap, some are cut by the border, a few are tiny."""
+    """Spread poses over the picture; some overlap, some cross the border, a few are tiny."""
     size = min(height, width)
     placed: list[Pose] = []
     for _ in range(count):
@@ -99,7 +99,7 @@ def _spread(count: int, height: int, width: int, chance: Chance) -> list[Pose]:
 
 
 def _apart(x: float, y: float, radius: float, other: Pose, crowding: bool) -> bool:
-    """Hardly touching; or, when crowding, with neither centre under the other object."""
+    """Return whether two objects hardly touch or, when crowding, do not cover their centers."""
     gap = 0.75 * max(radius, other.radius) if crowding else 0.9 * (radius + other.radius)
     return (x - other.x) * (x - other.x) + (y - other.y) * (y - other.y) >= gap * gap
 
@@ -118,7 +118,7 @@ def _annotated(
     narrow = DIFFICULT_WIDTH * min(canvas.height, canvas.width)
     small = min(right - left, bottom - top) + 1 < narrow
     visible = int(np.count_nonzero(shows))
-    difficult = small or visible < DIFFICULT_SHARE * whole
+    difficult = small or visible < DIFFICULT_FRACTION * whole
     return SceneObject(
         label=label,
         box=(left + 1, top + 1, right + 1, bottom + 1),
@@ -138,7 +138,7 @@ def _runs(shows: Pixels) -> dict[str, list[int]]:
 
 
 def _developed(canvas: Canvas, chance: Chance) -> Picture:
-    """Uneven light, a tint, the lens's dark corners and the sensor's grain; then 8 bits."""
+    """Add uneven light, a tint, the lens's dark corners and the sensor's grain; round to 8 bits."""
     height, width = canvas.height, canvas.width
     light = 1 + ramp(height, width, canvas.light) * chance.uniform(0, 0.25)
     across, down = ramp(height, width, (1.0, 0.0)), ramp(height, width, (0.0, 1.0))

@@ -1,4 +1,4 @@
-"""What can be asked of the data set, and what cannot."""
+"""The settings of the data set, and which values they can have."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MOST_IMAGES = 999_999  # VOC's names have six digits
 
 @dataclass(frozen=True)
 class ShapesSettings:
-    """Everything the pixels depend on; counts are whole pictures, not pictures per class."""
+    """Everything the pixels depend on; counts are pictures in total, not per class."""
 
     seed: int = 0
     num_classes: int = len(CLASS_NAMES)
-    unlabelled: int = 5000
+    unlabeled: int = 5000
     train: int = 2000
     val: int = 1000
     detection_train: int = 400
@@ -32,20 +32,21 @@ class ShapesSettings:
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """The first `num_classes` of all classes."""
         return CLASS_NAMES[: self.num_classes]
 
 
 def check(settings: ShapesSettings) -> None:
-    """Raise one error that lists all that is wrong."""
+    """Raise one error that lists everything that is wrong."""
     wrong = [
-        f"{name} is {value}; it can be {low} to {high}"
+        f"{name} is {value}; it can be {low} to {high}."
         for name, value, low, high in _ranges(settings)
         if not low <= value <= high
     ]
     if not wrong:
         wrong = _classes_left_out(settings)
     if wrong:
-        raise KsclError("cannot draw this data set:\n  " + "\n  ".join(wrong))
+        raise KsclError("This data set cannot be drawn:\n  " + "\n  ".join(wrong))
 
 
 def _ranges(settings: ShapesSettings) -> list[tuple[str, int, int, int]]:
@@ -53,7 +54,7 @@ def _ranges(settings: ShapesSettings) -> list[tuple[str, int, int, int]]:
         # The random streams are keyed by 32-bit words.
         ("seed", settings.seed, 0, 2**32 - 1),
         ("num_classes", settings.num_classes, 1, len(CLASS_NAMES)),
-        ("unlabelled", settings.unlabelled, 1, MOST_IMAGES),
+        ("unlabeled", settings.unlabeled, 1, MOST_IMAGES),
         ("train", settings.train, 1, MOST_IMAGES),
         ("val", settings.val, 1, MOST_IMAGES),
         ("detection_train", settings.detection_train, 1, MOST_IMAGES // 2),
@@ -76,7 +77,7 @@ def _classes_left_out(settings: ShapesSettings) -> list[str]:
     }
     return [
         f"{name} shows {count} objects for {settings.num_classes} classes; "
-        f"ask for more pictures or a smaller num_classes"
+        "ask for more pictures or a smaller num_classes."
         for name, count in shown.items()
         if count < settings.num_classes
     ]

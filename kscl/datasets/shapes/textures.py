@@ -1,7 +1,7 @@
-"""The five textures: how much of the second colour shows at a point of an object.
+"""The five textures: how much of the second color shows at a point of an object.
 
 Each takes the object's own coordinates in radii, the width of a pixel there (edges are softened
-over it) and its chance; each is the second colour over about half of the surface.
+over it) and its random stream; each is the second color over about half of the surface.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ Texture = Callable[[Field, Field, float, Chance], Field]
 
 
 def _edge(inside: Field, pixel: float) -> Field:
-    """Coverage from a signed distance, soft over one pixel."""
+    """Turn a signed distance into coverage, soft over one pixel."""
     return np.clip(inside / pixel + 0.5, 0, 1)
 
 
-def _bars(x: Field, period: float, pixel: float, share: float = 0.5) -> Field:
-    """Bars across x that take the given share of each period."""
+def _bars(x: Field, period: float, pixel: float, fraction: float = 0.5) -> Field:
+    """Return bars across x that take the given fraction of each period."""
     phase = x / period
     phase -= np.floor(phase)
-    return _edge((share / 2 - np.abs(phase - 0.5)) * period, pixel)
+    return _edge((fraction / 2 - np.abs(phase - 0.5)) * period, pixel)
 
 
 def _laid(u: Field, v: Field, chance: Chance) -> tuple[Field, Field]:
@@ -76,7 +76,7 @@ def _mottled(u: Field, v: Field, pixel: float, chance: Chance) -> Field:
 
 
 def _noise_at(x: Field, y: Field, chance: Chance) -> Field:
-    """Smooth noise in [0, 1], one random value at each whole (x, y), repeating after 32."""
+    """Return smooth noise in [0, 1] with a random value at each integer (x, y), of period 32."""
     values = chance.field(32 * 32)
     column, row = np.floor(x), np.floor(y)
     across, down = smooth(x - column), smooth(y - row)

@@ -1,4 +1,4 @@
-"""The detection set's text files, as in the PASCAL VOC 2007 development kit."""
+"""The text files of the detection set, as in the PASCAL VOC 2007 development kit."""
 
 from __future__ import annotations
 
@@ -43,14 +43,17 @@ _OBJECT = """\
 
 
 def picture_path(name: str) -> str:
+    """Return where a scene is saved."""
     return f"{HOME}/JPEGImages/{name}.jpg"
 
 
 def annotation_path(name: str) -> str:
+    """Return where the boxes of a scene are saved."""
     return f"{HOME}/Annotations/{name}.xml"
 
 
 def annotation(name: str, scene: Scene, class_names: Sequence[str]) -> str:
+    """Return the XML text of one scene."""
     described = []
     for each in scene.objects:
         xmin, ymin, xmax, ymax = each.box
@@ -71,13 +74,14 @@ def annotation(name: str, scene: Scene, class_names: Sequence[str]) -> str:
 
 
 def image_set_paths(class_names: Sequence[str]) -> list[str]:
+    """List every file under ImageSets/Main."""
     return list(image_sets({}, {}, class_names))
 
 
 def image_sets(
     trainval: Mapping[str, Scene], test: Mapping[str, Scene], class_names: Sequence[str]
 ) -> dict[str, str]:
-    """Path and text of every file under ImageSets/Main, for pictures by name."""
+    """Return path and text of every file under ImageSets/Main, for pictures by name."""
     pictures = {**trainval, **test}
     files = {}
     for split, members in splits_of(list(trainval), list(test)).items():
@@ -92,7 +96,7 @@ def image_sets(
 def splits_of(trainval: list[str], test: list[str]) -> dict[str, list[str]]:
     """Return the names of every split; `val`, to choose settings on, is a fourth of `trainval`."""
     return {
-        "train": [name for place, name in enumerate(trainval) if place % 4 != 1],
+        "train": [name for index, name in enumerate(trainval) if index % 4 != 1],
         "val": trainval[1::4],
         "trainval": trainval,
         "test": test,
@@ -104,7 +108,7 @@ def _set_path(name: str) -> str:
 
 
 def _presence(objects: Sequence[SceneObject], label: int) -> int:
-    """1 if the class is there, 0 if only as a difficult object, -1 if not."""
+    """Return 1 if the class is there, 0 if only as a difficult object, -1 if not."""
     found = [each.difficult for each in objects if each.label == label]
     if not found:
         return -1

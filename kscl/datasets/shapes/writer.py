@@ -1,4 +1,4 @@
-"""From settings to a folder full of files, by one process or many."""
+"""Draw every picture of the plan into a folder, in one process or several."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from typing import Any
 from PIL import Image
 
 from kscl.datasets.shapes import coco, manifest, voc
-from kscl.datasets.shapes.plan import Job, plan
+from kscl.datasets.shapes.plan import Drawing, plan
 from kscl.datasets.shapes.scene import Picture, Scene, SceneObject, draw_portrait, draw_scene
 from kscl.datasets.shapes.settings import ShapesSettings, check
 from kscl.errors import KsclError
 
-_JOBS_A_BATCH = 16
+_DRAWINGS_PER_BATCH = 16
 
 
 @dataclass(frozen=True)
 class Written:
-    job: Job
+    """A picture that was drawn and saved."""
+
+    drawing: Drawing
     hashes: dict[str, str]  # of each file, by path
     scene: Scene
 
@@ -46,7 +48,7 @@ def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] 
     with _explaining(folder):
         if not manifest.is_finished(folder, settings):
             return None
-        wanted = [path for job in plan(settings) for path in _paths(job)]
+        wanted = [path for drawing in plan(settings) for path in _paths(drawing)]
         wanted += [*voc.image_set_paths(settings.class_names), *coco.file_paths()]
         if not all((folder / path).is_file() for path in wanted):
             return None
@@ -59,19 +61,24 @@ def make_shapes(
     workers: int = 1,
     watch: Watch = lambda results, total: results,
 ) -> dict[str, Any]:
-    """Fill `output` with the data set, unless it is there already; returns its manifest.
+    """Draw the data set into `output` unless it is there already; return its manifest.
 
     `watch` sees the results pass by, for a progress bar.
     """
     folder, settings = Path(output), settings or ShapesSettings()
     if workers < 1:
-        raise KsclError(f"workers is {workers}; it has to be 1 or more")
-    with _explaining(folder):
+        raise KsclError(f"workers is {workers}: use 1 or more.")
+    found = find_shapes(folder, settings)
+    if found is not None:
+        return found
+    from kscl.engine.run_dir import only_run_in  # torch, which the workers can do without
+
+    with _explaining(folder), only_run_in(folder, "--output-dir"):
         return find_shapes(folder, settings) or _fill(folder, settings, workers, watch)
 
 
 def verify_shapes(output: str | Path) -> dict[str, Any]:
-    """Read every file again; raises unless they are, to the byte, what the manifest says."""
+    """Read every file again; raise unless they are, to the byte, what the manifest says."""
     folder = Path(output)
     content = manifest.read_manifest(folder)
     with _explaining(folder):
@@ -85,7 +92,8 @@ def verify_shapes(output: str | Path) -> dict[str, Any]:
             if manifest.digest(hashes) != content.get(key):
                 raise KsclError(
                     f"{folder} is damaged: its {len(hashes)} files in {', '.join(parts)} are not "
-                    f"those that {manifest.MANIFEST} describes; delete the folder and draw it again"
+                    f"those that {manifest.MANIFEST} describes. Delete the folder "
+                    "and draw it again."
                 )
     return content
 
@@ -97,26 +105,26 @@ def _explaining(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise KsclError(
-            f"cannot use {error.filename or folder}: {error.strerror}; "
-            "choose an output folder that you may write to, on a disk with room"
+            f"{error.filename or folder} cannot be used: {error.strerror}. "
+            "Choose an output folder that you may write to, on a disk with room."
         ) from error
     except BrokenProcessPool as error:
         raise KsclError(
-            "a worker process was killed, perhaps for want of memory; "
-            "run the same command again with fewer workers"
+            "A worker process was killed, perhaps because memory ran out. "
+            "Run the same command again with fewer workers."
         ) from error
 
 
 def _fill(folder: Path, settings: ShapesSettings, workers: int, watch: Watch) -> dict[str, Any]:
-    # Whatever an interrupted run left is drawn again: it may end in half a file.
+    # What an interrupted run left is drawn again: its last file may be incomplete.
     manifest.begin(folder, settings)
-    jobs = plan(settings)
+    drawings = plan(settings)
     hashes: dict[str, str] = {}
     scenes: dict[str, dict[str, Scene]] = {"trainval": {}, "test": {}}
-    for written in watch(_written(folder, settings, jobs, workers), len(jobs)):
+    for written in watch(_written(folder, settings, drawings, workers), len(drawings)):
         hashes.update(written.hashes)
-        if written.job.is_scene:
-            scenes[written.job.part][written.job.name] = written.scene
+        if written.drawing.is_scene:
+            scenes[written.drawing.part][written.drawing.name] = written.scene
     parts = scenes["trainval"], scenes["test"], settings.class_names
     texts = voc.image_sets(*parts) | coco.files(*parts)
     hashes.update(_save(folder, {path: text.encode() for path, text in texts.items()}))
@@ -124,51 +132,51 @@ def _fill(folder: Path, settings: ShapesSettings, workers: int, watch: Watch) ->
 
 
 def _written(
-    folder: Path, settings: ShapesSettings, jobs: Sequence[Job], workers: int
+    folder: Path, settings: ShapesSettings, drawings: Sequence[Drawing], workers: int
 ) -> Iterator[Written]:
-    """Yield the results in the order of the jobs, whoever draws them."""
+    """Yield the results in the order of the plan, whoever draws them."""
     draw_one = partial(_draw_and_save, folder, settings)
     if workers == 1:
-        yield from map(draw_one, jobs)
+        yield from map(draw_one, drawings)
         return
     # Spawned, not forked: the caller may have threads running.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=_leave_interrupts) as pool:
-        yield from pool.map(draw_one, jobs, chunksize=_JOBS_A_BATCH)
+        yield from pool.map(draw_one, drawings, chunksize=_DRAWINGS_PER_BATCH)
 
 
 def _leave_interrupts() -> None:
-    """Ctrl-C is answered once, by the process that started the workers."""
+    """Leave Ctrl-C to the process that started the workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _paths(job: Job) -> list[str]:
-    if job.is_scene:
-        return [voc.picture_path(job.name), voc.annotation_path(job.name)]
-    return [job.name]
+def _paths(drawing: Drawing) -> list[str]:
+    if drawing.is_scene:
+        return [voc.picture_path(drawing.name), voc.annotation_path(drawing.name)]
+    return [drawing.name]
 
 
-def _draw_and_save(folder: Path, settings: ShapesSettings, job: Job) -> Written:
-    picture, objects = draw(job, settings)
-    files = {_paths(job)[0]: _jpeg(picture)}
+def _draw_and_save(folder: Path, settings: ShapesSettings, drawing: Drawing) -> Written:
+    picture, objects = draw(drawing, settings)
+    files = {_paths(drawing)[0]: _jpeg(picture)}
     height, width, _ = picture.shape
     scene = Scene(width, height, objects)
-    if job.is_scene:
-        text = voc.annotation(job.name, scene, settings.class_names)
-        files[voc.annotation_path(job.name)] = text.encode()
-    return Written(job, _save(folder, files), scene)
+    if drawing.is_scene:
+        text = voc.annotation(drawing.name, scene, settings.class_names)
+        files[voc.annotation_path(drawing.name)] = text.encode()
+    return Written(drawing, _save(folder, files), scene)
 
 
-def draw(job: Job, settings: ShapesSettings) -> tuple[Picture, tuple[SceneObject, ...]]:
+def draw(drawing: Drawing, settings: ShapesSettings) -> tuple[Picture, tuple[SceneObject, ...]]:
     """Draw the picture of one entry of the plan, with its annotated objects if it is a scene."""
-    chance = job.chance(settings.seed)
-    if job.is_scene:
-        return draw_scene(job.labels, settings.detection_size, chance)
-    return draw_portrait(job.labels[0], settings.image_size, chance), ()
+    chance = drawing.chance(settings.seed)
+    if drawing.is_scene:
+        return draw_scene(drawing.labels, settings.detection_size, chance)
+    return draw_portrait(drawing.labels[0], settings.image_size, chance), ()
 
 
 def _jpeg(picture: Picture) -> bytes:
-    """libjpeg-turbo's default integer transform is bit-exact on all its code paths."""
+    """Encode with the integer transform of libjpeg-turbo, bit-exact on all its code paths."""
     buffer = io.BytesIO()
     Image.fromarray(picture).save(
         buffer, "JPEG", quality=90, subsampling="4:2:0", optimize=False, progressive=False

@@ -132,7 +132,7 @@ def test_what_someone_has_changed_in_a_network_by_hand_is_noticed():
     class OtherConv(nn.Conv2d):
         pass
 
-    def standardised(backbone):
+    def standardized(backbone):
         backbone.layer1[0].conv1.__class__ = OtherConv
 
     for change, feature in (
@@ -140,7 +140,7 @@ def test_what_someone_has_changed_in_a_network_by_hand_is_noticed():
         (no_pool, "another pooling in the stem"),
         (one_eps, "eps 0.001.*layer3.4.bn2"),
         (reflect, "another padding.*layer2.1.conv2"),
-        (standardised, "convolutions of another kind.*OtherConv"),
+        (standardized, "convolutions of another kind.*OtherConv"),
     ):
         with pytest.raises(DetectionError, match=feature):
             examine(changed(change), "resnet50")

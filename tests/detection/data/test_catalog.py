@@ -1,4 +1,4 @@
-"""Data sets in Detectron2's catalogues, and the evaluator that passes over them."""
+"""Data sets in Detectron2's catalogs, and the evaluator that passes over them."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from tests.helpers.voc_sets import small_coco, small_voc, write_voc
 
 
 @pytest.fixture(autouse=True)
-def catalogues_as_they_were():
+def catalogs_as_they_were():
     before = dict(DatasetCatalog), dict(MetadataCatalog)
     yield
-    for catalogue, entries in zip((DatasetCatalog, MetadataCatalog), before, strict=True):
-        catalogue.clear()
-        catalogue.update(entries)
+    for catalog, entries in zip((DatasetCatalog, MetadataCatalog), before, strict=True):
+        catalog.clear()
+        catalog.update(entries)
 
 
 @pytest.fixture

@@ -172,7 +172,7 @@ def test_trials_with_any_seed_count_each(tmp_path):
     assert result.measures["AP"].interval is None  # not what another pretraining would give
 
 
-def test_the_interval_of_a_single_trial_is_labelled_test_sampling_only(tmp_path):
+def test_the_interval_of_a_single_trial_is_labeled_test_sampling_only(tmp_path):
     own = {"n": 1000, "confidence_interval": [60.0, 64.0]}
     records = [
         linear(62, sha("a"), details=described("a") | {"n": 1000}),

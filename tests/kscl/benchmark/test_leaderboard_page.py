@@ -283,8 +283,8 @@ def test_tab_reaches_every_control_and_what_has_the_focus_is_seen(page):
 
 
 def brightness(page: Any) -> int:
-    colour = page.execute_script("return getComputedStyle(document.body).backgroundColor")
-    return sum(int(part) for part in colour.strip("rgb()").split(",")[:3])
+    color = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    return sum(int(part) for part in color.strip("rgb()").split(",")[:3])
 
 
 def test_it_is_light_or_dark_as_the_system_or_the_reader_wishes(page):

@@ -26,7 +26,7 @@ from tests.helpers.commands import ROOT, tool
 NETWORK = {"channels": [8, 16, 32, 64]}
 TINY_SHAPES = {
     "num_classes": 2,
-    "unlabelled": 32,
+    "unlabeled": 32,
     "train": 24,
     "val": 16,
     "detection_train": 8,
@@ -56,9 +56,9 @@ def smoke_suite(folder: Path, **changes: object) -> Path:
         "jobs": 2,
         "output_dir": str(folder / "output"),
         "shapes": {"output_dir": str(data), **TINY_SHAPES},
-        "basis_image": f"{data}/unlabelled/000000.jpg",
+        "basis_image": f"{data}/unlabeled/000000.jpg",
         "pretrain_overrides": {
-            "DATA.TRAIN": f"{data}/unlabelled",
+            "DATA.TRAIN": f"{data}/unlabeled",
             "DATA.NUM_WORKERS": 0,
             "DATA.CACHE_DIR": str(folder / "cache"),
             "INPUT.SIZE": 32,

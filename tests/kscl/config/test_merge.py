@@ -35,7 +35,7 @@ def test_the_defaults_are_valid_and_frozen():
         cfg.METHOD.NUM_SHOTS = 3
 
 
-def test_a_misspelt_key_in_a_file_names_the_key_the_line_and_the_nearest_name(tmp_path):
+def test_a_misspelled_key_in_a_file_names_the_key_the_line_and_the_nearest_name(tmp_path):
     file = write(tmp_path / "x.yaml", "SEED: 1\nMETHOD:\n  NUM_SHOT: 3\n")
     text = errors_of(file)
     assert f"{file}:3: METHOD.NUM_SHOT is not a key; did you mean METHOD.NUM_SHOTS" in text
@@ -51,7 +51,7 @@ def test_a_misspelt_key_in_a_file_names_the_key_the_line_and_the_nearest_name(tm
         ("SEEDS", "SEED"),
     ],
 )
-def test_a_misspelt_override_names_the_nearest_key(written, meant):
+def test_a_misspelled_override_names_the_nearest_key(written, meant):
     assert f"command line: {written} is not a key; did you mean {meant}" in errors_of(
         None, [written, "1"]
     )

@@ -47,6 +47,7 @@ TOOLS = [
     ("kscl.commands.leaderboard", "--against"),
     ("detection.commands.convert", "--output"),
     ("kscl.commands.make_shapes", "--output"),
+    ("kscl.commands.make_shapes", "--unlabelled"),
 ]
 
 

@@ -44,15 +44,15 @@ ORDINARY = {
     "JPEG": encode(RGB, "JPEG"),
     "progressive JPEG": encode(RGB, "JPEG", progressive=True),
     "JPEG without subsampling": encode(RGB, "JPEG", subsampling=0),
-    "grey JPEG": encode(RGB.convert("L"), "JPEG"),
+    "gray JPEG": encode(RGB.convert("L"), "JPEG"),
     "PNG": encode(RGB, "PNG"),
-    "grey PNG": encode(RGB.convert("L"), "PNG"),
+    "gray PNG": encode(RGB.convert("L"), "PNG"),
     "black and white PNG": encode(RGB.convert("1"), "PNG"),
     "palette PNG": encode(RGB.convert("P"), "PNG"),
     "palette PNG of 4 bits": encode(RGB.quantize(16), "PNG", bits=4),
-    "palette PNG with a transparent colour": encode(RGB.convert("P"), "PNG", transparency=3),
+    "palette PNG with a transparent color": encode(RGB.convert("P"), "PNG", transparency=3),
     "PNG with alpha": encode(with_alpha(RGB), "PNG"),
-    "grey PNG with alpha": encode(with_alpha(RGB.convert("L")), "PNG"),
+    "gray PNG with alpha": encode(with_alpha(RGB.convert("L")), "PNG"),
     "WebP": encode(RGB, "WEBP"),
     "lossless WebP": encode(RGB, "WEBP", lossless=True),
     "WebP with alpha": encode(with_alpha(RGB), "WEBP", lossless=True),
@@ -70,7 +70,7 @@ def test_an_ordinary_file_gives_the_pixels_that_torchvisions_loader_gives(kind):
     assert np.array_equal(picture, as_torchvision_loads(ORDINARY[kind]))
 
 
-def test_cmyk_is_turned_into_the_colours_it_stands_for():
+def test_cmyk_is_turned_into_the_colors_it_stands_for():
     data = encode(RGB.convert("CMYK"), "JPEG", quality=95)
     assert np.abs(decode_image(data).astype(int) - as_torchvision_loads(data)).mean() < 1.5
     assert np.abs(decode_image(data).astype(int) - PICTURE).mean() < 5
@@ -88,19 +88,19 @@ def test_a_photo_taken_with_a_turned_camera_comes_out_upright(kind, orientation)
 
 @pytest.mark.parametrize("kind", [".png", ".tiff"])
 def test_16_bits_are_scaled_to_8_and_not_cut_off(kind):
-    grey = np.asarray(RGB.convert("L"))
-    assert np.array_equal(decode_image(encode_16_bit(grey * 257.0, kind)), np.dstack([grey] * 3))
+    gray = np.asarray(RGB.convert("L"))
+    assert np.array_equal(decode_image(encode_16_bit(gray * 257.0, kind)), np.dstack([gray] * 3))
     assert np.array_equal(decode_image(encode_16_bit(PICTURE[..., ::-1] * 257.0, kind)), PICTURE)
 
 
 def test_the_second_opinion_agrees_where_opencv_refuses(monkeypatch):
     expected = {kind: decode_image(data) for kind, data in ORDINARY.items()}
-    grey16 = encode_16_bit(np.asarray(RGB.convert("L")) * 257.0)
-    expected_grey16 = decode_image(grey16)
+    gray16 = encode_16_bit(np.asarray(RGB.convert("L")) * 257.0)
+    expected_grey16 = decode_image(gray16)
     monkeypatch.setattr(decode.cv2, "imdecode", lambda data, flags: None)
     for kind, picture in expected.items():
         assert np.array_equal(decode_image(ORDINARY[kind]), picture), kind
-    assert np.array_equal(decode_image(grey16), expected_grey16)
+    assert np.array_equal(decode_image(gray16), expected_grey16)
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_a_batch_that_ranks_cannot_share_or_images_cannot_fill_is_an_error(confi
         all_batches(config)
 
 
-def test_floats_from_a_worker_equal_bytes_normalised_on_the_device(config):
+def test_floats_from_a_worker_equal_bytes_normalized_on_the_device(config):
     as_bytes = all_batches(config, last_step=2)
     config.DATA.NORMALIZE_ON_DEVICE = False
     config.DATA.NUM_WORKERS = 1

@@ -39,12 +39,13 @@ from kscl.datasets.shapes.classes import CLASSES
 from kscl.datasets.shapes.plan import plan
 from kscl.datasets.shapes.polygons import polygons_of
 from kscl.datasets.shapes.writer import Written, draw
+from kscl.engine import run_dir
 from kscl.errors import KsclError
 from tests.helpers.mask_pixels import pixels_of_counts, pixels_of_polygons
 
 SMALL = ShapesSettings(
     seed=7,
-    unlabelled=20,
+    unlabeled=20,
     train=20,
     val=20,
     detection_train=8,
@@ -55,11 +56,11 @@ SMALL = ShapesSettings(
 # Drift in these two is a new GENERATOR_VERSION, or a mistake. The first is over bare pixels; the
 # second also depends on the JPEG encoder of the pinned Pillow.
 SMALL_PIXELS = "6b93809add5f8feb1d545af4ab4223af08b28e5f29c606eb9d8309cbd2826b14"
-SMALL_FILES = "fcf1c8126090f66b6f74f0b87dfb3b0c1118b86235895b27c7f6ddb870dd4a9e"
+SMALL_FILES = "2606abff0ff0f504d191fb6074b53c10d518e8262b0b67e2a1f0369bdbafb284"
 SMALL_COCO = "bb2803e43933e5d6c4c1cf06cdc7d1838d965821fd9389dc3c03d8e50c365d06"
 
 LEARNING = ShapesSettings(
-    unlabelled=20, train=2000, val=600, detection_train=60, detection_test=40, image_size=64
+    unlabeled=20, train=2000, val=600, detection_train=60, detection_test=40, image_size=64
 )
 # Measured: 0.14 with 2,000 pictures to learn from; chance is 0.05.
 RAW_PIXEL_BOUND = 0.40
@@ -104,8 +105,8 @@ def test_another_seed_gives_other_pictures(small: Path, tmp_path: Path) -> None:
 
 def test_the_pixels_are_those_of_this_generator_version() -> None:
     everything = hashlib.sha256()
-    for job in plan(SMALL):
-        picture, objects = draw(job, SMALL)
+    for drawing in plan(SMALL):
+        picture, objects = draw(drawing, SMALL)
         everything.update(picture.tobytes() + repr(objects).encode())
     assert everything.hexdigest() == SMALL_PIXELS
 
@@ -113,7 +114,7 @@ def test_the_pixels_are_those_of_this_generator_version() -> None:
 def test_the_files_are_those_of_the_pinned_pillow(small: Path) -> None:
     manifest = json.loads((small / "shapes.json").read_text())
     assert manifest["sha256"] == SMALL_FILES
-    parts = {"sha256": ("unlabelled/", "classes/", "VOCdevkit/"), "coco_sha256": ("coco/",)}
+    parts = {"sha256": ("unlabeled/", "classes/", "VOCdevkit/"), "coco_sha256": ("coco/",)}
     for key, folders in parts.items():
         lines = "".join(
             f"{h}  {p}\n" for p, h in sorted(bytes_of(small).items()) if p.startswith(folders)
@@ -139,7 +140,7 @@ def test_a_processor_without_vector_units_draws_the_same_bytes(small: Path, tmp_
 
 
 def test_a_longer_set_begins_with_the_shorter_one(small: Path, tmp_path: Path) -> None:
-    make_shapes(tmp_path, replace(SMALL, unlabelled=25, detection_test=9))
+    make_shapes(tmp_path, replace(SMALL, unlabeled=25, detection_test=9))
     ours, theirs = bytes_of(small), bytes_of(tmp_path)
     pictures = [path for path in ours if path.endswith((".jpg", ".xml"))]
     assert all(ours[path] == theirs[path] for path in pictures)
@@ -175,11 +176,11 @@ def box_of(element: ElementTree.Element) -> tuple[int, int, int, int]:
     return xmin, ymin, xmax, ymax
 
 
-def test_every_class_has_its_share_of_every_split(learning: Path) -> None:
+def test_every_class_is_equally_frequent_in_every_split(learning: Path) -> None:
     for part, count in (("train", LEARNING.train), ("val", LEARNING.val)):
         for name in CLASS_NAMES:
             assert len(list((learning / "classes" / part / name).glob("*.jpg"))) == count // 20
-    assert len(list((learning / "unlabelled").glob("*.jpg"))) == LEARNING.unlabelled
+    assert len(list((learning / "unlabeled").glob("*.jpg"))) == LEARNING.unlabeled
     for split in ("trainval", "test"):
         counts = [len(found) for found in objects_of(learning, split).values()]
         assert len(counts) == 20
@@ -318,15 +319,15 @@ def test_a_folder_from_before_the_coco_files_gets_them(small: Path, tmp_path: Pa
     assert bytes_of(tmp_path) == bytes_of(small)
 
 
-Labelled = tuple[np.ndarray, np.ndarray]  # pictures (N, 32, 32, 3) in [0, 1], labels (N,)
+Labeled = tuple[np.ndarray, np.ndarray]  # pictures (N, 32, 32, 3) in [0, 1], labels (N,)
 
 
 @pytest.fixture(scope="module")
-def labelled(learning: Path) -> tuple[Labelled, Labelled]:
+def labeled(learning: Path) -> tuple[Labeled, Labeled]:
     return pictures_of(learning / "classes/train"), pictures_of(learning / "classes/val")
 
 
-def pictures_of(folder: Path) -> Labelled:
+def pictures_of(folder: Path) -> Labeled:
     pictures, labels = [], []
     for label, name in enumerate(CLASS_NAMES):
         for path in sorted((folder / name).glob("*.jpg")):
@@ -337,31 +338,31 @@ def pictures_of(folder: Path) -> Labelled:
     return np.stack(pictures), np.array(labels)
 
 
-def probe(train: Labelled, val: Labelled, regularisation: float) -> float:
+def probe(train: Labeled, val: Labeled, regularization: float) -> float:
     """Accuracy on `val` of a logistic regression on whatever features are given."""
     scale = StandardScaler().fit(train[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        model = LogisticRegression(C=1 / regularisation, max_iter=40)
+        model = LogisticRegression(C=1 / regularization, max_iter=40)
         model.fit(scale.transform(train[0]), train[1])
     return float(model.score(scale.transform(val[0]), val[1]))
 
 
-def test_a_linear_probe_on_raw_pixels_stays_low(labelled: tuple[Labelled, Labelled]) -> None:
-    train, val = ((pictures.reshape(len(labels), -1), labels) for pictures, labels in labelled)
-    assert probe(train, val, regularisation=1000) < RAW_PIXEL_BOUND
+def test_a_linear_probe_on_raw_pixels_stays_low(labeled: tuple[Labeled, Labeled]) -> None:
+    train, val = ((pictures.reshape(len(labels), -1), labels) for pictures, labels in labeled)
+    assert probe(train, val, regularization=1000) < RAW_PIXEL_BOUND
 
 
-def test_colour_does_not_carry_the_class(labelled: tuple[Labelled, Labelled]) -> None:
+def test_color_does_not_carry_the_class(labeled: tuple[Labeled, Labeled]) -> None:
     def histogram(pictures: np.ndarray) -> np.ndarray:
         bins = (pictures * 7.99).astype(int)
         return np.concatenate([(bins == each).mean(axis=(1, 2)) for each in range(8)], axis=1)
 
-    means = [(pictures.mean(axis=(1, 2)), labels) for pictures, labels in labelled]
-    histograms = [(histogram(pictures), labels) for pictures, labels in labelled]
+    means = [(pictures.mean(axis=(1, 2)), labels) for pictures, labels in labeled]
+    histograms = [(histogram(pictures), labels) for pictures, labels in labeled]
     # Chance is 0.05; one standard error on 600 pictures is 0.009.
-    assert probe(means[0], means[1], regularisation=1) < 0.09
-    assert probe(histograms[0], histograms[1], regularisation=1) < 0.12
+    assert probe(means[0], means[1], regularization=1) < 0.09
+    assert probe(histograms[0], histograms[1], regularization=1) < 0.12
 
 
 def test_a_finished_folder_is_left_alone(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -388,18 +389,40 @@ def test_an_interrupted_run_is_made_good(small: Path, tmp_path: Path) -> None:
         make_shapes(tmp_path, SMALL, watch=pull_the_plug)
     assert not (tmp_path / "shapes.json").exists()
     assert find_shapes(tmp_path, SMALL) is None
-    half = next((tmp_path / "unlabelled").iterdir())
+    half = next((tmp_path / "unlabeled").iterdir())
     half.write_bytes(half.read_bytes()[:100])
-    with pytest.raises(KsclError, match="seed is 7, asked for 8"):
+    with pytest.raises(KsclError, match="seed is 7, but 8 is"):
         make_shapes(tmp_path, replace(SMALL, seed=8))
     make_shapes(tmp_path, SMALL)
     assert bytes_of(tmp_path) == bytes_of(small)
 
 
+def test_a_folder_that_another_process_fills_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_dir, "LOCK_PATIENCE", 0.1)
+    code = f"""
+import fcntl, sys
+lock = open({str(tmp_path / run_dir.LOCK_FILE)!r}, "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(KsclError, match=f"{tmp_path} .*--output-dir"):
+            make_shapes(tmp_path, SMALL)
+        assert [path.name for path in tmp_path.iterdir()] == [run_dir.LOCK_FILE]
+        other.communicate()
+
+
 def test_lost_and_damaged_files_are_noticed(small: Path, tmp_path: Path) -> None:
     make_shapes(tmp_path, SMALL)
     verify_shapes(tmp_path)
-    victim = tmp_path / "unlabelled/000003.jpg"
+    victim = tmp_path / "unlabeled/000003.jpg"
     victim.write_bytes(b"not a picture")
     with pytest.raises(KsclError, match="damaged"):
         verify_shapes(tmp_path)
@@ -417,7 +440,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_set_in_the_folder_is_refused_by_name(small: Path) -> None:
-    with pytest.raises(KsclError, match="image_size is 48, asked for 64"):
+    with pytest.raises(KsclError, match="image_size is 48, but 64 is"):
         make_shapes(small, replace(SMALL, image_size=64))
     verify_shapes(small)
 
@@ -425,7 +448,7 @@ def test_another_set_in_the_folder_is_refused_by_name(small: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"unlabelled": 0}, "unlabelled is 0"),
+        ({"unlabeled": 0}, "unlabeled is 0"),
         ({"val": -1}, "val is -1"),
         ({"num_classes": 21}, "num_classes is 21; it can be 1 to 20"),
         ({"num_classes": 0}, "num_classes is 0"),
@@ -472,7 +495,7 @@ def test_the_command_draws_a_contact_sheet_and_verifies(
     sheet = tmp_path / "sheet.png"
     extra = ["--output-dir", str(small), "--contact-sheet", str(sheet), "--verify"]
     assert main([*arguments_for(SMALL), *extra]) == 0
-    assert "every file is as the manifest says" in capsys.readouterr().out
+    assert "Every file is as the manifest says" in capsys.readouterr().out
     with Image.open(sheet) as picture:
         assert picture.format == "PNG"
         assert picture.width > 600

@@ -95,6 +95,14 @@ def test_no_network_names_the_file_and_where_to_put_it(server, tmp_path):
     assert not list((tmp_path / "none").iterdir())
 
 
+def test_a_download_with_another_hash_is_refused_and_not_kept(server, tmp_path):
+    mirror, archives = server
+    (tmp_path / "server" / "trainval.tar").write_bytes(b"an error page")
+    with pytest.raises(KsclError, match=rf"{mirror}/trainval\.tar"):
+        prepare_voc(tmp_path / "datasets", tmp_path / "none", archives, mirror)
+    assert not list((tmp_path / "none").iterdir())
+
+
 def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path):
     archive = make_archive(tmp_path, "VOC2007", "test", ["1"], "test.tar")
     evil = tmp_path / "evil.tar"
@@ -124,7 +132,7 @@ def imagenet(root: Path, val: tuple[str, ...] = ("n01", "n02")) -> Path:
     return root
 
 
-def test_imagenet_s_layout_is_recognised(tmp_path, capsys):
+def test_imagenet_s_layout_is_recognized(tmp_path, capsys):
     assert "2 classes, 2 images in train and 2 images in val" in check_imagenet(
         imagenet(tmp_path), 2
     )

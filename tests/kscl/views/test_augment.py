@@ -40,8 +40,8 @@ def compare(picture, steps, size=224):
 
 def sharpness(picture):
     """Variance of the Laplacian: aliasing makes too much of it, blurring too little."""
-    grey = np.asarray(picture, np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)
-    return cv2.Laplacian(grey, cv2.CV_32F).var()
+    gray = np.asarray(picture, np.float32) @ np.array([0.299, 0.587, 0.114], np.float32)
+    return cv2.Laplacian(gray, cv2.CV_32F).var()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -107,7 +107,7 @@ def test_what_was_clipped_does_not_come_back_in_a_later_step():
     assert compare(bright, steps) <= 1
 
 
-def test_folded_colour_steps_equal_the_same_steps_one_by_one():
+def test_folded_color_steps_equal_the_same_steps_one_by_one():
     steps = [("brightness", 0.9), ("saturation", 0.7), ("contrast", 0.8), ("grayscale", None)]
     picture = PHOTOS[1]
     one_by_one = picture
@@ -201,7 +201,7 @@ def test_a_grey_view_has_three_equal_planes():
     assert difference(views[0].transpose(1, 2, 0), reference) <= 0.5
 
 
-def test_normalising_equals_torchvisions_on_the_device_and_in_a_worker():
+def test_normalizing_equals_torchvisions_on_the_device_and_in_a_worker():
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
     view = PHOTOS[0][:64, :64]
     reference = T.Normalize(mean, std)(T.ToTensor()(Image.fromarray(view)))

@@ -80,10 +80,10 @@ def test_the_same_request_is_answered_from_disk(digits, tmp_path, extracted):
 
 def test_one_more_view_costs_that_view_alone(digits, tmp_path, extracted):
     cfg = config(digits, tmp_path / "a")
-    centre = features_of(cfg, ["center"])[0].of_view("center").clone()
+    center = features_of(cfg, ["center"])[0].of_view("center").clone()
     both = features_of(cfg, ["center", "flip", "crop0"])[0]
-    assert torch.equal(both.of_view("center"), centre)
-    assert not torch.equal(both.of_view("flip"), centre)
+    assert torch.equal(both.of_view("center"), center)
+    assert not torch.equal(both.of_view("flip"), center)
     assert not torch.equal(both.of_view("crop0"), both.of_view("flip"))
     assert extracted == [6]
 

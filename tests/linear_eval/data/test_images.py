@@ -42,7 +42,7 @@ def test_the_test_view_is_torchvisions_bit_for_bit(picture):
             transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
         ]
     )
-    ours = to_bytes(geometry(load_linear_eval_config()).centre(picture))[None]
+    ours = to_bytes(geometry(load_linear_eval_config()).center(picture))[None]
     assert torch.equal(normalize_exactly(ours, MEAN, STD)[0], theirs(picture))
 
 

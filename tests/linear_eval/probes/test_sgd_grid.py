@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from linear_eval.checkpoint import Saver
 from linear_eval.config import load_linear_eval_config
 from linear_eval.data.features import Features
-from linear_eval.data.images import LabelledImages
+from linear_eval.data.images import LabeledImages
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.cached import choose, grid_points, probe_cached
 from linear_eval.probes.lbfgs import chunks_of, fit_logistic, objective
@@ -88,7 +88,7 @@ def test_points_trained_together_are_those_trained_by_torchs_sgd_alone(digits, s
 
 
 @pytest.mark.portable
-def test_a_point_does_not_notice_its_neighbours(digits):
+def test_a_point_does_not_notice_its_neighbors(digits):
     rows = standardized(rows_of(digits))
     # Few steps: at the highest learning rate each one enlarges what rounding has left.
     settings = solver("SOLVER.EPOCHS", "2", "SOLVER.MILESTONES", "[1]")
@@ -166,7 +166,7 @@ def probed(digits, val_labels=None, saved=None, saver=None, *more: str):
     names = [str(number) for number in range(10)]
     val_labels = labels[1000:] if val_labels is None else val_labels
     sets = [
-        LabelledImages(None, names, np.arange(len(part)), part.numpy(), {})
+        LabeledImages(None, names, np.arange(len(part)), part.numpy(), {})
         for part in (labels[:1000], val_labels)
     ]
     stored = [Features(part, len(part)) for part in (features[:1000], features[1000:])]
@@ -231,7 +231,7 @@ def test_of_equal_points_the_one_with_the_lower_loss_is_taken():
     assert choose(rows) == 1
 
 
-def test_lbfgs_walks_from_strong_to_weak_regularisation():
+def test_lbfgs_walks_from_strong_to_weak_regularization():
     cfg = load_linear_eval_config(
         None, ["CACHED.METHOD", "lbfgs", "CACHED.L2", "[1e-4, 0.1, 1e-2]"]
     )

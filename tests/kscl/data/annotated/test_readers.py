@@ -224,7 +224,7 @@ def test_a_folder_that_is_not_in_the_layout_is_one_problem_and_not_thousands(voc
     assert says in str(only_problem(read_voc(voc, "test")))
 
 
-def test_the_folder_above_and_the_unmerged_test_set_are_recognised(voc):
+def test_the_folder_above_and_the_unmerged_test_set_are_recognized(voc):
     above = only_problem_of_layout(voc.parent)
     assert f"Perhaps you mean {voc}" in above
     (voc / "ImageSets/Main/test.txt").rename(voc / "ImageSets/Main/trainval.txt")
