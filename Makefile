@@ -13,7 +13,7 @@ help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 	@echo "  PYTHON=/path/to/python3 and VENV=/path/to/environment choose what is used."
 
-setup:  ## make .venv with the pinned versions and Detectron2 (the others do it by themselves)
+setup:  ## make .venv with the pinned versions and Detectron2 (the other targets run it first)
 	@$(PYTHON) tools/setup_environment.py --venv "$(VENV)" --python "$(PYTHON)"
 
 demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
@@ -26,7 +26,7 @@ readme: setup  ## run the demo and put its table and a picture of its page into 
 docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
 	$(PY) -W ignore -m tests.helpers.config_reference
 
-evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 minutes, goes on if stopped)
+evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 minutes, resumes if stopped)
 	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md table3_shapes
 	$(PY) tools/prepare_data.py cifar10 --root datasets
 	$(SUITE)/small/cifar10_lengths.yaml --insert RESULTS.md table1
@@ -75,7 +75,7 @@ bench: setup  ## measure every figure that has a bound; writes bench.json
 doctor: setup  ## what is installed here, and what is missing
 	$(PY) tools/doctor.py
 
-lock:  ## write requirements-lock.txt anew from requirements.txt (needs uv: pip install uv)
+lock:  ## rewrite requirements-lock.txt from requirements.txt (needs uv: pip install uv)
 	uv pip compile requirements.txt -o requirements-lock.txt --quiet --no-config \
 	    --universal --python-version 3.11 --generate-hashes --no-annotate \
 	    --custom-compile-command "make lock"

@@ -12,9 +12,11 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
+from tabulate import tabulate
 
 from detection.install import require_detectron2
 from kscl import cli
@@ -151,26 +153,22 @@ def _report_of_timm(back: Any) -> str:
 
 def _report(converted: Any) -> str:
     certificate = converted.certificate
-    width = max(len(stage) for stage in certificate.differences)
-    rows = [
-        f"  {stage:<{width}}  {difference:.1e}  equal"
-        for stage, difference in certificate.differences.items()
-    ]
+    rows = [(stage, f"{value:.1e}", "equal") for stage, value in certificate.differences.items()]
     source = certificate.source
-    keys = [f"  {key:<34} {value}" for key, value in certificate.detectron2_keys.items()]
+    keys = [(key, str(value)) for key, value in certificate.detectron2_keys.items()]
     return "\n".join(
         [
             f"{source['name']} ({source['layout']}): {certificate.arch}",
             *converted.said,
-            f"relative difference between timm and Detectron2 (allowed {certificate.tolerance:g}):",
-            *rows,
-            f"{certificate.tensors} tensors carried over; left behind: "
+            f"Relative difference between timm and Detectron2 (allowed {certificate.tolerance:g}):",
+            _table(rows),
+            f"{certificate.tensors} tensors were converted; left out: "
             f"{in_kinds(certificate.left_behind)}",
             "Detectron2's keys:",
-            *keys,
-            f"written to {converted.folder}: "
+            _table(keys),
+            f"Written to {converted.folder}: "
             + ", ".join(sorted(path.name for path in converted.folder.iterdir())),
-            f"next: python tools/train_net.py --config-file {converted.folder / 'config.yaml'}",
+            f"Next: python tools/train_net.py --config-file {converted.folder / 'config.yaml'}",
         ]
     )
 
@@ -189,3 +187,7 @@ def in_kinds(names: Sequence[str]) -> str:
         kinds[COUNTER if is_counter else ".".join(name.split(".")[:2])] += 1
     listed = (f"{kind} ({count})" if count else kind for kind, count in kinds.items())
     return ", ".join(listed) or "nothing"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    return indent(tabulate(rows, tablefmt="plain", disable_numparse=True), "  ")

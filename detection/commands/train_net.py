@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=int,
         default=0,
         metavar="N",
-        help="seeds SEED, SEED + 1, …, each in a folder of its own; finished ones are kept",
+        help="seeds SEED, SEED + 1, …, each in its own folder; finished ones are kept",
     )
     parser.add_argument(
         "--lr-grid",

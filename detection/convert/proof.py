@@ -17,6 +17,7 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.modeling import build_backbone, build_model
 from detectron2.structures import Boxes
+from tabulate import tabulate
 from torch import Tensor, nn
 
 from detection.backbones.levels import LAST, Level, find_levels, level_features
@@ -101,14 +102,18 @@ def check_proof(differences: Mapping[str, float], tolerance: float = TOLERANCE) 
     failed = [stage for stage, value in differences.items() if not value <= tolerance]
     if not failed:
         return
-    table = "".join(
-        f"\n  {stage:<24} {value:9.2e}" + ("  differs" if stage in failed else "")
-        for stage, value in differences.items()
+    table = tabulate(
+        [
+            (stage, f"{value:.2e}", "differs" if stage in failed else "")
+            for stage, value in differences.items()
+        ],
+        tablefmt="plain",
+        disable_numparse=True,
     )
     first = failed[0]
     raise DetectionError(
         "The Detectron2 model does not compute what the source network computes; it differs first "
-        f"at {first} (by {differences[first]:.2e}, allowed is {tolerance:g}).{table}\n"
+        f"at {first} (by {differences[first]:.2e}, allowed is {tolerance:g}).\n{table}\n"
         f"Usually this means: {usual_cause(first, differences[first])}. Nothing was written."
     )
 

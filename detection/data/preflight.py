@@ -37,7 +37,7 @@ class Report:
     sets: list[dict[str, Any]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     absent_from_test: tuple[str, ...] = ()
-    # The sets themselves by role, for whoever uses them next: nothing is read a second time.
+    # The sets themselves by role, for the run that follows: nothing is read a second time.
     annotated: dict[str, list[tuple[Source, AnnotatedSet]]] = field(
         default_factory=lambda: {"train": [], "test": []}, repr=False
     )
@@ -184,10 +184,10 @@ def _check_images(
     decoded = (
         set(indices) if full else set(random.Random(0).sample(indices, min(sample, len(images))))
     )
-    told = {problem.where for problem in found.problems}
+    known = {problem.where for problem in found.problems}
     with ThreadPoolExecutor(THREADS) as threads:
         results = threads.map(lambda i: _image_problem(images[i], i in decoded), indices)
-        report.problems += [p for p in results if p is not None and p.where not in told]
+        report.problems += [p for p in results if p is not None and p.where not in known]
     empty = sum(not image.objects for image in images)
     if not found.usable:  # what is missing then was refused above, object by object
         return len(decoded)

@@ -227,11 +227,11 @@ def fitted(detections: Detections, truth: GroundTruth) -> Detections:
 def _same(what: str, found: tuple[str, ...], wanted: tuple[str, ...], a: str, b: str) -> None:
     missing, extra = sorted(set(wanted) - set(found)), sorted(set(found) - set(wanted))
     if missing or extra:
-        told = [f"{len(missing)} only annotated (first: {missing[0]})"] if missing else []
-        told += [f"{len(extra)} only in the detections (first: {extra[0]})"] if extra else []
+        reasons = [f"{len(missing)} only annotated (first: {missing[0]})"] if missing else []
+        reasons += [f"{len(extra)} only in the detections (first: {extra[0]})"] if extra else []
         raise DetectionError(
             f"The detections of {a} do not belong to the annotations of {b}: of the {what} names "
-            f"{' and '.join(told)}. Score them with the set and split that they were made on."
+            f"{' and '.join(reasons)}. Score them with the set and split that they were made on."
         )
 
 

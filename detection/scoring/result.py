@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from tabulate import tabulate
 
 from detection.errors import DetectionError
 from detection.scoring.boxes import Array
@@ -14,6 +15,7 @@ ScorerResult = dict[str, Any]
 
 MASK_SCORER = "coco-101pt-segm"  # the one of masks
 MASK_PREFIX = "mask/"  # of its numbers in a record
+NUMBERS = ("AP", "AP50", "AP75")
 CURVE_RECALLS = np.linspace(0.0, 1.0, 101)
 # What only some scorers compute, as a line of text: title, and a word for each of its numbers.
 MORE = {
@@ -79,21 +81,29 @@ def as_table(scores: Mapping[str, ScorerResult]) -> str:
     blocks = []
     for scorer, result in scores.items():
         rows = {"mean": result, **result["per_class"]}
-        width = max(len(scorer), *(len(name) for name in rows))
-        lines = [f"{scorer:<{width}}  {'AP':>6} {'AP50':>6} {'AP75':>6}  objects"]
-        for name, row in rows.items():
-            numbers = " ".join(f"{row[key]:6.2f}" for key in ("AP", "AP50", "AP75"))
-            lines.append(f"{name:<{width}}  {numbers}  {row.get('objects', ''):>7}".rstrip())
+        table = [
+            [name, *(f"{row[key]:.2f}" for key in NUMBERS), row.get("objects", "")]
+            for name, row in rows.items()
+        ]
+        lines = [
+            tabulate(
+                table,
+                [scorer, *NUMBERS, "objects"],
+                tablefmt="plain",
+                disable_numparse=True,
+                colalign=("left", "right", "right", "right", "right"),
+            )
+        ]
         for title, names in MORE.items():
-            told = [
+            further = [
                 f"{text} {'–' if result[key] is None else format(result[key], '.2f')}"
                 for key, text in names.items()
                 if key in result
             ]
-            lines += [f"{title}: {', '.join(told)}"] if told else []
+            lines += [f"{title}: {', '.join(further)}"] if further else []
         if result["absent_classes"]:
             absent = ", ".join(result["absent_classes"])
-            lines.append(f"left out of the mean, no test object: {absent}")
+            lines.append(f"Left out of the mean, as no test object has the class: {absent}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 

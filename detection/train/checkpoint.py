@@ -82,7 +82,7 @@ def check_room_for(folder: Path, model: nn.Module) -> None:
 
 
 def export_detector(folder: Path, model: nn.Module) -> str:
-    """Write the trained detector by itself; return its SHA-256."""
+    """Write the weights of the trained detector alone; return their SHA-256."""
     return write_tensors(folder / DETECTOR_FILE, {"model": model.state_dict()})
 
 

@@ -1,4 +1,4 @@
-"""One trial: a folder of its own, training, one inference pass, all scorers, one record."""
+"""One trial: its own folder, training, one inference pass, all scorers, one record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ALLOW = "--allow-world-size-change resumes on another number of processes; the r
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank is told."""
+    """What the command asks of every rank."""
 
     cfg: CfgNode  # with this trial's SEED and OUTPUT_DIR, frozen
     certificate: Certificate | None  # None: from scratch, as asked

@@ -1,9 +1,8 @@
-"""Several trials of one config: each with a seed and a folder of its own."""
+"""Several trials of one config, each with its own seed and folder."""
 
 from __future__ import annotations
 
 import os
-import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from detection.train.lr_search import GRID_KEY, SEARCH_FOLDER, check_grid, searc
 from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial, score_detector
 from kscl.config.tree import CONFIG_FILE
 from kscl.records.record import RECORD_FILE, read_record
+from kscl.records.spread import mean_and_std
 from kscl.runtime.launch import launch
 
 HEADLINE = ("AP50", "AP", "AP75")
@@ -118,10 +118,7 @@ def summary(folders: list[Path]) -> str:
     parts = []
     for name in (*HEADLINE, *OF_MASKS):
         values = [record["metrics"][name] for record in records if name in record["metrics"]]
-        if not values:
-            continue
-        spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-        label = name.replace("/", " ")
-        parts.append(f"{label} {statistics.fmean(values):.2f}{spread}")
+        if values:
+            parts.append(f"{name.replace('/', ' ')} {mean_and_std(values)}")
     count = "1 trial" if len(records) == 1 else f"{len(records)} trials"
     return f"{', '.join(parts)} ({count}, {records[0]['details']['scorer']})"

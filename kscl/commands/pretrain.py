@@ -14,7 +14,7 @@ from kscl.engine.run import Job, run
 from kscl.runtime.launch import launch
 
 EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
-      DATA.TRAIN datasets/shapes/train OUTPUT_DIR output/mine
+      DATA.TRAIN datasets/shapes/unlabeled OUTPUT_DIR output/mine
   python tools/pretrain.py --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
       --num-gpus 8 --auto-resume DATA.TRAIN /data/imagenet/train
   torchrun --nnodes 2 --nproc-per-node 8 … tools/pretrain.py --auto-resume --config-file …

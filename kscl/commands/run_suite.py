@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tabulate import tabulate
+
 from kscl import cli
 from kscl.benchmark.suite.check import check_stages, refuse
 from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, State, look, run_stages
@@ -90,11 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def table(states: list[State], jobs: int = 1) -> str:
     """Return one line per stage, and how long the rest may take."""
-    width = max(len(state.stage.name) for state in states)
-    lines = [
-        f"{state.stage.name:<{width}}  {state.status:<8} {_time(state)}".rstrip()
-        for state in states
-    ]
+    rows = [(state.stage.name, state.status, _time(state)) for state in states]
+    lines = tabulate(rows, tablefmt="plain", disable_numparse=True)
     left = [state for state in states if state.status != DONE]
     known = [state.expected for state in left if state.expected is not None]
     unknown = len(left) - len(known)
@@ -103,7 +102,7 @@ def table(states: list[State], jobs: int = 1) -> str:
         summary += f", about {clock(sum(known) / jobs)} left"
     if left and unknown:
         summary += f" (without {unknown} of unknown time)" if known else ", time not known yet"
-    return "\n".join([*lines, summary])
+    return f"{lines}\n{summary}"
 
 
 def _time(state: State) -> str:

@@ -38,7 +38,7 @@ def cache_folder(folder: str = "") -> Path:
     """Return the folder named, else $KSCL_CACHE, else the user's cache folder."""
     named = folder or os.environ.get("KSCL_CACHE")
     path = named or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kscl")
-    expanded = os.path.expanduser(path)  # unlike Path's, never fails for want of a home
+    expanded = os.path.expanduser(path)  # unlike Path's, it does not fail without a home
     return NO_FOLDER if expanded.startswith("~") else Path(expanded)
 
 

@@ -167,7 +167,7 @@ def to_device(views: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Seed the random streams of dropout and the like anew for a step: there is none to save."""
+    """Seed dropout and the like for one step, so that no random state needs saving."""
     digest = hashlib.sha256(f"{seed} {step} {rank()}".encode()).digest()
     number = int.from_bytes(digest[:7])
     torch.manual_seed(number)

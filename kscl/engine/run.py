@@ -167,7 +167,7 @@ def claim(job: Job, held: contextlib.ExitStack) -> Checkpoint | None:
 
 
 def data_fingerprint(where: str, source: ImageSource, cache_dir: str = "") -> dict[str, Any]:
-    """Return a hash of names, sizes and sampled contents; without sizes if the data is no path."""
+    """Hash names, sizes and sampled contents; no sizes if the data is not a path."""
     if Path(where).exists():
         return {**fingerprint(where, cache_dir).as_dict(), "images": len(source)}
     digest = hashlib.sha256()

@@ -97,7 +97,7 @@ def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Mod
     """Return a timm model without classifier, with random weights.
 
     Residual blocks start as MoCo's, unless `zero_init_last` is given. Only arguments in
-    `ARCHITECTURE_ARGUMENTS` are accepted, whoever calls: a config, or the metadata of a file.
+    `ARCHITECTURE_ARGUMENTS` are accepted, from a config as from the metadata of a file.
     """
     check_arguments(kwargs or {})
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in (kwargs or {}).items()}

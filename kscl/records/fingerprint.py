@@ -51,7 +51,7 @@ class _File(NamedTuple):
 def fingerprint(path: str | Path, cache_dir: str = "") -> Fingerprint:
     """Hash a file or folder: the same for equal copies anywhere, whatever their dates.
 
-    The fingerprint of a large folder is cached like an index of its images. It is made anew when
+    The fingerprint of a large folder is cached like an index of its images. It is made again when
     anything was added, removed or renamed, or when one of CHECKED_FILES files (a set that is not
     larger is checked whole) has another time or size. With 100,000 files that takes 0.12 CPU
     seconds instead of 1.05, 9 times less; with a million files the check takes no longer.

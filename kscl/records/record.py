@@ -26,9 +26,9 @@ from kscl.records.provenance import code_version, library_versions
 from kscl.records.shape import (
     MAX_DEPTH,
     is_too_deep,
+    listed,
     one_line,
     shown,
-    told,
     wrong_places,
 )
 from kscl.runtime.files import write_atomically
@@ -216,7 +216,7 @@ def parse_record(content: object) -> Record:
         raise RecordError(f"It is nested more than {MAX_DEPTH} levels deep.")
     problems = list(wrong_places(content, Record)) or _wrong_values(content)
     if problems:
-        raise RecordError(f"It is not a complete record: {told(problems)}.")
+        raise RecordError(f"It is not a complete record: {listed(problems)}.")
     if content["id"] != record_id(content):
         raise RecordError("Its content does not fit its id: it was changed after it was written.")
     protocol = Protocol(content["protocol"]["id"], content["protocol"]["definition"])

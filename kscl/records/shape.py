@@ -14,7 +14,7 @@ from kscl.errors import printable
 
 LARGE = 1e15  # sums and squares of smaller numbers stay finite
 MAX_DEPTH = 64
-MAX_TOLD = 5
+MAX_LISTED = 5
 
 WORDS: dict[Any, str] = {
     str: "text",
@@ -71,10 +71,10 @@ def one_line(text: str) -> str:
     return printable(text if len(text) <= 200 else f"{text[:100]}…{text[-90:]}")
 
 
-def told(problems: list[str]) -> str:
+def listed(problems: list[str]) -> str:
     """Join the first few problems, and count the others."""
-    more = len(problems) - MAX_TOLD
-    return "; ".join(problems[:MAX_TOLD]) + (f"; and {more:,} more" if more > 0 else "")
+    more = len(problems) - MAX_LISTED
+    return "; ".join(problems[:MAX_LISTED]) + (f"; and {more:,} more" if more > 0 else "")
 
 
 def _wrong_fields(content: object, wanted: Any, name: str) -> Iterator[str]:

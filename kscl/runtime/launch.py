@@ -174,7 +174,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _meeting_place() -> dict[str, Any]:
-    """Return a store, opened by rank 0 anew at every start, for ranks that torchrun started.
+    """Return a store, opened by rank 0 at every start, for ranks that torchrun started.
 
     torchrun's own store outlives a restart. Ranks would find the addresses of dead ones in it, and
     wait for them (https://github.com/pytorch/pytorch/issues/135712). Launches are numbered: a later
@@ -244,10 +244,10 @@ def _spawn(worker: Worker, argument: object, count: int) -> int:
 
 def _wait_for(ranks: list[_Rank], stop: StopRequest) -> _Rank | None:
     """Wait until all have ended or one has failed, and return that one; pass on signals to stop."""
-    told = False
+    passed_on = False
     while running := [member for member in ranks if member.process.exitcode is None]:
-        if stop and not told:
-            told = True
+        if stop and not passed_on:
+            passed_on = True
             for member in running:
                 os.kill(member.process.pid or 0, signal.SIGTERM)
         wait([member.process.sentinel for member in running], POLL_SECONDS)

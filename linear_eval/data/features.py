@@ -104,12 +104,14 @@ class _Store:
         except (OSError, ValueError, KeyError, TypeError):
             good = False
         if not good:
-            log.warning("%s: the features of view %s are damaged and made anew.", self.folder, view)
+            log.warning(
+                "%s: The features of view %s are damaged; they are made again.", self.folder, view
+            )
             self.forget(view)
         return good
 
     def forget(self, view: str) -> None:
-        """Drop all marks of a view, so that it is made anew."""
+        """Drop all marks of a view, so that it is made again."""
         self.seal(view).unlink(missing_ok=True)
         for piece in self.pieces():
             self.marker(view, piece).unlink(missing_ok=True)

@@ -191,16 +191,16 @@ def _sgd(
         if saved is not None and saved["stage"] == stage:
             training = GridState(**saved["training"]).to(device)
         before = cfg.SOLVER.EPOCHS if stage == REFIT else 0
-        told = time.monotonic()
+        last_line = time.monotonic()
 
         def after_epoch(training: GridState) -> None:
             def content() -> Json:
                 return {"stage": stage, "sweep": sweep, "training": training.state_dict()}
 
-            nonlocal told
+            nonlocal last_line
             done = len(training.losses)
-            if time.monotonic() - told > SECONDS_BETWEEN_LINES:
-                told = time.monotonic()
+            if time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
+                last_line = time.monotonic()
                 log.info("%s: Epoch %d of %d.", stage, done, cfg.SOLVER.EPOCHS)
             saver.offer(before + done, content)
 

@@ -69,8 +69,8 @@ def links(files: Sequence[RecordFile]) -> list[Link]:
             if sha:
                 made[sha] = found[file.id]
         else:
-            told = mapping(record.details.get("backbone"))
-            known = {key: value for key, value in told.items() if value is not None}
+            described = mapping(record.details.get("backbone"))
+            known = {key: value for key, value in described.items() if value is not None}
             name = {"name": record.name}
             words[_backbone(file)] = {**name, **known, **words.get(_backbone(file), {})}
     for file in files:

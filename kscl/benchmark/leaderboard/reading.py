@@ -60,16 +60,16 @@ def read_folders(folders: Sequence[str | Path]) -> Reading:
                     f"{file.shown}: It is the same record as {first.shown}, which is counted once."
                 )
     if not seen:
-        places = ", ".join(str(folder) for folder in folders)
+        searched = ", ".join(str(folder) for folder in folders)
         reasons = "".join(f"\n  {problem}" for problem in reading.problems)
-        raise RecordError(f"{places}: There is no record to make a leaderboard of.{reasons}")
+        raise RecordError(f"{searched}: There is no record to make a leaderboard of.{reasons}")
     reading.records = sorted(seen.values(), key=lambda file: (file.record.created, file.id))
     return reading
 
 
 def _is_new(path: Path, files: set[str]) -> bool:
     """Tell whether a file was not met before, through a folder given twice or inside another."""
-    place = os.path.realpath(path)
-    is_new = place not in files
-    files.add(place)
+    real = os.path.realpath(path)
+    is_new = real not in files
+    files.add(real)
     return is_new

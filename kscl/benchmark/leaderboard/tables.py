@@ -1,4 +1,4 @@
-"""The board as Markdown: one table over all protocols, then each protocol ranked by itself."""
+"""The board as Markdown: one table over all protocols, then each protocol ranked separately."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kscl.benchmark.suite.stages import KEY_LENGTH, Stage
 from kscl.errors import KsclError
-from kscl.records.shape import one_line, told, wrong_places
+from kscl.records.shape import listed, one_line, wrong_places
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.machine import usable_cores
@@ -224,7 +224,7 @@ def _end(job: _Job) -> None:
 
 
 def _result_exists(stage: Stage) -> bool:
-    """Tell whether the result is still there; the leaderboard is quick and always made anew."""
+    """Tell whether the result is still there; the leaderboard is quick and always made again."""
     return stage.kind != "board" and Path(stage.folder).exists()
 
 
@@ -246,7 +246,7 @@ def _read_notes(state_dir: Path) -> tuple[dict[Path, _Note], dict[Path, str]]:
 def _parse_note(content: object) -> _Note:
     problems = list(wrong_places(content, _Note, "the note"))
     if problems:
-        raise ValueError(told(problems))
+        raise ValueError(listed(problems))
     assert isinstance(content, dict)
     if content["seconds"] < 0:
         raise ValueError(f"the note.seconds is {content['seconds']}, which is negative")

@@ -23,7 +23,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to fix: where it is, what it is and how. A note is told but stops nothing."""
+    """One thing to fix: where it is, what it is and how. A note is reported but stops nothing."""
 
     kind: str
     where: str

@@ -1,4 +1,4 @@
-"""Read a COCO instances file: images, boxes and masks, with every problem told at once.
+"""Read a COCO instances file: images, boxes and masks, with all problems reported at once.
 
 What Detectron2 and pycocotools would trip over or silently misread is a problem too: repeated
 annotation ids, an area that is not a number, "no" for a crowd flag. Classes are the categories in
@@ -34,7 +34,7 @@ from kscl.data.annotated.voc_files import leads_out
 from kscl.data.source import open_regular
 from kscl.errors import KsclError
 
-WRITE_ANEW = "Write the file anew with the tool it came from"
+WRITE_AGAIN = "Write the file again with the tool it came from"
 
 
 def read_coco(
@@ -56,7 +56,7 @@ def read_coco(
         content = load_json(json_file)
         categories = category_names(content, where)
     except KsclError as error:
-        problem = Problem("unreadable annotation", where, str(error), WRITE_ANEW)
+        problem = Problem("unreadable annotation", where, str(error), WRITE_AGAIN)
         return AnnotatedSet(label, tuple(class_names or ()), problems=[problem])
     found = AnnotatedSet(label, check_class_names(class_names or list(categories.values()), label))
     if image_root is not None and not os.path.isdir(image_root):
@@ -103,7 +103,7 @@ def read_category_names(json_file: str | Path) -> dict[Any, str]:
         stat = path.stat()
         return dict(_remembered_names(path, stat.st_mtime_ns, stat.st_size))
     except KsclError as error:
-        raise KsclError(f"{path} {error}. {WRITE_ANEW}.") from error
+        raise KsclError(f"{path} {error}. {WRITE_AGAIN}.") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", "") or error
         raise KsclError(f"{path} cannot be read: {reason}. Check the path.") from error
@@ -138,7 +138,7 @@ def _images_by_id(
         image_id, size = entry.get("id"), (entry.get("width"), entry.get("height"))
         if not _is_id(image_id) or not isinstance(entry.get("file_name"), str):
             what = f"the image {entry.get('file_name', image_id)!r} lacks an id or a file_name"
-            problems.append(Problem("bad image entry", where, what, WRITE_ANEW))
+            problems.append(Problem("bad image entry", where, what, WRITE_AGAIN))
         elif not all(_is_side(side) for side in size):
             what = f"the image {entry['file_name']!r} has the size {size}"
             fix = "Write its width and height in pixels"
@@ -221,7 +221,7 @@ def _read_object(
 
 def _id_problems(entries: list[dict[str, Any]], where: str) -> list[Problem]:
     """Return what is wrong with annotation ids, by which pycocotools looks annotations up."""
-    fix = "Number the annotations anew"
+    fix = "Number the annotations again"
     ids = [entry.get("id") for entry in entries]
     bad = sum(not _is_id(value) for value in ids)
     problems = []

@@ -55,7 +55,7 @@ class Source:
     root: Path  # the VOC folder, or the folder of images of a COCO file
     split: str = ""  # VOC only
     json_file: Path | None = None  # COCO only
-    official: bool = False  # a public benchmark: its quirks are part of it, and told as notes
+    official: bool = False  # a public benchmark: its quirks are part of it, and reported as notes
 
     @property
     def is_voc(self) -> bool:
@@ -125,9 +125,9 @@ def shared_class_names(sources: Sequence[Source]) -> tuple[str, ...]:
         return next(iter(lists.values()))
     if all(_is_found_in_xml(source) for source in sources):
         return tuple(sorted({name for names in lists.values() for name in names}))
-    told = "\n".join(f"  {name}: {', '.join(names[:20])}" for name, names in lists.items())
+    listed = "\n".join(f"  {name}: {', '.join(names[:20])}" for name, names in lists.items())
     raise KsclError(
-        f"The training sets have different class lists:\n{told}\nGive the list to use by name."
+        f"The training sets have different class lists:\n{listed}\nGive the list to use by name."
     )
 
 

@@ -2,7 +2,7 @@
 
 Any class list will do. Tags that many tools leave out are read as pose "Unspecified", truncated 0
 and difficult 0; a missing (or zero) <size> is taken from the image; coordinates may be fractions.
-The reader never stops at a problem: it notes it and continues, so that all are told at once.
+The reader never stops at a problem: it notes it and continues, so that all are reported at once.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def found_class_names(root: Path) -> tuple[str, ...]:
     for path in sorted((root / "Annotations").rglob("*.xml")):
         try:
             names |= names_in(parse_xml(path))
-        except KsclError:  # told by the reader of the split that has it
+        except KsclError:  # reported by the reader of the split that has it
             continue
     if not names:
         raise KsclError(
@@ -114,7 +114,7 @@ def _read_image(
     try:
         tree = parse_xml(path)
     except KsclError as error:
-        fix = "Write the annotation anew, or take the id off the split"
+        fix = "Write the annotation again, or remove the id from the split"
         problems.append(Problem("unreadable annotation", where, str(error), fix))
         return None
     if images is not None and image_path is None:

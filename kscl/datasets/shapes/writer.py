@@ -134,7 +134,7 @@ def _fill(folder: Path, settings: ShapesSettings, workers: int, watch: Watch) ->
 def _written(
     folder: Path, settings: ShapesSettings, drawings: Sequence[Drawing], workers: int
 ) -> Iterator[Written]:
-    """Yield the results in the order of the plan, whoever draws them."""
+    """Yield the results in the order of the plan, whichever worker draws them."""
     draw_one = partial(_draw_and_save, folder, settings)
     if workers == 1:
         yield from map(draw_one, drawings)

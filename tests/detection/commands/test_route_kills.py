@@ -33,7 +33,7 @@ LONG = ("SOLVER.MAX_ITER", str(KILLS + 2), "SOLVER.STEPS", "(8,)", "TEST.PRECISE
 def drawn(tmp_path_factory) -> dict[str, str]:
     """The drawn shapes as COCO files with masks, few and small."""
     root = tmp_path_factory.mktemp("shapes") / "set"
-    sizes = ["--num-classes", "2", "--unlabelled", "1", "--train", "2", "--val", "2"]
+    sizes = ["--num-classes", "2", "--unlabeled", "1", "--train", "2", "--val", "2"]
     sizes += ["--detection-train", "8", "--detection-test", "3"]
     assert make_shapes(["--output-dir", str(root), *sizes]) == 0
     images = root / "VOCdevkit" / "VOC2007" / "JPEGImages"

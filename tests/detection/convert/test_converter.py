@@ -250,7 +250,7 @@ def test_the_tool_converts_and_shows_the_proof(narrow_file, tmp_path):
     assert done.returncode == 0, done.stderr
     for stage in proof.STAGES:
         assert f"\n  {stage} " in done.stdout
-    assert "265 tensors carried over; left behind: num_batches_tracked (53)" in done.stdout
+    assert "265 tensors were converted; left out: num_batches_tracked (53)" in done.stdout
     assert f"--config-file {tmp_path / 'out' / 'config.yaml'}" in done.stdout
     assert json.loads((tmp_path / "out/certificate.json").read_text())["version"] == 4
     assert done.stderr == ""
