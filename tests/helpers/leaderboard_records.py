@@ -12,6 +12,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from kscl.benchmark.leaderboard.rows import Board, Row, build_board
 from kscl.config.merge import load_config
 from kscl.records.record import RECORD_FILE, Json, Protocol, make_record
 
@@ -161,3 +162,16 @@ def a_whole_board() -> list[Json]:
     records.append(linear(67.9, made, protocol=IMAGENET, details={"n": 50000}))
     records += [detection(57.0 + 0.1 * t, made, protocol=VOC, seed=t) for t in range(3)]
     return records
+
+
+def board_of(folder: Path, records: list, **options: object) -> Board:
+    return build_board([write_all(folder, records)], **{"check_stale": False, **options})
+
+
+def only(rows: list[Row]) -> Row:
+    assert len(rows) == 1
+    return rows[0]
+
+
+def backbone_of(record: dict) -> str:
+    return record["details"]["outputs"]["backbone"]

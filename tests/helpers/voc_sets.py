@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from kscl.data.annotated.annotations import AnnotatedSet, Problem
+
 Thing = tuple[str, tuple[float, float, float, float], int]  # class, VOC box (from 1), difficult
 
 SIZE = (64, 48)  # width, height
@@ -146,3 +148,10 @@ def random_detections(
         scores = rng.random(count).round(decimals)
         found[image_id] = (boxes.astype(np.float32), scores.astype(np.float32), category)
     return found
+
+
+def only_problem(found: AnnotatedSet) -> Problem:
+    """Return the one problem of a set that stops a run."""
+    fatal = [problem for problem in found.problems if problem.fatal]
+    assert len(fatal) == 1, found.problems
+    return fatal[0]

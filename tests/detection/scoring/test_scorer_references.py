@@ -1,0 +1,353 @@
+"""Each scorer agrees with Detectron2, pycocotools or its definition written out."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+
+import numpy as np
+import pytest
+import torch
+from detectron2.evaluation import COCOEvaluator, inference_on_dataset
+from detectron2.evaluation import pascal_voc_evaluation as detectron2_voc
+from detectron2.structures import Boxes, Instances
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from detection.data.catalog import ground_truth_of
+from detection.scoring import score, voc07
+from detection.scoring.boxes import (
+    Detections,
+    GroundTruth,
+    make_detections,
+    make_ground_truth,
+    read_detections,
+    read_ground_truth,
+)
+from detection.scoring.evaluator import SavedPassEvaluator
+from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
+from tests.helpers.scored_sets import COCO101, VOC, VOC10, annotated
+from tests.helpers.voc_sets import (
+    StableNumpy,
+    random_detections,
+    random_things,
+    small_voc,
+    write_voc,
+)
+
+COCO_FIGURES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100")
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Every (class, threshold) AP that Detectron2's evaluator computes."""
+    seen = {}
+    original = detectron2_voc.voc_eval
+
+    def recording(*arguments, **options):
+        result = original(*arguments, **options)
+        seen[arguments[3], options["ovthresh"]] = 100.0 * result[2]
+        return result
+
+    monkeypatch.setattr(detectron2_voc, "voc_eval", recording)
+    return seen
+
+
+def instances(boxes, scores, category):
+    found = Instances((300, 300))
+    found.pred_boxes = Boxes(torch.from_numpy(boxes))
+    found.scores = torch.from_numpy(scores)
+    found.pred_classes = torch.from_numpy(category)
+    return {"instances": found}
+
+
+def by_detectron2(name, detections, year=2007):
+    evaluator = detectron2_voc.PascalVOCDetectionEvaluator(name)
+    evaluator._is_2007 = year == 2007  # as a set of that year is scored
+    evaluator.reset()
+    for image_id, found in detections.items():
+        evaluator.process([{"image_id": image_id}], [instances(*found)])
+    return evaluator.evaluate()["bbox"]
+
+
+def ours(name, detections, scorer=VOC) -> dict:
+    truth = ground_truth_of(name)
+    table = make_detections(name, truth.class_names, detections, truth.fingerprint)
+    return score(table, truth, (scorer,))[scorer]
+
+
+def all_aps(truth: GroundTruth, table: Detections, scorer: str, monkeypatch) -> dict:
+    """Our AP of every class and threshold, by looking at what is summarized."""
+    caught = {}
+    monkeypatch.setattr(voc07, "summarize", lambda *given: caught.update(aps=given[2]) or {})
+    score(table, truth, (scorer,))
+    monkeypatch.undo()
+    return {
+        (name, threshold): 100.0 * caught["aps"][place, level]
+        for place, name in enumerate(truth.class_names)
+        for level, threshold in enumerate(voc07.IOU_THRESHOLDS)
+    }
+
+
+@pytest.mark.parametrize(("scorer", "year"), [(VOC, 2007), (VOC10, 2012)])
+@pytest.mark.parametrize(("decimals", "runs"), [(8, 10), (1, 10)], ids=["distinct", "many ties"])
+def test_voc_scorers_equal_detectron2_in_every_class_and_threshold(
+    tmp_path, registered, recorded, decimals, runs, scorer, year
+):
+    """Each time 10 sets of 6 classes and 10 thresholds: 600 APs, not only their means."""
+    classes = [f"class{index}" for index in range(6)]
+    compared = 0
+    for seed in range(runs):
+        rng = np.random.default_rng((seed, decimals))
+        things = random_things(rng, 15, len(classes))
+        detections = random_detections(rng, things, len(classes), decimals=decimals)
+        root = write_voc(
+            tmp_path / str(seed), {"test": list(things)}, things, images=False, size=(300, 300)
+        )
+        name = registered(root, classes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(detectron2_voc, "np", StableNumpy())
+            theirs = by_detectron2(name, detections, year)
+        truth = ground_truth_of(name)
+        table = make_detections(name, truth.class_names, detections)
+        result = score(table, truth, (scorer,))[scorer]
+        for key in ("AP", "AP50", "AP75"):
+            assert result[key] == pytest.approx(theirs[key], abs=1e-6)
+        with pytest.MonkeyPatch.context() as patch:
+            mine = all_aps(truth, table, scorer, patch)
+        assert set(mine) == set(recorded)
+        for case, value in mine.items():
+            assert value == pytest.approx(recorded[case], abs=1e-6), (seed, case)
+        compared += len(mine)
+        recorded.clear()
+    assert compared >= 600
+
+
+def test_voc07_equals_detectron2_as_it_is_where_no_two_scores_round_alike(tmp_path, registered):
+    rng = np.random.default_rng(5)
+    things = random_things(rng, 40, 3)
+    detections = random_detections(rng, things, 3, most=15)
+    ranks = iter(rng.permutation(1000))
+    detections = {
+        image: (boxes, np.array([next(ranks) / 1000 for _ in scores], np.float32), category)
+        for image, (boxes, scores, category) in detections.items()
+    }
+    root = write_voc(
+        tmp_path / "voc", {"test": list(things)}, things, images=False, size=(300, 300)
+    )
+    name = registered(root, ["class0", "class1", "class2"])
+    theirs, mine = by_detectron2(name, detections), ours(name, detections)
+    assert {key: mine[key] for key in theirs} == pytest.approx(theirs, abs=1e-6)
+
+
+def test_a_real_pass_is_saved_and_scores_as_detectron2_scores_it(tmp_path, registered, monkeypatch):
+    """A Faster R-CNN with random weights; some of what it sees is then declared to be true."""
+    monkeypatch.setattr(detectron2_voc, "np", StableNumpy())
+    model, loader, name = tiny_detector(tmp_path, registered)
+    evaluator = SavedPassEvaluator(name, tmp_path / "out")
+    results = inference_on_dataset(model, loader, evaluator)
+    saved = read_detections(tmp_path / "out" / "detections.npz")
+    again = score(saved, read_ground_truth(tmp_path / "out" / "ground_truth.npz"))
+    assert list(again) == [VOC, VOC10, COCO101]
+    assert again == evaluator.scores
+    assert results["bbox"]["AP"] == again[VOC]["AP"]
+    assert results[COCO101]["AP50"] == again[COCO101]["AP50"]
+
+    detections = {
+        image: tuple(
+            column[saved.image == place] for column in (saved.boxes, saved.scores, saved.category)
+        )
+        for place, image in enumerate(saved.image_ids)
+    }
+    things = {
+        image: [
+            (saved.class_names[c], tuple(int(v) for v in np.rint(box) + 1), int(place % 5 == 4))
+            for place, (box, c) in enumerate(zip(boxes[::3], category[::3], strict=True))
+        ]
+        for image, (boxes, _, category) in detections.items()
+    }
+    root = write_voc(tmp_path / "true", {"test": list(things)}, things, images=False, size=(99, 99))
+    name = registered(root, ["cat", "dog"])
+    theirs, mine = by_detectron2(name, detections), ours(name, detections)
+    assert 5 < theirs["AP"] < 95
+    assert {key: mine[key] for key in theirs} == pytest.approx(theirs, abs=1e-6)
+
+
+def tiny_detector(tmp_path, registered):
+    from detectron2.config import get_cfg
+    from detectron2.data import build_detection_test_loader
+    from detectron2.modeling import build_model
+
+    root = small_voc(tmp_path / "voc")
+    name = registered(root, ["cat", "dog"])
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.MODEL.WEIGHTS = ""
+    cfg.MODEL.ROI_HEADS.NUM_CLASSES = 2
+    cfg.MODEL.RESNETS.NORM = "GN"  # random weights stay finite under it
+    cfg.MODEL.RESNETS.RES2_OUT_CHANNELS = 128
+    cfg.MODEL.RESNETS.WIDTH_PER_GROUP = 32
+    cfg.MODEL.RPN.POST_NMS_TOPK_TEST = 25
+    cfg.MODEL.ANCHOR_GENERATOR.SIZES = [[16, 32]]
+    cfg.INPUT.MIN_SIZE_TEST = 48
+    cfg.DATASETS.TEST = (name,)
+    cfg.DATALOADER.NUM_WORKERS = 0
+    torch.manual_seed(0)
+    return build_model(cfg), build_detection_test_loader(cfg, name), name
+
+
+def reference_coco(truth: AnnotatedSet, detections: dict) -> list[float]:
+    """pycocotools on JSON-like dicts made here, from the annotated set and not from our tables."""
+    categories = {name: index + 1 for index, name in enumerate(truth.class_names)}
+    images = {image.id: index + 1 for index, image in enumerate(truth.images)}
+    entries = [
+        {
+            "image_id": images[image.id],
+            "category_id": categories[o.name],
+            "iscrowd": int(o.difficult),
+        }
+        | {"bbox": [o.box[0], o.box[1], o.box[2] - o.box[0], o.box[3] - o.box[1]]}
+        | {"area": o.area or (o.box[2] - o.box[0]) * (o.box[3] - o.box[1])}
+        for image in truth.images
+        for o in image.objects
+    ]
+    results = [
+        {"image_id": images[image], "category_id": int(c) + 1, "score": float(s)}
+        | {"bbox": [float(v) for v in (b[0], b[1], b[2] - b[0], b[3] - b[1])]}
+        for image, (boxes, scores, category) in detections.items()
+        for b, s, c in zip(boxes, scores, category, strict=True)
+    ]
+    api = COCO()
+    api.dataset = {
+        "images": [{"id": index} for index in images.values()],
+        "categories": [{"id": index} for index in categories.values()],
+        "annotations": [entry | {"id": row + 1} for row, entry in enumerate(entries)],
+    }
+    with redirect_stdout(io.StringIO()):
+        api.createIndex()
+        evaluation = COCOeval(api, api.loadRes(results), "bbox")
+        evaluation.evaluate()
+        evaluation.accumulate()
+        evaluation.summarize()
+    return [100 * value for value in evaluation.stats[:9]]
+
+
+@pytest.mark.parametrize("with_area", [False, True], ids=["box area", "mask area"])
+def test_coco101_equals_pycocotools_at_every_size(with_area):
+    """Two times 100 sets and 9 figures each: 1,800 APs and recalls."""
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        classes = [f"class{index}" for index in range(4)]
+        things = random_things(rng, 15, len(classes))
+        detections = random_detections(rng, things, len(classes), most=12, decimals=2)
+        truth = annotated(things, classes, with_area)
+        theirs = reference_coco(truth, detections)
+        mine = score(
+            make_detections("random", truth.class_names, detections),
+            make_ground_truth(truth),
+            (COCO101,),
+        )[COCO101]
+        for name, value in zip(COCO_FIGURES, theirs, strict=True):
+            assert (mine[name] if mine[name] is not None else -100) == pytest.approx(
+                value, abs=1e-9
+            )
+
+
+def test_coco101_equals_detectron2s_coco_evaluator_without_difficult_objects(tmp_path, registered):
+    rng = np.random.default_rng(3)
+    things = {
+        image: [(name, box, 0) for name, box, _ in found]
+        for image, found in random_things(rng, 20, 3).items()
+    }
+    detections = random_detections(rng, things, 3, most=10)
+    root = write_voc(tmp_path / "voc", {"test": list(things)}, things, size=(300, 300))
+    name = registered(root, ["class0", "class1", "class2"])
+    evaluator = COCOEvaluator(name, ("bbox",), False, output_dir=str(tmp_path), use_fast_impl=False)
+    evaluator.reset()
+    for image_id, found in detections.items():
+        evaluator.process([{"image_id": image_id}], [instances(*found)])
+    with redirect_stdout(io.StringIO()):
+        theirs = evaluator.evaluate()["bbox"]
+    mine = ours(name, detections, COCO101)
+    for key in ("AP", "AP50", "AP75", "APs", "APm", "APl"):
+        assert mine[key] == pytest.approx(theirs[key], abs=1e-6)
+    for label, row in mine["per_class"].items():
+        assert row["AP"] == pytest.approx(theirs[f"AP-{label}"], abs=1e-6)
+
+
+boxes = st.tuples(*[st.integers(0, 40)] * 2, *[st.integers(1, 40)] * 2)
+
+truths = st.lists(st.tuples(boxes, st.booleans()), min_size=1, max_size=6)
+
+finds = st.lists(st.tuples(boxes, st.integers(0, 5)), max_size=12)
+
+
+def plain_voc07(truth, found) -> list[float]:
+    """The definition for one class in one image, one detection at a time."""
+    results = []
+    easy = sum(not difficult for _, difficult in truth)
+    ranked = sorted(found, key=lambda item: -item[1])  # sorted() keeps the order of equals
+    for percent in range(50, 100, 5):
+        taken, marks = set(), []
+        for (x, y, w, h), _ in ranked:
+            overlaps = []
+            for (a, b, c, d), _ in truth:
+                across = min(x + w, a + c) - max(x, a)
+                down = min(y + h, b + d) - max(y, b)
+                shared = max(across, 0) * max(down, 0)
+                overlaps.append(shared / (w * h + c * d - shared))
+            best = overlaps.index(max(overlaps))
+            if overlaps[best] <= percent / 100:
+                marks.append(0)
+            elif not truth[best][1]:
+                marks.append(int(best not in taken))
+                taken.add(best)
+        points = [
+            (sum(marks[:end]) / easy, sum(marks[:end]) / end) for end in range(1, len(marks) + 1)
+        ]
+        levels = np.arange(0.0, 1.1, 0.1)
+        best_from = [max((p for r, p in points if r >= level), default=0) for level in levels]
+        results.append(100 * sum(best_from) / 11)
+    return results
+
+
+def test_every_point_ap_is_the_area_under_the_envelope_by_hand():
+    """Hit, miss, hit of three objects: precisions 1, 1/2, 2/3 at recalls 1/3, 1/3, 2/3."""
+    things = tuple(AnnotatedObject("x", (20.0 * i, 0.0, 20.0 * i + 9, 9.0)) for i in range(3))
+    image = AnnotatedImage("one", None, 100, 100, things, "made here")
+    boxes = np.array([things[0].box, (80, 80, 90, 90), things[1].box], np.float32)
+    found = {"one": (boxes, np.array([0.9, 0.8, 0.7], np.float32), np.zeros(3, int))}
+    truth = make_ground_truth(AnnotatedSet("one", ("x",), [image]))
+    result = score(make_detections("one", ("x",), found), truth, (VOC10,))[VOC10]
+    assert result["AP50"] == pytest.approx(100 * (1 / 3 * 1 + 1 / 3 * 2 / 3))
+
+
+@given(truth=truths.filter(lambda t: not all(d for _, d in t)), found=finds)
+@settings(max_examples=250, deadline=None)
+def test_voc07_equals_the_definition_written_out(truth, found):
+    objects = tuple(
+        AnnotatedObject("thing", (x, y, x + w, y + h), difficult)
+        for (x, y, w, h), difficult in truth
+    )
+    image = AnnotatedImage("one", None, 100, 100, objects, "made here")
+    corners = np.array([(x, y, x + w, y + h) for (x, y, w, h), _ in found], np.float32)
+    detections = make_detections(
+        "one",
+        ("thing",),
+        {
+            "one": (
+                corners.reshape(-1, 4),
+                np.array([level / 5 for _, level in found], np.float32),
+                np.zeros(len(found), int),
+            )
+        },
+    )
+    mine = score(detections, make_ground_truth(AnnotatedSet("one", ("thing",), [image])), (VOC,))[
+        VOC
+    ]
+    expected = plain_voc07(truth, found)
+    assert mine["AP"] == pytest.approx(np.mean(expected), abs=1e-9)
+    assert mine["AP50"] == pytest.approx(expected[0], abs=1e-9)
+    assert mine["AP75"] == pytest.approx(expected[5], abs=1e-9)

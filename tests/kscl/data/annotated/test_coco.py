@@ -1,0 +1,139 @@
+"""COCO files: what is read, and what is wrong with one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from detection.scoring.boxes import make_ground_truth
+from kscl.data.annotated.coco import read_coco
+from tests.helpers.voc_sets import (
+    only_problem,
+    small_coco,
+)
+
+
+def test_a_coco_file_is_read_with_classes_in_the_order_of_ids(tmp_path):
+    json_file, images = small_coco(tmp_path)
+    found = read_coco(json_file, images).checked()
+    assert found.class_names == ("cat", "dog")
+    assert [image.id for image in found.images] == ["7", "8"]
+    dog, cat = found.images[0].objects
+    assert (dog.name, dog.box, dog.area) == ("dog", (0, 0, 20, 20), 90)
+    assert (cat.name, cat.box) == ("cat", (30, 9.5, 60, 39.5))
+    assert found.images[1].objects[0].difficult  # a crowd
+    truth = make_ground_truth(found)
+    assert list(truth.areas) == [90, 900, 81]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "says"),
+    [
+        ({"categories": None}, "unreadable annotation", "categories"),
+        ({"categories": [{"id": 3}]}, "unreadable annotation", "a category lacks"),
+        ({"categories": [{"id": 3, "name": "a"}] * 2}, "unreadable annotation", "the same id"),
+        ({"images": []}, "empty split", "no usable image"),
+        ({"annotations": [{"id": 1, "image_id": 99}]}, "lost annotation", "99"),
+        ({"annotations": [{"id": 1, "image_id": [7]}]}, "lost annotation", "[7]"),
+        ({"annotations": [{"id": 1, "image_id": 7, "category_id": 4}]}, "unknown class", "4"),
+        ({"annotations": [{"image_id": 7, "category_id": 3}]}, "bad box", "None"),
+        ({"annotations": [{"image_id": 7, "category_id": 3, "bbox": [1, 2]}]}, "bad box", "[1, 2]"),
+        (
+            {"annotations": [{"image_id": 7, "category_id": 3, "bbox": [1, 2, 0, 5]}]},
+            "degenerate box",
+            "[1, 2, 0, 5]",
+        ),
+        (
+            {"annotations": [{"image_id": 7, "category_id": 3, "bbox": [50, 2, 30, 5]}]},
+            "box outside",
+            "16 pixels outside",
+        ),
+    ],
+)
+def test_what_is_wrong_in_a_coco_file_is_told(tmp_path, changes, kind, says):
+    json_file, images = small_coco(tmp_path, **changes)
+    problems = [problem for problem in read_coco(json_file, images).problems if problem.fatal]
+    assert problems[0].kind == kind
+    assert says in problems[0].what
+
+
+def test_missing_and_doubled_images_of_a_coco_file_are_told(tmp_path):
+    json_file, images = small_coco(tmp_path)
+    content = json.loads(json_file.read_text())
+    content["images"] += [content["images"][0], {"id": 1, "file_name": "no.jpg", "width": 0}]
+    json_file.write_text(json.dumps(content))
+    (images / "two.png").unlink()
+    kinds = [problem.kind for problem in read_coco(json_file, images).problems]
+    assert sorted(kinds) == ["duplicate id", "missing image", "size"]
+    json_file.write_text("{")
+    assert "not JSON" in only_problem(read_coco(json_file, images)).what
+    assert "cannot be read" in only_problem(read_coco(tmp_path / "no.json", images)).what
+    small_coco(tmp_path)
+    assert "no such folder" in only_problem(read_coco(json_file, tmp_path / "nowhere")).what
+
+
+GOOD_ANNOTATION = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2, 9, 5], "area": 45}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"area": float("nan")}, "nan"),
+        ({"area": float("inf")}, "inf"),
+        ({"area": -1}, "-1"),
+        ({"area": "45"}, "'45'"),
+        ({"area": 10**400}, "area"),
+        ({"iscrowd": "no"}, "'no'"),
+        ({"iscrowd": 2}, "2"),
+        ({"iscrowd": None}, "None"),
+        ({"bbox": [1, 2, 10**400, 5]}, "bbox"),
+        ({"bbox": ["1", "2", "9", "5"]}, "bbox"),
+        ({"bbox": [True, 2, 9, 5]}, "bbox"),
+        ({"bbox": {"x": 1}}, "bbox"),
+        ({"segmentation": [1, 2, 3]}, "segmentation"),
+        ({"segmentation": {"counts": [1, "x"], "size": [48, 64]}}, "segmentation"),
+        ({"image_id": True}, "True"),
+        ({"category_id": True}, "True"),
+    ],
+)
+def test_an_annotation_that_detectron2_would_misread_is_refused(tmp_path, changes, says):
+    json_file, images = small_coco(tmp_path, annotations=[GOOD_ANNOTATION])
+    read_coco(json_file, images).checked()
+    small_coco(tmp_path, annotations=[GOOD_ANNOTATION | changes])
+    assert says in only_problem(read_coco(json_file, images)).what
+
+
+@pytest.mark.parametrize("ids", [[5, 5, 6], ["a", "a", "b"], [None, 1, 2], [[1], 2, 3]])
+def test_annotation_ids_that_are_missing_or_repeated_are_told(tmp_path, ids):
+    annotations = [GOOD_ANNOTATION | {"id": value} for value in ids]
+    json_file, images = small_coco(tmp_path, annotations=annotations)
+    assert only_problem(read_coco(json_file, images)).kind == "annotation id"
+
+
+@pytest.mark.parametrize("name", ["/etc/hostname", "../images/one.jpg", "a/../../b.jpg", "a\0.jpg"])
+def test_an_image_outside_the_image_folder_is_refused(tmp_path, name):
+    json_file, images = small_coco(tmp_path, annotations=[])
+    content = json.loads(json_file.read_text())
+    content["images"][0]["file_name"] = name
+    json_file.write_text(json.dumps(content))
+    problem = only_problem(read_coco(json_file, images))
+    assert problem.kind == "bad image entry"
+    assert repr(name) in problem.what
+
+
+def test_a_coco_file_with_a_byte_order_mark_is_read(tmp_path):
+    json_file, images = small_coco(tmp_path)
+    json_file.write_bytes(b"\xef\xbb\xbf" + json_file.read_bytes())
+    assert len(read_coco(json_file, images).checked().images) == 2
+
+
+def test_a_problem_is_one_short_line_whatever_the_file_has(tmp_path):
+    json_file, images = small_coco(tmp_path, annotations=[GOOD_ANNOTATION | {"area": "x\n" * 9999}])
+    line = str(only_problem(read_coco(json_file, images)))
+    assert "\n" not in line
+    assert len(line) < 2000
+    for name in ("evil\nname", "\ud800", "\x1b[31m", " "):
+        categories = [{"id": 3, "name": name}, {"id": 18, "name": "dog"}]
+        small_coco(tmp_path, categories=categories)
+        str(only_problem(read_coco(json_file, images))).encode()
