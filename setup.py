@@ -91,18 +91,24 @@ setup(
             "ruff>=0.9",
             "mypy>=1.11",
             "types-PyYAML",
+            # Only for tools/export.py onnx, which names them where they are missing
+            "onnx>=1.16",
+            "onnxruntime>=1.18",
+            "onnxscript>=0.2",
         ]
     },
     entry_points={
         "console_scripts": [
             "kscl-convert = detection.commands.convert:main",
             "kscl-doctor = kscl.commands.doctor:main",
+            "kscl-export = kscl.commands.export:main",
             "kscl-install-detectron2 = detection.commands.install_detectron2:main",
             "kscl-leaderboard = kscl.commands.leaderboard:main",
             "kscl-linear-eval = linear_eval.commands.linear_eval:main",
             "kscl-make-shapes = kscl.commands.make_shapes:main",
             "kscl-plan = kscl.commands.plan:main",
             "kscl-preflight = detection.commands.preflight:main",
+            "kscl-predict = detection.commands.predict:main",
             "kscl-prepare-data = kscl.commands.prepare_data:main",
             "kscl-pretrain = kscl.commands.pretrain:main",
             "kscl-profile-step = kscl.commands.profile_step:main",

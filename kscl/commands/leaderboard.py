@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
+from kscl.benchmark.leaderboard.answer import answers, as_dicts, warnings
 from kscl.benchmark.leaderboard.differences import EXPLANATION, differences
 from kscl.benchmark.leaderboard.document import document, insert
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.rows import Board, build_board
 from kscl.benchmark.leaderboard.tables import markdown, overview
+from kscl.benchmark.leaderboard.tables import text as escaped
 from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
@@ -33,14 +35,23 @@ def write_board(
     *,
     title: str = TITLE,
     formats: Sequence[str] = FORMATS,
+    baselines: Sequence[str] = (),
 ) -> dict[str, Path]:
-    """Write the board in each format; equal records give equal bytes."""
+    """Write the board in each format, the answer first; equal records give equal bytes."""
     folder = Path(output_dir)
+    found, doubts = answers(board, baselines), warnings(board)
+    sentences = [*(f"Warning: {doubt}" for doubt in doubts), *(it.sentence for it in found)]
+    compared = [differences(board, name) for name in baselines]
     make = {
-        "md": lambda: markdown(board, title),
+        "md": lambda: markdown(
+            board,
+            title,
+            [escaped(sentence) for sentence in sentences],
+            ["## Differences to the baseline", *compared, EXPLANATION] if compared else [],
+        ),
         "csv": lambda: as_csv(board),
-        "json": lambda: as_json(board, title),
-        "html": lambda: page(board, title, folder),
+        "json": lambda: as_json(board, title, {"answers": as_dicts(found), "warnings": doubts}),
+        "html": lambda: page(board, title, folder, sentences),
     }
     written = {}
     for name in formats:
@@ -100,7 +111,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for problem in board.problems:
         print(f"Not counted: {problem}", file=sys.stderr)
-    written = write_board(board, arguments.output_dir, title=arguments.title, formats=formats)
+    written = write_board(
+        board,
+        arguments.output_dir,
+        title=arguments.title,
+        formats=formats,
+        baselines=arguments.baseline,
+    )
+    for doubt in warnings(board):
+        print(f"Warning: {doubt}")
+    for answer in answers(board, arguments.baseline):
+        print(answer.sentence)
     compared = {name: differences(board, name) for name in arguments.baseline}
     if arguments.insert:
         path, name = arguments.insert

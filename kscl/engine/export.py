@@ -9,6 +9,7 @@ from typing import Any
 
 from kscl.backbone_file import DESCRIPTION_VERSION, Description, save_backbone
 from kscl.config.tree import config_hash, config_values
+from kscl.engine.doubts import doubts
 from kscl.engine.metrics_log import means_of_last_epoch, read_metrics, thinned_curves
 from kscl.engine.state import TrainState
 from kscl.method.encoder import backbone_state_dict
@@ -89,6 +90,10 @@ def export(
     checks = [row for row in rows if KNN_TOP1 in row]
     if checks:
         metrics[KNN_TOP1] = checks[-1][KNN_TOP1]
+    curves = thinned_curves(rows)
+    warnings = doubts(cfg, data["images"], curves)
+    for warning in warnings:
+        log.warning("%s", warning)
     record = make_record(
         kind="pretrain",
         name=cfg.LABEL,
@@ -100,7 +105,8 @@ def export(
         data={"train": data},
         inputs=state.inputs,
         details={
-            "curves": thinned_curves(rows),
+            "curves": curves,
+            "warnings": warnings,
             "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],
             "outputs": {"backbone": sha256_of(backbone)},
             "processes": world_size(),

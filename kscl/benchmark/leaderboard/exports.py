@@ -117,13 +117,14 @@ def _harmless(value: object) -> object:
     return "".join(c if unicodedata.category(c)[0] not in "CZ" else " " for c in quoted)
 
 
-def as_json(board: Board, title: str) -> str:
+def as_json(board: Board, title: str, answer: Json | None = None) -> str:
     """Return the board as JSON, with every value and the ids of its records."""
     indices = {id(row): i for i, row in enumerate(board.rows)}
     content = {
         "schema": "kscl-leaderboard",
         "version": VERSION,
         "title": title,
+        **(answer or {"answers": [], "warnings": []}),
         "records": board.records,
         "test": {"words": THE_TEST, "alpha": ALPHA, "interval_level": LEVEL},
         "rows": [_row(row, board) for row in board.rows],

@@ -7,6 +7,7 @@ import hashlib
 import html
 import importlib.resources
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from kscl.benchmark.leaderboard.page_data import page_data
@@ -15,7 +16,7 @@ from kscl.benchmark.leaderboard.rows import Board
 SCRIPTS = ("dom.js", "columns.js", "table.js", "charts.js", "plots.js", "panel.js", "main.js")
 
 
-def page(board: Board, title: str, folder: Path) -> str:
+def page(board: Board, title: str, folder: Path, sentences: Sequence[str] = ()) -> str:
     """Return the page; `folder` is where it will be, and files are linked from there."""
     style = _part("page.css")
     program = "\n".join(["(() => {", '"use strict";', *map(_part, SCRIPTS), "})();\n"])
@@ -27,6 +28,7 @@ def page(board: Board, title: str, folder: Path) -> str:
             f"script-src {_digest(program)}"
         ),
         "title": html.escape(title),
+        "answer": "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences),
         "style": style,
         # Nothing in the data can end its element.
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),

@@ -38,6 +38,7 @@ METRICS = {
     ),
 }
 HEADLINE = {"linear": "top1", "knn": "top1", "detection": "AP"}  # ranks the rows
+LEAST_AP50 = 5.0  # some row must reach it, or none is called better than another
 COUNTED_OVER_IMAGES = ("top1", "top5")  # the metrics that are a fraction of n test images
 FIGURES = ("mean_rank", "minutes_per_epoch", "views_per_second")
 
@@ -270,12 +271,20 @@ def _figures(pretrainings: Sequence[RecordFile]) -> dict[str, float]:
     return found
 
 
+def too_low(kind: str, rows: Sequence[Row], protocol: ProtocolKey) -> bool:
+    """Return whether every detector is so poor that which one is better says nothing."""
+    found = [row.results[protocol].measures.get("AP50") for row in rows]
+    return kind == "detection" and bool(rows) and all(m and m.mean < LEAST_AP50 for m in found)
+
+
 def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) -> Section:
     mine = [row for row in rows if protocol in row.results]
+    unusable = too_low(protocol.kind, mine, protocol)
     for metric in METRICS[protocol.kind]:
         having = [row for row in mine if metric in row.results[protocol].measures]
         groups = [row.results[protocol].measures[metric].values for row in having]
-        for row, standing in zip(having, standings(groups), strict=True):
+        found = [UNTESTED] * len(groups) if unusable else standings(groups)
+        for row, standing in zip(having, found, strict=True):
             measures = row.results[protocol].measures
             measures[metric] = replace(measures[metric], standing=standing)
     headline = HEADLINE[protocol.kind]

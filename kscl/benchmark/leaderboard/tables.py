@@ -34,9 +34,9 @@ LEGEND = (
 )
 
 
-def markdown(board: Board, title: str) -> str:
-    """Return the whole board as a Markdown document."""
-    parts = [f"# {text(title)}", _summary(board), "## Overview", overview(board), LEGEND]
+def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> str:
+    """Return the whole board in Markdown, with parts before and after the tables."""
+    parts = [f"# {text(title)}", *first, _summary(board), "## Overview", overview(board), LEGEND]
     if board.sections:
         parts.append(_column_key(board.sections))
     for section, name in zip(board.sections, cells.section_names(board.sections), strict=True):
@@ -46,7 +46,7 @@ def markdown(board: Board, title: str) -> str:
                 "Reported elsewhere (published figures: not ranked, not tested):",
                 _reported_table(section),
             ]
-    parts += ["## The test", text(THE_TEST)]
+    parts += [*last, "## The test", text(THE_TEST)]
     stale = [(row, reason) for row in board.rows for reason in row.stale]
     if stale:
         lines = [f"- {' '.join(identity(row))}: {text(reason)}" for row, reason in stale]

@@ -1,0 +1,77 @@
+"""Find objects in any photos with a detector you trained: pictures with boxes, and a JSON file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from detection.install import require_detectron2
+
+require_detectron2()
+
+from detection.errors import DetectionError
+from detection.predict import load_predictor, read_photo
+from detection.scoring.marked import draw_found
+from kscl import cli
+from kscl.data.formats import is_image
+from kscl.data.walk import Walk, walk_files
+from kscl.runtime.files import write_atomically
+
+EXAMPLES = """  python tools/predict.py output/mine/kscl/seed0 photo.jpg --output-dir found
+  python tools/predict.py output/mine/kscl/seed0 holiday/ --min-score 0.7 --output-dir found
+"""
+JSON_FILE = "predictions.json"
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument("run", type=Path, help="a folder of tools/train_net.py, or one around it")
+    parser.add_argument("photos", type=Path, nargs="+", help="images, or folders of images")
+    about = "for the pictures and predictions.json (%(default)s)"
+    parser.add_argument("--output-dir", type=Path, default=Path("predictions"), help=about)
+    about = "least score of a box (%(default)s)"
+    parser.add_argument("--min-score", type=float, default=0.5, help=about)
+    given = parser.parse_args(argv)
+    if not 0 <= given.min_score <= 1:
+        raise DetectionError(f"--min-score is {given.min_score:g}; it must be between 0 and 1.")
+    photos = _photos(given.photos)
+    predict = load_predictor(given.run)
+    content, bad = [], []
+    for name, path in photos.items():
+        try:
+            picture = read_photo(path)
+        except DetectionError as error:
+            bad.append(str(error))
+            continue
+        found = [thing for thing in predict(picture) if thing.score >= given.min_score]
+        draw_found(picture, found, given.output_dir / f"{name}.png")
+        height, width = picture.shape[:2]
+        objects = [asdict(thing) for thing in found]
+        content.append({"file": str(path), "width": width, "height": height, "objects": objects})
+        print(f"{path}: {len(found)} found", flush=True)
+    text = json.dumps({"images": content, "unreadable": bad}, indent=1)
+    write_atomically(given.output_dir / JSON_FILE, text.encode())
+    print(f"Written: {given.output_dir / JSON_FILE} and {len(content)} pictures.")
+    if bad:
+        raise DetectionError("\n".join(bad))
+    return 0
+
+
+def _photos(given: Sequence[Path]) -> dict[str, Path]:
+    """Return the images by the name of their picture."""
+    photos: dict[str, Path] = {}
+    for path in given:
+        if path.is_dir():
+            names = sorted(name for name, _ in walk_files(str(path), Walk()) if is_image(name))
+            photos |= {name: path / name for name in names}
+        elif path.is_file():
+            photos[path.name] = path
+        else:
+            raise DetectionError(f"{path} is not there. Name images or folders of images.")
+    if not photos:
+        raise DetectionError(f"{', '.join(map(str, given))} holds no image. Name some.")
+    return photos

@@ -1,0 +1,95 @@
+"""Use a trained detector on any image: no annotations, no data set, no config to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from detectron2.data.transforms import ResizeShortestEdge
+from detectron2.modeling import build_model
+
+from detection.config import load_detection_config
+from detection.errors import DetectionError
+from detection.train.checkpoint import DETECTOR_FILE, load_detector
+from kscl.config.tree import CONFIG_FILE
+from kscl.data.decode import decode_image
+from kscl.data.formats import UnreadableImage
+from kscl.data.source import read_file
+from kscl.records.record import RECORD_FILE, read_record
+
+
+@dataclass(frozen=True)
+class Found:
+    """One object: (x1, y1, x2, y2) in pixels of the upright picture, from 0."""
+
+    name: str
+    score: float
+    box: tuple[float, float, float, float]
+
+
+Predictor = Callable[[np.ndarray], list[Found]]
+
+
+def load_predictor(run: str | Path) -> Predictor:
+    """Return a function from an RGB picture (uint8) to what the run's detector finds in it."""
+    folder = find_run(Path(run))
+    cfg = load_detection_config(folder / CONFIG_FILE)
+    cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+    cfg.MODEL.WEIGHTS = str(folder / DETECTOR_FILE)
+    names = read_record(folder / RECORD_FILE)["details"]["classes"]
+    model = build_model(cfg)
+    load_detector(model, cfg.MODEL.WEIGHTS)
+    model.eval()
+    resize = ResizeShortestEdge(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
+
+    def predict(picture: np.ndarray) -> list[Found]:
+        height, width = picture.shape[:2]
+        # The models are trained on what INPUT.FORMAT says, RGB unless a config changes it.
+        pixels = picture if cfg.INPUT.FORMAT == "RGB" else picture[:, :, ::-1]
+        small = resize.get_transform(pixels).apply_image(pixels)
+        image = torch.as_tensor(np.ascontiguousarray(small.transpose(2, 0, 1)))
+        with torch.no_grad():
+            (result,) = model([{"image": image, "height": height, "width": width}])
+        found = result["instances"].to("cpu")
+        return [
+            Found(names[label], float(score), tuple(box))
+            for label, score, box in zip(
+                found.pred_classes.tolist(),
+                found.scores.tolist(),
+                found.pred_boxes.tensor.tolist(),
+                strict=True,
+            )
+        ]
+
+    return predict
+
+
+def find_run(folder: Path) -> Path:
+    """Return the folder of a finished fine-tuning: this one, or the only one below it."""
+    if (folder / DETECTOR_FILE).is_file():
+        found = [folder]
+    else:
+        found = sorted(path.parent for path in folder.rglob(DETECTOR_FILE))
+    if not found:
+        raise DetectionError(
+            f"{folder} holds no trained detector ({DETECTOR_FILE}). Name a folder of "
+            "tools/train_net.py, or one that holds one."
+        )
+    if len(found) > 1:
+        listed = "".join(f"\n  {path}" for path in found[:20])
+        raise DetectionError(f"{folder} holds several trained detectors. Name one:{listed}")
+    for name in (CONFIG_FILE, RECORD_FILE):
+        if not (found[0] / name).is_file():
+            raise DetectionError(f"{found[0]} has no {name}, so the run is not finished.")
+    return found[0]
+
+
+def read_photo(path: Path) -> np.ndarray:
+    """Return an upright RGB picture; raise DetectionError if the file cannot be read."""
+    try:
+        return decode_image(read_file(path))
+    except (OSError, UnreadableImage) as error:
+        raise DetectionError(f"{path} cannot be read: {error}. Replace or remove it.") from error

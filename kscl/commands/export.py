@@ -1,0 +1,46 @@
+"""Export a pretrained backbone for use elsewhere.
+
+onnx  a file for onnxruntime and others, written only if it computes the same as PyTorch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kscl import cli
+from kscl.backbone_file import load_backbone
+from kscl.backbone_file.onnx import export_onnx
+from kscl.errors import KsclError
+
+EXAMPLES = """  python tools/export.py onnx output/kscl/pretrain/backbone.safetensors \\
+      --output backbone.onnx
+  python tools/export.py onnx moco_200ep.pth.tar --arch resnet50 --size 224 --output moco.onnx
+"""
+DEFAULT_SIZE = 224
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    onnx = kinds.add_parser("onnx", help="a checked ONNX file", allow_abbrev=False)
+    onnx.add_argument("source", help="a file of weights: ours, or another one with --arch")
+    onnx.add_argument("--arch", help="the timm model, for files that do not say it themselves")
+    onnx.add_argument("--output", type=Path, required=True, metavar="FILE", help="ends in .onnx")
+    about = "width and height of the images (default: that of the pretraining, or 224)"
+    onnx.add_argument("--size", type=int, metavar="N", help=about)
+    given = parser.parse_args(argv)
+    if given.output.suffix != ".onnx":
+        raise KsclError(f"--output {given.output} must end in .onnx.")
+    loaded = load_backbone(given.source, given.arch)
+    described = loaded.description
+    size = given.size or described.size or DEFAULT_SIZE
+    difference = export_onnx(loaded, given.output, size)
+    mean, std = ([round(v, 4) for v in values] for values in (described.mean, described.std))
+    print(
+        f"Written: {given.output}: images (batch, 3, {size}, {size}), RGB in [0, 1] minus {mean} "
+        f"over {std}, to features; differs from PyTorch by {difference:.1e}."
+    )
+    return 0
