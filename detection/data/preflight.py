@@ -25,7 +25,7 @@ from kscl.data.annotated.masks import RunLengths
 from kscl.data.annotated.specs import Source, parse_source, read_source, shared_class_names
 from kscl.errors import KsclError
 
-DECODED_SAMPLE = 200  # images per set that are fully decoded unless all are asked for
+DECODED_SAMPLE = 2000  # images per set that are decoded unless all are asked for
 THREADS = 8  # reading headers waits for the disk more than it computes
 
 
@@ -77,7 +77,7 @@ class Report:
         for row in self.sets:
             lines.append(
                 f"{row['role']:>5}  {row['name']}: {row['images']} images, {row['objects']} objects"
-                f" ({row['difficult']} difficult), {row['decoded']} fully decoded"
+                f" ({row['difficult']} difficult), {_decoded(row)}"
             )
         if self.notes:
             lines.append(f"Notes ({len(self.notes)}):\n{list_problems(self.notes)}")
@@ -86,6 +86,12 @@ class Report:
         else:
             lines.append("No problem found.")
         return "\n".join(lines)
+
+
+def _decoded(row: dict[str, Any]) -> str:
+    if row["decoded"] == row["images"]:
+        return "all decoded"
+    return f"a sample of {row['decoded']} decoded"
 
 
 def preflight(
@@ -237,11 +243,11 @@ def _check_classes(
         else:
             report.absent_from_test = tuple(absent)
             fix = "It is left out of the mean AP, not counted as 0"
-        for name in absent:
-            text = f"no {role}ing object is of the class '{name}' (difficult ones do not count)"
-            _add(
-                report, "absent class", ", ".join(s.name for s, _ in found), text, fix, fatal=False
-            )
+        if absent:
+            listed = ", ".join(f"'{name}'" for name in absent)
+            text = f"no {role}ing object is of the class {listed} (difficult ones do not count)"
+            where = ", ".join(source.name for source, _ in found)
+            _add(report, "absent class", where, text, fix, fatal=False)
         if role == "test" and len(absent) == len(names):
             where = ", ".join(source.name for source, _ in found)
             _add(report, "absent class", where, "there is nothing to find", "Name another test set")

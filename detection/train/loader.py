@@ -77,7 +77,14 @@ class _Batches(Dataset[list[dict[str, Any]]]):
         for number, index in enumerate(indices):
             # Detectron2's augmentations draw from numpy's global generator only.
             np.random.seed(seed_of(self.seed, "image", iteration, comm.get_rank(), number))
-            batch.append(self.mapper(self.dicts[index]))
+            image = self.dicts[index]
+            try:
+                batch.append(self.mapper(image))
+            except OSError as error:
+                raise DetectionError(
+                    f"{image['file_name']} cannot be read: {error}. Replace the image, or take it "
+                    "off the split; tools/preflight.py --full finds all such files."
+                ) from error
         return batch
 
 

@@ -17,7 +17,7 @@ from tabulate import tabulate
 
 from kscl import cli
 from kscl.benchmark.suite.check import check_stages, refuse
-from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, State, look, run_stages
+from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, STOPPED, State, look, run_stages
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.runtime.logs import clock
@@ -83,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     show = _LiveTable(jobs) if sys.stderr.isatty() else _Lines(states)
     code = run_stages(states, state_dir, show, jobs)
+    if any(state.status == STOPPED for state in states):
+        print("Stopped. Run it again to continue.")
+        return code
     for state in states:
         if state.status == FAILED and state.log is not None:
             print(f"\n{state.stage.name} failed. The end of {state.log}:\n{_tail(state.log)}")

@@ -238,7 +238,7 @@ def _measures(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Meas
                 measure,
                 std=std(values),
                 std_is=OVER_SEEDS,
-                interval=t_interval(values),
+                interval=_not_negative(t_interval(values), values),
                 interval_is=OVER_SEEDS,
             )
         elif len(trials_of_one) > 1:
@@ -248,6 +248,15 @@ def _measures(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Meas
             if sampled:
                 measure = replace(measure, interval=sampled, interval_is=TEST_SAMPLING)
         yield metric, measure
+
+
+def _not_negative(
+    interval: tuple[float, float] | None, values: Sequence[float]
+) -> tuple[float, float] | None:
+    """Cut an interval at 0 where no value is below it: AP and accuracies cannot be."""
+    if interval is None or min(values) < 0:
+        return interval
+    return max(0.0, interval[0]), interval[1]
 
 
 def _sampling_interval(

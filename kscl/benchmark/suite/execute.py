@@ -25,6 +25,7 @@ from kscl.runtime.machine import usable_cores
 from kscl.runtime.signals import stop_requests
 
 DONE, TO_DO, RUNNING, FAILED, WAITS = "done", "to do", "running", "failed", "not run"
+STOPPED = "stopped"  # by Ctrl-C or a signal; the next start continues it
 POLL_SECONDS = 0.2
 SHOW_SECONDS = 1.0
 TERMINATION_PATIENCE = 60.0  # seconds for a stage to save what it has
@@ -71,6 +72,12 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
         note = notes.get(_note_path(state_dir, stage))
         is_known = note is not None and note.key == stage.key
         status = DONE if is_known and _result_exists(stage) else TO_DO
+        if status == TO_DO and any(state_dir.glob(f"{_base_name(stage)}-????????.json")):
+            log.warning(
+                "%s is run again: its settings or its data have changed since, or its result is "
+                "gone.",
+                stage.name,
+            )
         file = state_dir / f"{_file_name(stage)}.log"
         states.append(State(stage, status, note.seconds if note and is_known else None, None, file))
     _estimate(states, notes.values())
@@ -215,7 +222,7 @@ def _finish(job: _Job, state_dir: Path) -> None:
 
 def _end(job: _Job) -> None:
     """Ask the stage to save and stop, wait for it, then kill it."""
-    job.state.status = FAILED
+    job.state.status = STOPPED
     for number in (signal.SIGTERM, signal.SIGKILL):
         if job.process.poll() is None:
             os.killpg(job.process.pid, number)
@@ -258,4 +265,8 @@ def _note_path(state_dir: Path, stage: Stage) -> Path:
 
 
 def _file_name(stage: Stage) -> str:
-    return f"{stage.name.replace('/', '_')}-{stage.key[:KEY_LENGTH]}"
+    return f"{_base_name(stage)}-{stage.key[:KEY_LENGTH]}"
+
+
+def _base_name(stage: Stage) -> str:
+    return stage.name.replace("/", "_")

@@ -10,12 +10,16 @@ from pathlib import Path
 
 from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
 from kscl.config.reader import file_values
-from kscl.config.tree import one_line
+from kscl.config.tree import leaves, one_line
+from kscl.data.annotated.specs import parse_source
 from kscl.records.fingerprint import fingerprint
 from kscl.runtime.files import sha256_of
 
 KEY_LENGTH = 8
-PATH_KEYS = ("DATA.TRAIN", "DATA.VAL", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL")
+PATH_KEYS = (
+    *("DATA.TRAIN", "DATA.VAL", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),
+    *("DATASETS.TRAIN", "DATASETS.TEST"),
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +181,10 @@ def _detect(
     arguments += _gpus(evaluation.num_gpus or suite.num_gpus)
     arguments += ["--num-trials", str(evaluation.trials)]
     name = f"{run}/{evaluation.name}"
-    return _in_folder(suite, name, "detection", "kscl-train-net", arguments, overrides, needs, [])
+    files = [evaluation.config]
+    return _in_folder(
+        suite, name, "detection", "kscl-train-net", arguments, overrides, needs, files
+    )
 
 
 def _board(suite: Suite, shown: list[Stage], figures: list[Stage]) -> Stage:
@@ -202,7 +209,7 @@ def _in_folder(
 ) -> Stage:
     """Return a stage whose OUTPUT_DIR holds its key: a changed stage gets another folder."""
     words = [*arguments, *override_words(overrides)]
-    hashed = [*files, *(str(overrides[key]) for key in PATH_KEYS if overrides.get(key))]
+    hashed = [*files, *_data_of(files, overrides)]
     key = _key(program, words, needs, hashed)
     folder = f"{suite.output_dir}/{name}-{key[:KEY_LENGTH]}"
     words += ["OUTPUT_DIR", folder]
@@ -237,8 +244,26 @@ def _key(program: str, arguments: list[str], needs: list[Stage], files: list[str
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def _data_of(files: list[str], overrides: Overrides) -> list[str]:
+    """Return the data that a stage reads, by its overrides or else by its config files."""
+    values: dict[str, object] = {}
+    for file in files:
+        if Path(file).suffix in (".yaml", ".yml"):
+            values |= dict(leaves(file_values(file)))
+    values |= overrides
+    found: list[str] = []
+    for key in PATH_KEYS:
+        value = values.get(key)
+        found += [str(name) for name in (value if isinstance(value, list | tuple) else [value])]
+    return [name for name in found if name and name != "None"]
+
+
 def _content(name: str, needs: list[Stage]) -> str:
     """Return a hash of what a file or folder holds; of a config, of the values that it sets."""
+    if name.startswith(("voc:", "coco:")):
+        source = parse_source(name)
+        parts = [str(path) for path in (source.root, source.json_file) if path is not None]
+        return "/".join([source.split, *(_content(part, needs) for part in parts)])
     path = Path(name)
     made_here = any(path.is_relative_to(stage.folder) for stage in needs)
     if made_here:

@@ -22,6 +22,7 @@ from kscl.config.tree import value_at
 from kscl.errors import KsclError
 from linear_eval.commands import linear_eval
 from tests.helpers.commands import ROOT, tool
+from tests.helpers.voc_sets import small_voc, write_image
 
 NETWORK = {"channels": [8, 16, 32, 64]}
 TINY_SHAPES = {
@@ -169,11 +170,26 @@ def test_only_what_depends_on_a_change_gets_another_key(tmp_path):
     }
 
 
+def test_a_replaced_image_changes_the_stages_that_read_it(tmp_path):
+    voc = small_voc(tmp_path / "voc")
+    sets = {"DATASETS.TRAIN": [f"voc:{voc}:train"], "DATASETS.TEST": [f"voc:{voc}:test"]}
+    path = smoke_suite(tmp_path)
+    suite = yaml.safe_load(path.read_text())
+    suite["evaluations"]["detection"]["overrides"] |= sets
+    path.write_text(yaml.safe_dump(suite))
+    before = {stage.name: stage.key for stage in plan(read_suite(path))}
+    assert before == {stage.name: stage.key for stage in plan(read_suite(path))}
+    write_image(voc / "JPEGImages/a.jpg", seed=99)
+    after = {stage.name: stage.key for stage in plan(read_suite(path))}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"random/seed0/detection", "kscl/seed0/detection", "leaderboard"}
+
+
 def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(tmp_path):
     suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
     del suite["evaluations"]["detection"]
     suite["contenders"]["kscl"]["overrides"]["DATA.TRAIN"] = str(tmp_path / "nowhere")
-    done = tool("run_suite", smoke_suite(tmp_path, **suite))
+    done = tool("run_suite", smoke_suite(tmp_path, **suite), "--skip-check")
     assert done.returncode == 1
     assert "kscl/seed0/pretrain failed" in done.stdout
     assert str(tmp_path / "nowhere") in done.stdout
