@@ -384,7 +384,7 @@ def test_a_board_with_little_to_show_opens_all_the_same(browser, tmp_path, what)
     records = [pretraining(details={"curves": {"epoch": [1, 2], "loss": [2, 1]}})]
     if what == "odd details":
         made = pretraining(details=odd)
-        backbone = made.details["outputs"]["backbone"]
+        backbone = made["details"]["outputs"]["backbone"]
         records = [made, linear(50, backbone, details=odd, data={"val": {"hash": "a", "path": 3}})]
     board = build_board([write_all(tmp_path / "records", records)], check_stale=False)
     open_page(browser, write_board(board, tmp_path, formats=["html"])["html"])
