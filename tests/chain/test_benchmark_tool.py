@@ -123,11 +123,21 @@ sys.exit(run.main(["--output", sys.argv[1]]))
 """
 
 
+def hear_interrupts() -> None:
+    """Undo what a shell does for a command in the background, which the tests may be."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_an_interruption_keeps_what_was_measured(number, code, tmp_path):
     output = tmp_path / "bench.json"
     command = [sys.executable, "-W", "ignore", "-c", ENDLESS, str(output)]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=hear_interrupts,
+    )
     try:
         deadline = time.monotonic() + 120
         while not output.exists() or rows_of(output)["a"]["status"] != "holds":
