@@ -29,6 +29,7 @@ class Stream(enum.IntEnum):
     CALIBRATION = 18  # the images that BatchNorm is calibrated on
     VIEW_OF_EPOCH = 19  # which of its fixed views an image shows in an epoch
     FIXED_CROPS = 20  # the random crops that are the same in every run
+    LOW_SHOT = 21  # the images that a low-shot SVM is trained on
 
 
 def random_words(seed: int, epoch: int, stream: Stream, item: int, count: int) -> np.ndarray:

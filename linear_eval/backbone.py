@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from kscl.backbone_file import RANDOM, Loaded, load_backbone, tensors_hash
-from kscl.method.batch_norm import batch_norms, calibrate_batch_norm
+from kscl.method.batch_norm import batch_norms
 from kscl.method.encoder import feature_dim
 from kscl.runtime.launch import device
 from kscl.runtime.precision import AMP_TYPES, autocast
 from kscl.views.normalize import normalize_exactly
-from linear_eval.data.images import LabeledImages, ViewsOfImages, load_batches
-from linear_eval.data.views import geometry
+from linear_eval.calibration import calibrate
+from linear_eval.data.images import LabeledImages
 from linear_eval.errors import LinearEvalError
-from linear_eval.splits import calibration_images
 
 log = logging.getLogger(__name__)
-
-CALIBRATION_BATCH = 64
 
 
 @dataclass(frozen=True)
@@ -39,6 +34,7 @@ class Frozen:
     amp: torch.dtype | None  # of kscl.runtime.precision.AMP_TYPES
     calibrated_on: int  # images that BatchNorm statistics were taken from; 0 if they were kept
     tensors_sha256: str  # when the probe began
+    decoded: int = 0  # images, for the calibration
 
     @property
     def layout(self) -> torch.memory_format:
@@ -93,14 +89,11 @@ def freeze(cfg: CfgNode, train: LabeledImages) -> Frozen:
     wanted = cfg.BACKBONE.BATCH_NORM
     if wanted == "auto":
         wanted = "calibrate" if loaded.layout == RANDOM else "keep"
-    calibrated_on = 0
+    used, decoded = 0, 0
     if wanted == "calibrate" and batch_norms(module):
-        indices = calibration_images(cfg.SEED, len(train), cfg.BACKBONE.CALIBRATION_IMAGES)
-        batches = (part.to(device()) for part in _center_crops(cfg, train, indices))
-        calibrate_batch_norm(module, (normalize_exactly(part, mean, std) for part in batches))
-        calibrated_on = len(indices)
+        used, decoded = calibrate(cfg, module, loaded.tensors_sha256, train, mean, std)
     amp, digest = AMP_TYPES[cfg.SOLVER.AMP], tensors_hash(module)
-    return Frozen(loaded, module, dim, mean, std, amp, calibrated_on, digest)
+    return Frozen(loaded, module, dim, mean, std, amp, used, digest, decoded)
 
 
 def fast_layout(device: torch.device) -> torch.memory_format:
@@ -132,13 +125,3 @@ def load(cfg: CfgNode) -> Loaded:
     for sentence in loaded.said:
         log.info(sentence)
     return loaded
-
-
-def _center_crops(cfg: CfgNode, images: LabeledImages, indices: np.ndarray) -> Iterator[Tensor]:
-    """Yield batches (B, 3, H, W), uint8, of about one size, as each counts the same."""
-    shape = geometry(cfg)
-    dataset = ViewsOfImages(images, lambda picture, epoch, number: [shape.center(picture)])
-    parts = np.array_split(indices, max(1, len(indices) // CALIBRATION_BATCH))
-    batches = [[(0, int(index)) for index in part] for part in parts]
-    for batch in load_batches(dataset, batches, cfg.DATA.NUM_WORKERS):
-        yield batch.views[:, 0]

@@ -11,7 +11,7 @@ from kscl.data.annotated.annotations import Problem
 from kscl.data.bad_images import check_some_image_reads
 from kscl.errors import KsclError
 from linear_eval.backbone import load
-from linear_eval.data.images import open_data
+from linear_eval.evaluate import open_and_check
 
 WEIGHTS_KEY = "BACKBONE.WEIGHTS"
 
@@ -22,14 +22,25 @@ def check_evaluation(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
 
 
 def _problems(cfg: CfgNode, later: Sequence[str]) -> Iterator[Problem]:
-    if not is_later(cfg.DATA.TRAIN, later):
+    if not any(is_later(where, later) for where in _places(cfg)):
         try:
-            for images in open_data(cfg):
+            for images in open_and_check(cfg).values():
                 check_some_image_reads(images.source, cfg.SEED, cfg.DATA.MAX_PIXELS)
         except KsclError as error:
-            yield Problem("data", "DATA.TRAIN and DATA.VAL", str(error), "")
+            yield Problem("data", _keys(cfg), str(error), "")
     if not is_later(WEIGHTS_KEY, later) and not is_later(cfg.BACKBONE.WEIGHTS, later):
         try:
             load(cfg)
         except KsclError as error:
             yield Problem("weights", WEIGHTS_KEY, str(error), "")
+
+
+def _keys(cfg: CfgNode) -> str:
+    return "SETS" if cfg.PROBE == "linear_suite" else "DATA.TRAIN and DATA.VAL"
+
+
+def _places(cfg: CfgNode) -> list[str]:
+    """Return where the training images are, of every set."""
+    if cfg.PROBE == "linear_suite":
+        return [given["train"] for given in cfg.SETS.values() if given]
+    return [cfg.DATA.TRAIN]

@@ -14,20 +14,24 @@ from kscl.config.merge import load_config
 from kscl.config.rules import AT_LEAST_0, AT_LEAST_1, POSITIVE, Broken, Range, check_values
 
 CENTER, FLIP = "center", "flip"
+SET_METRICS = TOP1, MEAN_PER_CLASS, VOC_MAP = "top1", "mean_per_class", "voc07_map"
 
 CHOICES: dict[str, tuple[str, ...]] = {
-    "PROBE": ("online", "cached", "knn"),
+    "PROBE": ("online", "cached", "knn", "svm", "low_shot", "linear_suite", "finetune"),
     "BACKBONE.BATCH_NORM": ("auto", "keep", "calibrate"),
     "INPUT.AUGMENT": ("random_resized_crop", CENTER),
+    "INPUT.INTERPOLATION": ("bilinear", "bicubic"),
     "SOLVER.SCHEDULE": ("step", "cosine"),
     "SOLVER.AMP": ("off", "bf16", "fp16"),
     "CACHED.METHOD": ("sgd", "lbfgs"),
+    "SVM.SOLVER": ("liblinear", "exact"),
 }
 
 RANGES: dict[str, Range] = {
     "SEED": AT_LEAST_0,
     "BACKBONE.CALIBRATION_IMAGES": AT_LEAST_1,
     "DATA.IMAGES_PER_CLASS": AT_LEAST_0,
+    "DATA.FRACTION": (lambda v: 0 < v <= 1, "a fraction of at most 1"),
     "DATA.NUM_WORKERS": AT_LEAST_0,
     "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
@@ -41,8 +45,17 @@ RANGES: dict[str, Range] = {
     "CACHED.RANDOM_CROPS": AT_LEAST_0,
     "CACHED.HOLD_OUT": (lambda v: 0 < v < 1, "a fraction between 0 and 1"),
     "CACHED.LBFGS_ITERATIONS": AT_LEAST_1,
-    "KNN.K": AT_LEAST_1,
     "KNN.TEMPERATURE": POSITIVE,
+    "SVM.POSITIVE_WEIGHT": POSITIVE,
+    "SVM.FOLDS": (lambda v: v >= 2, "at least 2"),
+    "SVM.TOLERANCE": POSITIVE,
+    "SVM.ITERATIONS": AT_LEAST_1,
+    "LINEAR_SUITE.HOLD_OUT": (lambda v: 0 < v < 1, "a fraction between 0 and 1"),
+    "LINEAR_SUITE.ITERATIONS": AT_LEAST_1,
+    "LOW_SHOT.SAMPLES": AT_LEAST_1,
+    "LOW_SHOT.COST_OF_ONE": POSITIVE,
+    "FINETUNE.TRUNK_LR": AT_LEAST_0,
+    "FINETUNE.HEAD_LR": POSITIVE,
     "CHECKPOINT.SECONDS": AT_LEAST_0,
 }
 
@@ -54,8 +67,10 @@ def linear_eval_defaults() -> CfgNode:
     # The name of the row on the leaderboard; "" is the method that the file of weights names.
     cfg.LABEL = ""
     cfg.SEED = 0  # Seeds the classifier, the order of images, random crops and random weights.
-    # A linear classifier trained on augmented images (online) or on stored features (cached), or
-    # nearest neighbors without training (knn).
+    # A linear classifier trained on augmented images (online) or on stored features (cached),
+    # nearest neighbors without training (knn), SVMs on images with several classes each, trained on
+    # all of them (svm) or on k of each class (low_shot), logistic regression on many sets
+    # (linear_suite), or the whole network trained further (finetune).
     cfg.PROBE = "online"
 
     cfg.BACKBONE = CfgNode()
@@ -75,10 +90,17 @@ def linear_eval_defaults() -> CfgNode:
     cfg.BACKBONE.CALIBRATION_IMAGES = 1024  # Training images for the calibration.
 
     cfg.DATA = CfgNode()
-    cfg.DATA.TRAIN = ""  # A folder with one folder per class, to train on.
-    cfg.DATA.VAL = ""  # A folder with the same classes, to evaluate on.
+    # To train on: a folder with one folder per class. For svm and low_shot an annotated set:
+    # voc:FOLDER:SPLIT, coco:FILE.json:IMAGES or a name such as voc_2007_trainval.
+    cfg.DATA.TRAIN = ""
+    cfg.DATA.VAL = ""  # To evaluate on: the same with the same classes.
     # Training images per class; 0 is all of them, n draws n of each class (low-shot).
     cfg.DATA.IMAGES_PER_CLASS = 0
+    # Fraction of the training images of each class, drawn by SEED (at least one image of each).
+    cfg.DATA.FRACTION = 1.0
+    # A list of the training images to use, by file name or by path below DATA.TRAIN: a file, or
+    # SimCLR's lists for ImageNet, simclr_1percent and simclr_10percent, which are downloaded.
+    cfg.DATA.SUBSET = ""
     cfg.DATA.NUM_WORKERS = 4  # Loader processes per rank; 0 loads in the main process.
     cfg.DATA.MAX_PIXELS = 178_956_970  # A larger image is not decoded, which is an error here.
     # The folder for the index of image files and for features; "" is the user's cache folder.
@@ -87,6 +109,7 @@ def linear_eval_defaults() -> CfgNode:
     cfg.INPUT = CfgNode()
     cfg.INPUT.SIZE = 224  # Width and height of the input, in pixels.
     cfg.INPUT.RESIZE = 256  # Length of the short side before the center crop, in pixels.
+    cfg.INPUT.INTERPOLATION = "bilinear"  # How images are resized.
     # Mean of red, green and blue; [] is what the file of weights says, or that of its project.
     cfg.INPUT.MEAN = []
     # Standard deviation of red, green and blue; [] as for MEAN.
@@ -114,7 +137,9 @@ def linear_eval_defaults() -> CfgNode:
     cfg.SOLVER.TF32 = False
 
     cfg.CACHED = CfgNode()  # The cached probe.
-    cfg.CACHED.VIEWS = [CENTER, FLIP]  # Fixed views whose features are stored.
+    # Fixed views whose features are stored. Other probes on stored features store all of them too,
+    # in one pass, so that no image is decoded twice for two probes of one backbone.
+    cfg.CACHED.VIEWS = [CENTER, FLIP]
     cfg.CACHED.RANDOM_CROPS = 0  # Number of fixed random crops per image in addition.
     # Scale every feature to mean 0 and variance 1 over the training features.
     cfg.CACHED.STANDARDIZE = True
@@ -128,8 +153,37 @@ def linear_eval_defaults() -> CfgNode:
     cfg.CACHED.HOLD_OUT = 0.1
 
     cfg.KNN = CfgNode()  # The nearest-neighbor probe.
-    cfg.KNN.K = 20  # Number of neighbors.
+    cfg.KNN.K = [20, 200]  # Numbers of neighbors; each has a record.
     cfg.KNN.TEMPERATURE = 0.07  # Neighbors vote with weight exp(cosine / temperature).
+
+    cfg.SVM = CfgNode()  # One linear SVM per class, on features of length 1.
+    cfg.SVM.COSTS = [0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0]  # The grid.
+    cfg.SVM.FOLDS = 3  # Parts of the training images, by which each class chooses its cost.
+    cfg.SVM.POSITIVE_WEIGHT = 2.0  # Weight of an image with the class beside one without it.
+    # scikit-learn's LinearSVC, or the exact minimum of its objective, which is faster if there are
+    # few images.
+    cfg.SVM.SOLVER = "liblinear"
+    cfg.SVM.TOLERANCE = 1e-4  # Of liblinear: where it stops.
+    cfg.SVM.ITERATIONS = 2000  # Of liblinear: where it stops at the latest.
+
+    cfg.LOW_SHOT = CfgNode()
+    cfg.LOW_SHOT.K = [1, 2, 4, 8, 16, 32, 64, 96]  # Images with a class that its SVM is trained on.
+    cfg.LOW_SHOT.SAMPLES = 5  # Independent draws of these images; each has a record.
+    cfg.LOW_SHOT.COST_OF_ONE = 1.0  # Cost where k is 1, which cannot be parted.
+
+    cfg.FINETUNE = CfgNode()  # Its epochs, batches and schedule are SOLVER's.
+    cfg.FINETUNE.TRUNK_LR = 0.02  # Learning rate of the backbone.
+    cfg.FINETUNE.HEAD_LR = 5.0  # Learning rate of the new linear layer.
+
+    cfg.LINEAR_SUITE = CfgNode()
+    # The grid of weight decays: 45 from 1e-6 to 1e5, the ratio of neighbors being equal.
+    cfg.LINEAR_SUITE.WEIGHT_DECAYS = [10 ** (-6 + n / 4) for n in range(45)]
+    cfg.LINEAR_SUITE.HOLD_OUT = 0.2  # Fraction of train to choose on if a set has no val.
+    cfg.LINEAR_SUITE.ITERATIONS = 1000  # Largest number of iterations of L-BFGS.
+    # The sets of the linear suite by name; any name is allowed. Each has train, test, perhaps val
+    # (folders with one folder per class, or annotated sets) and metric: top1, mean_per_class, or
+    # voc07_map for annotated sets. {} leaves out a set of the config file.
+    cfg.SETS = CfgNode(new_allowed=True)
 
     cfg.CHECKPOINT = CfgNode()
     cfg.CHECKPOINT.SECONDS = 60.0  # Seconds between two checkpoints.
@@ -163,6 +217,8 @@ def check_linear_eval(cfg: CfgNode) -> Iterator[Broken]:
     yield from _check_input(cfg)
     yield from _check_schedule(cfg)
     yield from _check_grid(cfg)
+    yield from _check_lists(cfg)
+    yield from _check_sets(cfg)
 
 
 def _check_input(cfg: CfgNode) -> Iterator[Broken]:
@@ -213,3 +269,46 @@ def _check_grid(cfg: CfgNode) -> Iterator[Broken]:
         values = cfg.CACHED[key]
         if not values or len(set(values)) != len(values) or not all(map(allowed, values)):
             yield (f"CACHED.{key}",), f"must be one or more different numbers, each {text}"
+
+
+def _check_lists(cfg: CfgNode) -> Iterator[Broken]:
+    limits = (cfg.DATA.IMAGES_PER_CLASS > 0, cfg.DATA.FRACTION < 1, bool(cfg.DATA.SUBSET))
+    if sum(limits) > 1:
+        yield (
+            ("DATA.IMAGES_PER_CLASS", "DATA.FRACTION", "DATA.SUBSET"),
+            "each chooses training images: set one of them",
+        )
+    if any(limits) and cfg.PROBE in ("svm", "low_shot", "linear_suite"):
+        yield (
+            ("PROBE", "DATA.IMAGES_PER_CLASS", "DATA.FRACTION", "DATA.SUBSET"),
+            "this probe takes all images of its sets, or LOW_SHOT.K of them",
+        )
+    for key in ("KNN.K", "LOW_SHOT.K"):
+        values = cfg[key.split(".")[0]].K
+        if not values or len(set(values)) != len(values) or not all(k >= 1 for k in values):
+            yield (key,), "must be one or more different whole numbers, each at least 1"
+    costs = cfg.SVM.COSTS
+    if not costs or sorted(set(costs)) != list(costs) or costs[0] <= 0:
+        yield ("SVM.COSTS",), "must be one or more rising numbers, each greater than 0"
+    decays = cfg.LINEAR_SUITE.WEIGHT_DECAYS
+    if not decays or len(set(decays)) != len(decays) or min(decays) <= 0:
+        yield (
+            ("LINEAR_SUITE.WEIGHT_DECAYS",),
+            "must be one or more different numbers, each greater than 0",
+        )
+
+
+def _check_sets(cfg: CfgNode) -> Iterator[Broken]:
+    if cfg.PROBE == "linear_suite" and not any(cfg.SETS.values()):
+        yield ("SETS",), "names no set: give each a train and a test folder"
+    for name, given in cfg.SETS.items():
+        key = f"SETS.{name}"
+        if not isinstance(given, dict) or not all(isinstance(v, str) for v in given.values()):
+            yield (key,), "must be a mapping of train, val, test and metric to text"
+        elif given:
+            if not {"train", "test"} <= set(given) <= {"train", "val", "test", "metric"}:
+                yield (key,), "must have train and test, may have val and metric, and no other key"
+            if given.get("metric", SET_METRICS[0]) not in SET_METRICS:
+                yield (key,), f"has the metric {given['metric']}, not {', '.join(SET_METRICS)}"
+        if "/" in name or name == "mean":
+            yield (key,), "must have another name: it is that of a column beside the mean"

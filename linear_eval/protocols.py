@@ -13,12 +13,15 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.tree import leaves
 from kscl.records.record import Protocol
-from linear_eval.config import CENTER, linear_eval_defaults
+from linear_eval.config import CENTER, TOP1, linear_eval_defaults
+from linear_eval.data.subsets import PUBLISHED, subset_hash
 
 IMAGENET_LINEAR_MOCO = "imagenet-linear-moco"
 LINEAR_ONLINE = "linear-online"  # the same kind of probe with other settings, or on other data
 LINEAR_CACHED = "linear-cached"
-KNN = "knn"
+SVM, LOW_SHOT = "voc07-svm", "voc07-low-shot-svm"
+LINEAR_SUITE = "linear-suite"
+FINETUNE = "finetune"
 
 VIEW_WORDS = {CENTER: "centre"}  # see above
 IMAGENET = {"classes": 1000, "train images": 1_281_167, "val images": 50_000}
@@ -32,7 +35,27 @@ def protocol_of(cfg: CfgNode, sizes: dict[str, int]) -> Protocol:
     if cfg.PROBE == "online":
         to_the_letter = not deviations(cfg, sizes)
         return Protocol(IMAGENET_LINEAR_MOCO if to_the_letter else LINEAR_ONLINE, definition)
-    return Protocol({"cached": LINEAR_CACHED, "knn": KNN}[cfg.PROBE], definition)
+    if cfg.PROBE == "finetune":
+        return Protocol(f"{FINETUNE}-{_part(cfg)}", definition)
+    if cfg.PROBE == "knn":
+        return knn_protocol(cfg, cfg.KNN.K[0])
+    return Protocol(IDS[cfg.PROBE], definition)
+
+
+def _part(cfg: CfgNode) -> str:
+    """Name the part of the training images."""
+    if cfg.DATA.SUBSET in PUBLISHED:
+        return f"imagenet-{cfg.DATA.SUBSET.removeprefix('simclr_')}"
+    if cfg.DATA.SUBSET:
+        return "list"
+    if cfg.DATA.IMAGES_PER_CLASS:
+        return f"{cfg.DATA.IMAGES_PER_CLASS}-per-class"
+    return f"{100 * cfg.DATA.FRACTION:g}percent"
+
+
+def knn_protocol(cfg: CfgNode, k: int) -> Protocol:
+    """Return the protocol of one number of neighbors."""
+    return Protocol(f"knn{k}-T{cfg.KNN.TEMPERATURE:g}", definition_of(cfg) | {"k": k})
 
 
 def deviations(cfg: CfgNode, sizes: dict[str, int]) -> list[str]:
@@ -61,10 +84,14 @@ def definition_of(cfg: CfgNode) -> Json:
             "resize": cfg.INPUT.RESIZE,
             "centre_crop": cfg.INPUT.SIZE,
             "crops": 1,
-            "interpolation": "bilinear",
+            "interpolation": cfg.INPUT.INTERPOLATION,
         },
     }
-    return common | {"online": _online, "cached": _cached, "knn": _knn}[cfg.PROBE](cfg)
+    if cfg.DATA.SUBSET:
+        common["train_subset"] = {"sha256": subset_hash(cfg.DATA.SUBSET, cfg.DATA.CACHE_DIR)}
+    elif cfg.DATA.FRACTION < 1:
+        common["train_subset"] = {"fraction_of_each_class": cfg.DATA.FRACTION}
+    return common | SETTINGS[cfg.PROBE](cfg)
 
 
 def _precision(cfg: CfgNode) -> str:
@@ -121,10 +148,64 @@ def _cached(cfg: CfgNode) -> Json:
 
 def _knn(cfg: CfgNode) -> Json:
     return {
-        "k": cfg.KNN.K,
+        "k": cfg.KNN.K[0],
         "temperature": cfg.KNN.TEMPERATURE,
         "similarity": "cosine",
         "vote": "exp(similarity / temperature)",
+    }
+
+
+def _svm(cfg: CfgNode) -> Json:
+    svm = cfg.SVM
+    solver: Json = {"name": "exact"}
+    if svm.SOLVER == "liblinear":
+        solver = {"name": "liblinear, dual", "tol": svm.TOLERANCE, "iterations": svm.ITERATIONS}
+    return {
+        "machine": "linear SVM per class, squared hinge, l2, bias as a feature of 1",
+        "solver": solver,
+        "feature_length": 1,
+        "class_weight": {"1": svm.POSITIVE_WEIGHT, "-1": 1},
+        "grid": {"cost": list(svm.COSTS)},
+        "chosen_on": {"folds_of_train": svm.FOLDS, "by": "average precision", "for": "each class"},
+        "difficult": "ignored in train and test",
+        "scorer": "mean over classes of the area under interpolated precision",
+        "reported": "chosen cost, trained again on all of train",
+    }
+
+
+def _low_shot(cfg: CfgNode) -> Json:
+    return _svm(cfg) | {
+        "k": list(cfg.LOW_SHOT.K),
+        "negatives": "(classes - 1) k",
+        "samples": cfg.LOW_SHOT.SAMPLES,
+        "folds": "at most k",
+        "cost_where_k_is_1": cfg.LOW_SHOT.COST_OF_ONE,
+    }
+
+
+def _finetune(cfg: CfgNode) -> Json:
+    online, rates = _online(cfg), {"trunk": cfg.FINETUNE.TRUNK_LR, "head": cfg.FINETUNE.HEAD_LR}
+    online["optimizer"] |= {"lr": rates}
+    return online | {
+        "features": "pooled, trained, BatchNorm in training mode",
+        "batch_norm": "trained, per process, from what the weights have",
+    }
+
+
+def _linear_suite(cfg: CfgNode) -> Json:
+    suite = cfg.LINEAR_SUITE
+    return {
+        "optimizer": {"name": "lbfgs", "max_iterations": suite.ITERATIONS},
+        "grid": {"weight_decay": list(suite.WEIGHT_DECAYS), "of": "the sum of losses"},
+        "sets": {
+            name: {
+                "metric": given.get("metric", TOP1),
+                "chosen_on": "val" if given.get("val") else f"{suite.HOLD_OUT:g} of train",
+            }
+            for name, given in sorted(cfg.SETS.items())
+            if given
+        },
+        "reported": "chosen weight decay, trained again on train and val; mean over sets",
     }
 
 
@@ -135,7 +216,7 @@ def _random_crop(cfg: CfgNode) -> Json:
         "scale": list(given.SCALE),
         "ratio": list(given.RATIO),
         "horizontal_flip": given.FLIP,
-        "interpolation": "bilinear",
+        "interpolation": cfg.INPUT.INTERPOLATION,
     }
 
 
@@ -155,3 +236,15 @@ def _batch_norm(cfg: CfgNode) -> Json | str:
     if cfg.BACKBONE.BATCH_NORM == "keep":
         return words
     return {"statistics": words, "images": cfg.BACKBONE.CALIBRATION_IMAGES}
+
+
+IDS = {"cached": LINEAR_CACHED, "svm": SVM, "low_shot": LOW_SHOT, "linear_suite": LINEAR_SUITE}
+SETTINGS = {
+    "online": _online,
+    "cached": _cached,
+    "knn": _knn,
+    "svm": _svm,
+    "low_shot": _low_shot,
+    "linear_suite": _linear_suite,
+    "finetune": _finetune,
+}

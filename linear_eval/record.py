@@ -19,11 +19,12 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOG_FILE
 from linear_eval.backbone import Frozen
 from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
-from linear_eval.data.images import LabeledImages
+from linear_eval.data.sets import Data
 from linear_eval.probes.outcome import Outcome
 from linear_eval.protocols import deviations
 from linear_eval.score import LEVEL
 
+METRIC_WORDS = {"top1": "top-1", "top5": "top-5"}
 CLASSIFIER_FILE = "classifier.safetensors"
 # Of a pretraining's description: what distinguishes entries of the leaderboard, and the seed.
 DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
@@ -31,8 +32,11 @@ DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
 Json = dict[str, Any]
 
 
-def sizes_of(train: LabeledImages, val: LabeledImages) -> dict[str, int]:
-    """Count what `linear_eval.protocols.IMAGENET` counts."""
+def sizes_of(data: Data) -> dict[str, int]:
+    """Count what `linear_eval.protocols.IMAGENET` counts; nothing where there are several sets."""
+    if "train" not in data:
+        return {}
+    train, val = data["train"], data["val"]
     return {"classes": len(train.classes), "train images": len(train), "val images": len(val)}
 
 
@@ -40,8 +44,7 @@ def record_of(
     cfg: CfgNode,
     protocol: Protocol,
     frozen: Frozen,
-    train: LabeledImages,
-    val: LabeledImages,
+    data: Data,
     outcome: Outcome,
     seconds: float,
 ) -> Record:
@@ -50,36 +53,39 @@ def record_of(
     backbone = describe_backbone(cfg, frozen)
     details: Json = {
         "backbone": backbone,
-        "classes": val.classes,
-        "per_class": score.per_class,
         "n": score.n,
-        "right": score.right,
-        "n_train": len(train),
-        "confidence_interval": {name: list(ends) for name, ends in score.intervals.items()},
-        "confidence_level": LEVEL,
-        "confidence_method": "Wilson, test sampling only",
+        "n_train": sum(len(i) for role, i in data.items() if not role.endswith(("val", "test"))),
         "processes": world_size(),
         "files": {"config": CONFIG_FILE, "log": LOG_FILE},
         **outcome.details,
     }
+    if score.per_class:
+        details |= {"classes": data["val"].classes, "per_class": score.per_class}
+    if score.right:
+        details |= {
+            "right": score.right,
+            "confidence_interval": {name: list(ends) for name, ends in score.intervals.items()},
+            "confidence_level": LEVEL,
+            "confidence_method": "Wilson, test sampling only",
+        }
     if outcome.classifier is not None:
         details["files"]["classifier"] = CLASSIFIER_FILE
     if cfg.PROBE == "online":
-        details["differs_from_imagenet_linear_moco"] = deviations(cfg, sizes_of(train, val))
+        details["differs_from_imagenet_linear_moco"] = deviations(cfg, sizes_of(data))
         details["epochs"] = cfg.SOLVER.EPOCHS
     if cfg.PROBE == "cached" and cfg.CACHED.METHOD == "sgd":
         details["epochs"] = cfg.SOLVER.EPOCHS
     return make_record(
-        kind="knn" if cfg.PROBE == "knn" else "linear",
+        kind="linear" if cfg.PROBE in ("online", "cached") else cfg.PROBE,
         name=cfg.LABEL
         or backbone.get("method")
         or Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar")).stem,
         protocol=protocol,
         metrics=score.metrics,
         seconds=seconds,
-        seed=cfg.SEED,
+        seed=cfg.SEED if outcome.seed is None else outcome.seed,
         cfg=cfg,
-        data={"train": train.fingerprint, "val": val.fingerprint},
+        data={role: images.fingerprint for role, images in data.items()},
         inputs={"backbone": loaded.file_sha256 or loaded.tensors_sha256},
         details=details,
         without_effect=WITHOUT_EFFECT_ON_RESULTS,
@@ -105,34 +111,40 @@ def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
     }
 
 
-def write_classifier(outcome: Outcome, val: LabeledImages, folder: Path) -> None:
+def write_classifier(outcome: Outcome, data: Data, folder: Path) -> None:
     """Write the linear layer, for features as the backbone gives them, with its class names."""
     if outcome.classifier is None:
         return
     head = outcome.classifier
     tensors = {"weight": head.weight.contiguous(), "bias": head.bias.contiguous()}
-    metadata = {"format": "pt", "classes": json.dumps(val.classes)}
+    metadata = {"format": "pt", "classes": json.dumps(data["val"].classes)}
     write_atomically(folder / CLASSIFIER_FILE, safetensors.torch.save(tensors, metadata))
 
 
 def in_words(record: Record, remark: str = "") -> str:
     """Return the result on one line."""
     metrics, details = record.metrics, record.details
-    low, high = details["confidence_interval"]["top1"]
-    top5 = f", top-5 {metrics['top5']:.2f}" if "top5" in metrics else ""
+    ends = details.get("confidence_interval", {})
+    values = [
+        f"{METRIC_WORDS.get(name, name)} {value:.2f}"
+        + (f" [{ends[name][0]:.2f}, {ends[name][1]:.2f}]" if name in ends and not number else "")
+        for number, (name, value) in enumerate(metrics.items())
+    ]
     return (
-        f"{record.name}: top-1 {metrics['top1']:.2f} [{low:.2f}, {high:.2f}]{top5} on "
-        f"{details['n']:,} images, {record.protocol.id}, seed {record.seed}"
-        + (f" ({remark})" if remark else "")
+        f"{record.name}: {', '.join(values)} on {details['n']:,} images, {record.protocol.id}, "
+        f"seed {record.seed}" + (f" ({remark})" if remark else "")
     )
 
 
 def summary(folders: Sequence[Path]) -> str:
     """Return one line for one record, and mean ± standard deviation of each metric for several."""
-    records = [read_record(folder / RECORD_FILE) for folder in folders]
-    first = records[0]
+    first = read_record(folders[0] / RECORD_FILE)
+    files = [sorted(folder.glob(f"*{RECORD_FILE}")) for folder in folders]
+    found = [read_record(file) for of_folder in files for file in of_folder]
+    records = [record for record in found if record.protocol == first.protocol]
+    others = [record for record in found if record.protocol != first.protocol]
     if len(records) == 1:
-        return in_words(first)
+        return "\n".join(map(in_words, [first, *others]))
     parts = [
         f"{name} {mean_and_std([record.metrics[name] for record in records])}"
         for name in first.metrics

@@ -1,44 +1,32 @@
-"""Run an evaluation: a backbone and two folders of images in, a record out."""
+"""Run evaluations: claim a folder, resume what is there, evaluate."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from kscl.config.tree import CONFIG_FILE, config_values, save_config
+from kscl.config.tree import CONFIG_FILE, save_config
 from kscl.engine.run_dir import find_start, only_run_in
-from kscl.records.record import RECORD_FILE, Protocol, RecordError, read_record, write_record
+from kscl.records.record import RECORD_FILE, RecordError, read_record
 from kscl.runtime.cpu import avoid_broken_amx
-from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.distributed import rank
 from kscl.runtime.launch import device, on_first_rank
 from kscl.runtime.logs import LOGGER, set_up_logging
 from kscl.runtime.precision import set_numerics, warn_of_emulation
-from kscl.runtime.signals import StopRequest, stop_requests
-from linear_eval.backbone import Frozen, freeze
-from linear_eval.checkpoint import Saver, Stopped, saved_state
-from linear_eval.config import CENTER, WITHOUT_EFFECT_ON_RESULTS
-from linear_eval.data.features import Features, cached_features
-from linear_eval.data.images import LabeledImages, open_data
-from linear_eval.data.views import cached_views, geometry
+from kscl.runtime.signals import stop_requests
+from linear_eval.checkpoint import Stopped
+from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.errors import LinearEvalError
-from linear_eval.probes.cached import probe_cached
-from linear_eval.probes.knn import probe_knn
-from linear_eval.probes.online import probe_online
-from linear_eval.probes.outcome import Outcome
-from linear_eval.protocols import IMAGENET_LINEAR_MOCO, deviations, protocol_of
-from linear_eval.record import in_words, record_of, sizes_of, summary, write_classifier
+from linear_eval.evaluate import evaluate
+from linear_eval.record import summary
 
 log = logging.getLogger(LOGGER)
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -130,79 +118,3 @@ def has_record(folder: Path) -> bool:
             f"{error} Delete it to evaluate again, or choose another OUTPUT_DIR."
         ) from error
     return True
-
-
-def evaluate(cfg: CfgNode, folder: Path, stop: StopRequest) -> None:
-    """Probe the backbone, resuming what was saved, and write the record."""
-    began = time.monotonic()
-    train, val = open_data(cfg)
-    protocol = protocol_of(cfg, sizes_of(train, val))
-    if rank() == 0:
-        announce(cfg, protocol, train, val)
-    frozen = freeze(cfg, train)
-    about = {
-        "config": config_values(cfg),
-        "backbone": frozen.loaded.tensors_sha256,
-        "data": {"train": train.fingerprint["hash"], "val": val.fingerprint["hash"]},
-    }
-    saved = on_first_rank(lambda: saved_state(folder, about))
-    before = saved["seconds"] if saved else 0.0
-
-    def seconds() -> float:
-        return before + time.monotonic() - began
-
-    saver = Saver(folder, about, cfg.CHECKPOINT.SECONDS, stop, seconds)
-    outcome = probe(cfg, frozen, train, val, saver, saved)
-    frozen.check_unchanged()
-    if outcome is not None:
-        record = record_of(cfg, protocol, frozen, train, val, outcome, seconds())
-        write_classifier(outcome, val, folder)
-        path = write_record(record, folder)
-        log.info("%s", in_words(record, outcome.remark))
-        log.info("Written: %s.", path)
-
-
-def probe(
-    cfg: CfgNode,
-    frozen: Frozen,
-    train: LabeledImages,
-    val: LabeledImages,
-    saver: Saver,
-    saved: Json | None,
-) -> Outcome | None:
-    """Run the probe that the config names; only rank 0 has an outcome."""
-
-    def features(images: LabeledImages, views: list[str]) -> Features:
-        where, workers = cfg.DATA.CACHE_DIR, cfg.DATA.NUM_WORKERS
-        return cached_features(
-            frozen,
-            images,
-            views,
-            geometry(cfg),
-            cache_dir=where,
-            num_workers=workers,
-            stop=saver.stop,
-        )
-
-    of_val = features(val, [CENTER])
-    if cfg.PROBE == "online":
-        outcome = probe_online(cfg, frozen, train, val, of_val, saver, saved)
-        return outcome if rank() == 0 else None
-    of_train = features(train, cached_views(cfg) if cfg.PROBE == "cached" else [CENTER])
-    if rank() != 0:
-        return None  # the rest takes one process
-    if cfg.PROBE == "knn":
-        return probe_knn(cfg, train, val, of_train, of_val, device())
-    return probe_cached(cfg, train, val, of_train, of_val, device(), saver, saved)
-
-
-def announce(cfg: CfgNode, protocol: Protocol, train: LabeledImages, val: LabeledImages) -> None:
-    """Log what is measured, and how it differs from the paper's protocol."""
-    log.info(
-        "%s: %s train and %s val images of %d classes, on %d x %s.",
-        *(protocol.id, f"{len(train):,}", f"{len(val):,}", len(train.classes)),
-        *(world_size(), device().type),
-    )
-    if cfg.PROBE == "online" and protocol.id != IMAGENET_LINEAR_MOCO:
-        differences = "; ".join(deviations(cfg, sizes_of(train, val)))
-        log.info("This is not %s: %s.", IMAGENET_LINEAR_MOCO, differences)

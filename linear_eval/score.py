@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,11 +21,11 @@ LEVEL = 0.95
 class Score:
     """What is reported of a classifier."""
 
-    metrics: dict[str, float]  # top1, and top5 if there are more than five classes
-    intervals: dict[str, tuple[float, float]]  # Wilson's, at LEVEL
-    per_class: dict[str, float]  # top-1 of the images of each class
+    metrics: dict[str, float]  # the one that ranks first; top5 if there are more than five classes
+    per_class: dict[str, Any]  # of the images of each class: top-1, or average precision
     n: int
-    right: str  # which of the n images have their own class first (kscl.records.hits)
+    intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # Wilson's, at LEVEL
+    right: str = ""  # which of the n images have their own class first (kscl.records.hits)
 
 
 def ranked_classes(logits: Tensor) -> Tensor:
@@ -46,12 +48,12 @@ def score(ranked: Tensor, labels: Tensor, classes: Sequence[str]) -> Score:
     found = torch.bincount(labels[correct["top1"]], minlength=len(classes))
     return Score(
         {name: 100 * int(right.sum()) / n for name, right in correct.items()},
-        {name: wilson_interval(int(right.sum()), n) for name, right in correct.items()},
         {
             name: 100 * int(found[number]) / int(totals[number])
             for number, name in enumerate(classes)
         },
         n,
+        {name: wilson_interval(int(right.sum()), n) for name, right in correct.items()},
         hits.to_text(correct["top1"].numpy()),
     )
 
@@ -62,3 +64,34 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
 
     interval = binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
     return 100 * float(interval.low), 100 * float(interval.high)
+
+
+def average_precision(right: np.ndarray, scores: np.ndarray) -> float:
+    """Return the area under the steps of precision over recall, as scikit-learn defines it."""
+    recall, precision = _curve(right, scores)
+    return float(np.diff(recall, prepend=0) @ precision)
+
+
+def interpolated_precision(right: np.ndarray, scores: np.ndarray) -> float:
+    """Return the same area with each precision raised to the best at a higher recall (VOC 2010)."""
+    recall, precision = _curve(right, scores)
+    return float(np.diff(recall, prepend=0) @ _highest_from(precision))
+
+
+def eleven_point_precision(right: np.ndarray, scores: np.ndarray) -> float:
+    """Return the mean of the best precision at a recall of at least 0, 0.1, …, 1 (VOC 2007)."""
+    recall, precision = _curve(right, scores)
+    first = np.searchsorted(recall, np.arange(11) / 10 - 1e-12)  # 3/10 may be just below 0.3
+    return float(_highest_from(precision)[first].mean())
+
+
+def _curve(right: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return recall and precision at every distinct score, the highest first."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.flatnonzero(np.diff(scores[order], append=-np.inf))  # of equal scores
+    found = np.cumsum(right[order])[last]
+    return found / found[-1], found / (last + 1)
+
+
+def _highest_from(precision: np.ndarray) -> np.ndarray:
+    return np.maximum.accumulate(precision[::-1])[::-1]

@@ -38,6 +38,25 @@ def few_of_each_class(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(chosen))
 
 
+def fraction_of_each_class(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Return this fraction of each class, ascending, and at least one image of each."""
+    chosen = [
+        images[: max(1, round(fraction * len(images)))]
+        for images in _shuffled_classes(labels, seed, Stream.FEW_SHOT)
+    ]
+    return np.sort(np.concatenate(chosen))
+
+
+def few_of_one_class(
+    labels: np.ndarray, label: int, count: int, seed: int, sample: int, number: int, k: int
+) -> np.ndarray:
+    """Return `count` of the images that have a label; each draw (sample, number, k) by itself."""
+    images = np.flatnonzero(labels == label)
+    item = (number << 32) + (k << 1) + (label == 1)
+    words = random_words(seed, sample, Stream.LOW_SHOT, item, len(images))
+    return np.sort(images[np.argsort(words, kind="stable")[:count]])
+
+
 def calibration_images(seed: int, available: int, wanted: int) -> np.ndarray:
     """Return the images that BatchNorm statistics are taken from."""
     return permutation(seed, 0, Stream.CALIBRATION, available)[:wanted]

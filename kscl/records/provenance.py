@@ -16,8 +16,9 @@ import kscl
 # The packages that can change a number of each kind of record, and the folders in them that cannot.
 PRODUCERS = {
     "pretrain": ("kscl",),
-    "linear": ("kscl", "linear_eval"),
-    "knn": ("kscl", "linear_eval"),
+    **dict.fromkeys(
+        ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune"), ("kscl", "linear_eval")
+    ),
     "detection": ("kscl", "detection"),
 }
 PACKAGES = ("kscl", "linear_eval", "detection")
@@ -28,7 +29,16 @@ CHANGE_NO_NUMBER = (
     "linear_eval/commands/",
     "detection/commands/",
 )
-LIBRARIES = ("torch", "torchvision", "timm", "detectron2", "fvcore", "iopath", "numpy")
+LIBRARIES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "detectron2",
+    "fvcore",
+    "iopath",
+    "numpy",
+    "scikit-learn",
+)
 
 
 @functools.cache

@@ -38,7 +38,9 @@ from kscl.runtime.precision import numerics
 SCHEMA = "kscl-record"
 VERSION = 1
 RECORD_FILE = "record.json"
-KINDS = ("pretrain", "linear", "knn", "detection")
+KINDS = (
+    *("pretrain", "linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection"),
+)
 MAX_BYTES = 64 * 2**20  # a record holds thinned curves and one bit per test image, never more
 
 Json = dict[str, Any]
@@ -162,13 +164,17 @@ def make_record(
     return parse_record({**content, "id": record_id(content)})
 
 
-def write_record(record: Record, path: str | Path) -> Path:
-    """Write the record once and atomically; a folder gets `record.json` in it."""
+def write_record(record: Record, path: str | Path, part: str = "") -> Path:
+    """Write the record once and atomically; a folder gets `record.json` in it.
+
+    A run with several records gives the others a name of their own, `PART.record.json`. These are
+    written first: a run that was killed before its `record.json` writes them again.
+    """
     path = Path(path)
     if path.suffix != ".json":
-        path = path / RECORD_FILE
+        path = path / (f"{part}.{RECORD_FILE}" if part else RECORD_FILE)
     text = json.dumps(record.as_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomically(path, f"{text}\n".encode(), replace=False)
+    write_atomically(path, f"{text}\n".encode(), replace=bool(part))
     return path
 
 

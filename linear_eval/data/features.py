@@ -11,6 +11,7 @@ first missing piece; the pieces are the same for any number of ranks.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -37,6 +38,7 @@ from kscl.runtime.signals import StopRequest
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import leave_if_asked
 from linear_eval.data.images import LabeledImages, ViewsOfImages, file_state, load_batches
+from linear_eval.data.turns import my_turn
 from linear_eval.data.views import Geometry, slot
 from linear_eval.errors import LinearEvalError
 
@@ -54,6 +56,7 @@ class Features:
 
     rows: Tensor  # (slots · N, D), float32, mapped from the file
     count: int  # N
+    decoded: int = 0  # images, to make what the cache did not have
 
     def of_view(self, view: str) -> Tensor:
         """Return (N, D)."""
@@ -165,14 +168,14 @@ class _Store:
         for marker in markers:
             marker.unlink(missing_ok=True)
 
-    def open(self, views: Sequence[str]) -> Features:
+    def open(self, views: Sequence[str], decoded: int = 0) -> Features:
         """Map the features into memory."""
         slots = 1 + max(slot(view) for view in views)
         # Copy-on-write: torch wants memory that could be written, and nobody writes it.
         mapped = np.memmap(
             self.folder / FILE, np.float32, mode="c", shape=(slots * self.count, self.dim)
         )
-        return Features(torch.from_numpy(mapped), self.count)
+        return Features(torch.from_numpy(mapped), self.count, decoded)
 
 
 def cached_features(
@@ -189,6 +192,23 @@ def cached_features(
     about = on_first_rank(lambda: _about(frozen, images, shape))
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
     store = _Store(cache_folder(cache_dir) / "features" / name, len(images), frozen.dim)
+    with contextlib.ExitStack() as until_made:
+        lock = my_turn(store.folder / ".lock", lambda: leave_if_asked(stop))
+        on_first_rank(lambda: until_made.enter_context(lock))
+        return _made(store, frozen, images, views, shape, about, num_workers, stop)
+
+
+def _made(
+    store: _Store,
+    frozen: Frozen,
+    images: LabeledImages,
+    views: Sequence[str],
+    shape: Geometry,
+    about: dict[str, Any],
+    num_workers: int,
+    stop: StopRequest,
+) -> Features:
+    """Open the features of these views, after making those that are missing."""
     missing = on_first_rank(lambda: [view for view in views if not store.is_complete(view)])
     where = images.source.where
     if not missing:
@@ -213,7 +233,8 @@ def cached_features(
         leave_if_asked(stop)
     any_rank(False)  # all ranks have written
     on_first_rank(lambda: store.finish(missing))
-    return store.open(views)
+    decoded = sum(min(PIECE, len(images) - piece * PIECE) for piece in pieces)  # by all ranks
+    return store.open(views, decoded)
 
 
 def _about(frozen: Frozen, images: LabeledImages, shape: Geometry) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from kscl.data.decode import read_picture
 from kscl.data.folder import FileSource
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
 from kscl.data.loader import Batch, EpochIndex, load_in_workers
-from kscl.data.open import ImageSource, open_source
+from kscl.data.open import open_source
 from kscl.records.fingerprint import fingerprint
 from kscl.runtime.launch import on_first_rank
 from linear_eval.data.views import to_bytes
@@ -34,10 +34,10 @@ MakeViews = Callable[[Image.Image, int, int], Sequence[Image.Image]]
 class LabeledImages:
     """One split: the images used of it, their classes, and what stands for it in a record."""
 
-    source: ImageSource
+    source: FileSource
     classes: list[str]
     numbers: np.ndarray  # indices of the images in the source, rising
-    labels: np.ndarray  # int64, of those images
+    labels: np.ndarray  # int64, of those images: (N,), or (N, C) of an annotated set
     fingerprint: dict[str, Any]
     max_pixels: int = MAX_PIXELS
 
@@ -52,7 +52,10 @@ class LabeledImages:
 
 def open_data(cfg: CfgNode) -> tuple[LabeledImages, LabeledImages]:
     """Open train and val; raise LinearEvalError unless they have the same classes."""
-    train, val = _open_split("DATA.TRAIN", cfg), _open_split("DATA.VAL", cfg)
+    train, val = (
+        open_class_folders(key, where, cfg)
+        for key, where in (("DATA.TRAIN", cfg.DATA.TRAIN), ("DATA.VAL", cfg.DATA.VAL))
+    )
     check_same_classes(train, val)
     if cfg.DATA.IMAGES_PER_CLASS:
         train = take_few(train, cfg.DATA.IMAGES_PER_CLASS, cfg.SEED)
@@ -76,8 +79,8 @@ def check_same_classes(train: LabeledImages, val: LabeledImages) -> None:
             if names
         ]
         raise LinearEvalError(
-            "The classes of DATA.TRAIN and DATA.VAL differ, so no number could be trusted. Make "
-            f"their folders the same.{''.join(lines)}"
+            f"The classes of {train.source.where} and {val.source.where} differ, so no number "
+            f"could be trusted. Make their folders the same.{''.join(lines)}"
         )
     if len(train.classes) < 2:
         raise LinearEvalError(
@@ -97,7 +100,7 @@ def file_state(images: LabeledImages) -> str:
             raise LinearEvalError(
                 f"{path} is gone: {error.strerror}. Bring it back, or start again without it."
             ) from error
-        name = os.path.relpath(path, images.source.where)
+        name = os.path.relpath(path, images.source.root)
         line = f"{number}\0{name}\0{status.st_size}\0{status.st_mtime_ns}\0"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
@@ -147,8 +150,8 @@ def _unreadable(name: str, reason: str) -> LinearEvalError:
     )
 
 
-def _open_split(key: str, cfg: CfgNode) -> LabeledImages:
-    where = cfg.DATA[key.removeprefix("DATA.")]
+def open_class_folders(key: str, where: str, cfg: CfgNode) -> LabeledImages:
+    """Open a folder with one folder per class, which the config names under `key`."""
     if not where:
         raise LinearEvalError(f"No images are named. Set {key} to a folder with class folders.")
     if not os.path.isdir(where):

@@ -33,10 +33,11 @@ class Geometry:
     scale: tuple[float, float]
     ratio: tuple[float, float]
     flip: float
+    interpolation: str = "bilinear"
 
     def center(self, picture: Image.Image) -> Image.Image:
         """Resize the short side and cut out the center."""
-        resized = F.resize(picture, self.resize, InterpolationMode.BILINEAR)
+        resized = F.resize(picture, self.resize, InterpolationMode(self.interpolation))
         return F.center_crop(resized, [self.size, self.size])
 
     def random_crop(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
@@ -44,7 +45,8 @@ class Geometry:
         draw = iter(numbers.tolist()).__next__
         flipped = draw() < self.flip
         box = sample_crop(picture.height, picture.width, self.scale, self.ratio, draw)
-        view = F.resized_crop(picture, *box, [self.size, self.size], InterpolationMode.BILINEAR)
+        size, mode = [self.size, self.size], InterpolationMode(self.interpolation)
+        view = F.resized_crop(picture, *box, size, mode)
         return F.hflip(view) if flipped else view
 
     def fixed(self, picture: Image.Image, view: str, image: int) -> Image.Image:
@@ -64,7 +66,8 @@ class Geometry:
 def geometry(cfg: CfgNode) -> Geometry:
     """Read the geometry of the views from a config."""
     given = cfg.INPUT
-    return Geometry(given.SIZE, given.RESIZE, tuple(given.SCALE), tuple(given.RATIO), given.FLIP)
+    ranges = tuple(given.SCALE), tuple(given.RATIO)
+    return Geometry(given.SIZE, given.RESIZE, *ranges, given.FLIP, given.INTERPOLATION)
 
 
 def cached_views(cfg: CfgNode) -> list[str]:

@@ -85,12 +85,16 @@ def probe_cached(
     chosen = points[choose(sweep)]
     rows = training_rows(cfg, train_features, train.labels, np.arange(len(train)), views)
     (fitted,) = solve(rows, [chosen], REFIT, sweep)
+    at_edge = edge_warnings(cfg, points, chosen)
+    for words in at_edge:
+        log.warning("The best point is not sure: %s. Widen the grid.", words)
     test = rows_like(rows, val_features, val.labels, np.arange(len(val)))
     outputs = outputs_of(test, fitted.weight, fitted.bias)
     details: Json = {
         "sweep": sweep,
         "chosen": _in_names(cfg, chosen),
         "chosen_on": f"{cfg.CACHED.HOLD_OUT:g} of train, held out; then trained on all of train",
+        "warnings": at_edge,
         "val_loss": float(F.cross_entropy(outputs, val.targets)),
         "curves": {
             "epoch": list(range(1, len(fitted.losses) + 1)),
@@ -178,7 +182,6 @@ def _sweep(
     sweep[best]["chosen"] = True
     words = _in_words(cfg, points[best])
     log.info("%s: The best of %d on %d held-out train images.", words, len(points), len(held))
-    _warn_of_edge(cfg, points, points[best])
     return sweep
 
 
@@ -234,13 +237,15 @@ def _in_words(cfg: CfgNode, point: Point) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in _in_names(cfg, point).items())
 
 
-def _warn_of_edge(cfg: CfgNode, points: Sequence[Point], chosen: Point) -> None:
-    """Warn if the best value is at the end of its range: a better one may lie beyond it."""
+def edge_warnings(cfg: CfgNode, points: Sequence[Point], chosen: Point) -> list[str]:
+    """Return the settings whose best value ends its range: a better one may lie beyond it."""
+    found = []
     for name, value in _in_names(cfg, chosen).items():
         values = sorted({_in_names(cfg, point)[name] for point in points})
         ends = [end for end in (values[0], values[-1]) if end > 0]  # nothing lies beyond 0
         if len(values) > 2 and value in ends:
-            log.warning("The best %s is at the edge of the grid (%g). Widen the grid.", name, value)
+            found.append(f"{name} {value:g} at the edge of its grid")
+    return found
 
 
 def _on_raw_features(fitted: Fitted, rows: Rows) -> Classifier:

@@ -10,6 +10,7 @@ from linear_eval.config import CENTER
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
 from linear_eval.probes.outcome import Outcome
+from linear_eval.protocols import knn_protocol
 from linear_eval.score import score
 
 
@@ -20,16 +21,20 @@ def probe_knn(
     train_features: Features,
     val_features: Features,
     device: torch.device,
-) -> Outcome:
-    """Return the scores of a vote among the nearest train images."""
-    predicted = knn_predict(
-        train_features.of_view(CENTER),
-        train.targets,
-        val_features.of_view(CENTER),
-        k=cfg.KNN.K,
-        temperature=cfg.KNN.TEMPERATURE,
-        num_classes=len(train.classes),
-        device=device,
-    )
-    result = score(predicted.cpu()[:, None], val.targets, val.classes)
-    return Outcome(result, remark=f"k {cfg.KNN.K}, temperature {cfg.KNN.TEMPERATURE:g}")
+) -> list[Outcome]:
+    """Return the scores of a vote among the k nearest train images, for each k."""
+    found = []
+    for number, k in enumerate(cfg.KNN.K):
+        predicted = knn_predict(
+            train_features.of_view(CENTER),
+            train.targets,
+            val_features.of_view(CENTER),
+            k=k,
+            temperature=cfg.KNN.TEMPERATURE,
+            num_classes=len(train.classes),
+            device=device,
+        )
+        result = score(predicted.cpu()[:, None], val.targets, val.classes)
+        part = f"knn{k}" if number else ""
+        found.append(Outcome(result, part=part, protocol=knn_protocol(cfg, k)))
+    return found

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kscl.records.record import Protocol
 from linear_eval.score import Score
 
 
@@ -26,3 +27,6 @@ class Outcome:
     details: dict[str, Any] = field(default_factory=dict)  # for the record
     remark: str = ""  # for the line that a person reads
     classifier: Classifier | None = None
+    part: str = ""  # of a run with several records: what the file of this one is called
+    protocol: Protocol | None = None  # if it is not that of the run
+    seed: int | None = None  # if it is not that of the run

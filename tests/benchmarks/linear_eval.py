@@ -18,6 +18,7 @@ from linear_eval.backbone import freeze
 from linear_eval.checkpoint import Saver
 from linear_eval.config import load_linear_eval_config
 from linear_eval.data.images import ViewsOfImages, load_batches, open_data
+from linear_eval.evaluate import probe
 from linear_eval.probes.cached import grid_points
 from linear_eval.probes.online import start, take_step, train_sampler, view_maker
 from linear_eval.probes.sgd_grid import (
@@ -27,7 +28,6 @@ from linear_eval.probes.sgd_grid import (
     start_training,
     train_points,
 )
-from linear_eval.run import probe
 from tests.benchmarks.harness import figure, seconds, time_ratio
 
 CLASSES, DIM = 10, 512
@@ -141,13 +141,14 @@ def cached_probe() -> float:
     with _pictures() as folder:
         cfg = _config(folder, "linear_eval/linear_cached.yaml", folder / "cache")
         train, val = open_data(cfg)
+        data = {"train": train, "val": val}
         frozen = freeze(cfg, train)
         online = _config(folder, "linear_eval/imagenet_linear_moco.yaml", folder / "cache")
         saver = Saver(folder, {}, 1e9, StopRequest(), lambda: 0.0)
         rounds = []
         for turn in range(3):
             fresh = _config(folder, "linear_eval/linear_cached.yaml", folder / f"cache{turn}")
-            cached = seconds(lambda cfg=fresh: probe(cfg, frozen, train, val, saver, None))
+            cached = seconds(lambda cfg=fresh: probe(cfg, frozen, data, saver, None))
             epoch = seconds(lambda: _online_epoch(online, frozen, train))
             rounds.append(EPOCHS * epoch / cached)
         return sorted(rounds)[1]

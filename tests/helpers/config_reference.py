@@ -92,8 +92,9 @@ SEVERAL = """\
 num_gpus: 8
 evaluations:
   linear: {config: linear_eval/imagenet_linear_moco.yaml}
-  knn20: {kind: knn, config: linear_eval/knn.yaml, num_gpus: 1}
-  knn200: {kind: knn, config: linear_eval/knn.yaml, overrides: {KNN.K: 200}, num_gpus: 1}
+  knn: {config: linear_eval/knn.yaml, num_gpus: 1}
+  finetune1: {kind: finetune, config: linear_eval/finetune_imagenet_1percent.yaml}
+  finetune10: {kind: finetune, config: linear_eval/finetune_imagenet_10percent.yaml}
   voc: {kind: detection, config: detection/voc0712_c4_24k_moco.yaml, trials: 5}
   coco: {kind: detection, config: detection/coco_fpn_1x.yaml}
 ```

@@ -18,8 +18,10 @@ pretraining config without its seed, and the fingerprint of the pretraining data
 seeds are the replicates; evaluations of one backbone with several seeds are trials of one
 replicate.
 
-**Metrics** are percent: `linear` has top1, top5; `knn` top1; `detection` AP, AP50, AP75 of the
-scorer that the protocol names. `pretrain` has mean_rank, minutes_per_epoch, views_per_second.
+**Metrics** are percent: `linear` and `finetune` have top1, top5; `knn` top1; `svm` mAP; `low_shot`
+mAP, the mean over k, and k1, k2, …; `linear_suite` mean and one metric per set, by its name;
+`detection` AP, AP50, AP75 of the scorer that the protocol names. `pretrain` has mean_rank,
+minutes_per_epoch, views_per_second.
 
 **Protocols.** Numbers are compared only if kind, protocol id and protocol hash are equal; the hash
 covers the fingerprints of the evaluation's data (see `make_record`).
@@ -27,6 +29,7 @@ covers the fingerprints of the evaluation's data (see `make_record`).
 **Optional details.**
 - `per_class`: class name → number, or → {metric: number}, or a list beside `classes`
 - `n`: the number of test images; `confidence_interval`: [low, high], or metric → [low, high]
+- `warnings`: a list of sentences that stand beside the row, such as a choice at the edge of a grid
 - `curves`: {"epoch" or "step": [...], name: [...]}, thinned
 - `files`: role → path, relative to the record; linked from the page. The role "backbone" is checked
   against `outputs["backbone"]` as long as the file exists

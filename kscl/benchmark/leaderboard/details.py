@@ -57,6 +57,12 @@ def image_count(record: Record) -> int | None:
     return int(n) if n is not None and n >= 1 else None
 
 
+def warnings(record: Record) -> list[str]:
+    """Return what the evaluator warns of, such as a choice at the edge of its grid."""
+    given = record.details.get("warnings")
+    return [words for words in given if text(words)] if isinstance(given, list) else []
+
+
 def per_class(record: Record, metric: str) -> dict[str, float]:
     """Return class name → value, whichever of the three layouts the evaluator chose."""
     given = record.details.get("per_class")

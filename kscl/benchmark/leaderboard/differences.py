@@ -40,7 +40,7 @@ def differences(board: Board, baseline: str) -> str:
         if to is None:
             continue
         is_there = True
-        label = cells.METRIC_LABELS[section.protocol.kind, metric]
+        label = cells.metric_label(section.protocol.kind, metric)
         column = escaped(f"{label} − {baseline}'s")
         header = [*IDENTITY, column, "Welch", "by seed", "by image", "seeds"]
         lines = []

@@ -34,13 +34,14 @@ ALL_METRICS = tuple(dict.fromkeys(metric for metrics in METRICS.values() for met
 
 def csv_columns(board: Board) -> tuple[str, ...]:
     """Return the header: of the metrics, those that some row has."""
-    found = {metric for section in board.sections for metric in section.metrics}
-    metrics = [metric for metric in ALL_METRICS if metric in found]
+    found = dict.fromkeys(metric for section in board.sections for metric in section.metrics)
+    known = [metric for metric in ALL_METRICS if metric in found]
+    metrics = dict.fromkeys([*known, *found])  # then those of a k or a set
     return (
         *("kind", "protocol_id", "protocol_hash", "source", "rank", "verdict", "p_holm"),
         *("method", "tag", "backbone", "epochs", "K", "rho", "config_hash"),
         *(f"{metric}{part}" for metric in metrics for part in ("", "_std", "_low", "_high")),
-        *("interval", *FIGURES, "n_pretrain", "n_finetune", "stale"),
+        *("interval", *FIGURES, "n_pretrain", "n_finetune", "warnings", "stale"),
     )
 
 
@@ -69,6 +70,7 @@ def _csv_line(row: Row, section: Section) -> Json:
         **row.figures,
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
+        "warnings": "; ".join(result.warnings),
         "stale": "; ".join(row.stale),
     }
     for metric in section.metrics:
@@ -182,6 +184,7 @@ def _result(result: Result) -> Json:
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
         "records": [file.id for file in result.records],
+        "warnings": result.warnings,
         "metrics": {name: measured(measure) for name, measure in result.measures.items()},
     }
 

@@ -123,6 +123,7 @@ def _result(result: Result, headline: str) -> Json:
         "n_finetune": result.n_finetune,
         "metrics": {name: measured(measure) for name, measure in result.measures.items()},
         "classes": {name: fmean(values) for name, values in classes.items()},
+        "warnings": result.warnings,
     }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kscl.benchmark.leaderboard.details import image_count, interval
+from kscl.benchmark.leaderboard.details import image_count, interval, warnings
 from kscl.benchmark.leaderboard.linking import Entry, Link, links
 from kscl.benchmark.leaderboard.reading import RecordFile, read_folders
 from kscl.benchmark.leaderboard.reported import Reported, reported_rows
@@ -29,15 +29,20 @@ from kscl.records.provenance import source_hash
 from kscl.records.spread import std
 
 # The metrics of each kind that have a column, in this order; others are in the JSON and the panel.
-METRICS = {
+METRICS: dict[str, tuple[str, ...]] = {
     "linear": ("top1", "top5"),
     "knn": ("top1",),
+    "svm": ("mAP",),
+    "low_shot": ("mAP",),
+    "linear_suite": ("mean",),
+    "finetune": ("top1", "top5"),
     "detection": (
         *("AP50", "AP", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100"),
         *("mask/AP50", "mask/AP", "mask/AP75"),
     ),
 }
-HEADLINE = {"linear": "top1", "knn": "top1", "detection": "AP"}  # ranks the rows
+HEADLINE = {kind: metrics[0] for kind, metrics in METRICS.items()} | {"detection": "AP"}  # ranks
+OPEN_KINDS = ("low_shot", "linear_suite")  # every further metric, one per k or set, is a column too
 LEAST_AP50 = 5.0  # some row must reach it, or none is called better than another
 COUNTED_OVER_IMAGES = ("top1", "top5")  # the metrics that are a fraction of n test images
 FIGURES = ("mean_rank", "minutes_per_epoch", "views_per_second")
@@ -110,6 +115,11 @@ class Result:
         """Return the records of all trials."""
         return [file for trial in self.trials for file in trial.records]
 
+    @property
+    def warnings(self) -> list[str]:
+        """Return what its records warn of, each once."""
+        return list(dict.fromkeys(word for file in self.records for word in warnings(file.record)))
+
 
 @dataclass
 class Row:
@@ -144,7 +154,8 @@ class Section:
         found = {HEADLINE[self.protocol.kind]}
         found.update(*(row.results[self.protocol].measures for row in self.rows))
         found.update(*(row.metrics for row in self.reported))
-        return tuple(name for name in METRICS[self.protocol.kind] if name in found)
+        files = [file for row in self.rows for file in row.results[self.protocol].records]
+        return tuple(name for name in _columns(self.protocol.kind, files) if name in found)
 
 
 @dataclass
@@ -286,10 +297,17 @@ def too_low(kind: str, rows: Sequence[Row], protocol: ProtocolKey) -> bool:
     return kind == "detection" and bool(rows) and all(m and m.mean < LEAST_AP50 for m in found)
 
 
+def _columns(kind: str, files: Iterable[RecordFile]) -> tuple[str, ...]:
+    """Return the metrics that may have a column, in the order of the columns."""
+    further = [name for file in files for name in file.record.metrics if kind in OPEN_KINDS]
+    return tuple(dict.fromkeys([*METRICS[kind], *further]))
+
+
 def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) -> Section:
     mine = [row for row in rows if protocol in row.results]
     unusable = too_low(protocol.kind, mine, protocol)
-    for metric in METRICS[protocol.kind]:
+    files = [file for row in mine for file in row.results[protocol].records]
+    for metric in _columns(protocol.kind, files):
         having = [row for row in mine if metric in row.results[protocol].measures]
         groups = [row.results[protocol].measures[metric].values for row in having]
         found = [UNTESTED] * len(groups) if unusable else standings(groups)
@@ -302,6 +320,6 @@ def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) ->
         measure = row.results[protocol].measures.get(headline)
         return (-measure.mean if measure else float("inf")), row.entry.order
 
-    definition = mine[0].results[protocol].records[0].record.protocol.definition
+    definition = files[0].record.protocol.definition
     reported = reported_rows(protocol.id) if with_reported else []
     return Section(protocol, definition, sorted(mine, key=order), reported)

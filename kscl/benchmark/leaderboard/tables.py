@@ -79,8 +79,9 @@ def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
             for metric in section.metrics
         ]
         counts = [cells.n_pretrain(row), cells.n_finetune(row)]
-        mark = "stale" if row.stale else ""
-        lines.append([*identity(row), *values, *cells.figures(row), *counts, mark])
+        warned = any(result.warnings for result in row.results.values())
+        words = ["warning"] * warned + ["stale"] * bool(row.stale)
+        lines.append([*identity(row), *values, *cells.figures(row), *counts, ", ".join(words)])
     return [str(name) for name in header], lines
 
 
@@ -142,6 +143,7 @@ def marks(row: Row, section: Section) -> list[str]:
         verdict = headline.standing.verdict
         one_seed = verdict == "not tested" and len(headline.values) == 1
         found.append("not tested: one pretraining seed" if one_seed else verdict)
+    found += [text(words) for words in row.results[section.protocol].warnings]
     if row.stale:
         found.append("stale")
     return found

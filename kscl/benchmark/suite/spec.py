@@ -64,7 +64,8 @@ class Evaluation:
     name: str
     # The config file of the evaluation.
     config: str
-    # What is done: linear, knn or detection. Not needed if the key of the evaluation says it.
+    # What is done: linear, knn, svm, low_shot, linear_suite, finetune or detection. Not needed if
+    # the key of the evaluation says it.
     kind: str = ""
     # Fine-tuning trials per backbone, each with its own seed; only for detection.
     trials: int = 1
@@ -117,7 +118,7 @@ KEYS_OF_SUITE = _kinds(Suite) | {"contenders": dict, "evaluations": dict}
 KEYS_OF_CONTENDER = _kinds(Contender, "name")
 KEYS_OF_EVALUATION = _kinds(Evaluation, "name")
 OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
-EVALUATION_KINDS = ("linear", "knn", "detection")
+EVALUATION_KINDS = ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OTHER_STAGES = ("pretrain", "basis", "convert")
 REQUIRED = ("name", "output_dir", "contenders", "evaluations")

@@ -27,7 +27,7 @@ class Stage:
     """A command, the stages it waits for, and a key that changes when its result would."""
 
     name: str  # "kscl/seed0/pretrain"
-    kind: str  # "shapes", "pretrain", "linear", "knn", "convert", "detection", "basis" or "board"
+    kind: str  # "shapes", "pretrain", "convert", "basis", "board", or that of an evaluation
     program: str  # the console command
     arguments: tuple[str, ...]
     needs: tuple[Stage, ...]

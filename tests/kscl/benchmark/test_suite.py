@@ -75,7 +75,7 @@ def smoke_suite(folder: Path, **changes: object) -> Path:
             },
         },
         "evaluations": {
-            "knn": {"config": "linear_eval/shapes_knn.yaml", "overrides": {**probe, "KNN.K": 3}},
+            "knn": {"config": "linear_eval/shapes_knn.yaml", "overrides": {**probe, "KNN.K": [3]}},
             "detection": {
                 "config": "detection/shapes_tiny_c4.yaml",
                 "overrides": {
@@ -227,7 +227,7 @@ def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):
 
 SEVERAL = {
     "near": {"kind": "knn", "config": "linear_eval/knn.yaml", "num_gpus": 2},
-    "far": {"kind": "knn", "config": "linear_eval/knn.yaml", "overrides": {"KNN.K": 200}},
+    "far": {"kind": "knn", "config": "linear_eval/knn.yaml", "overrides": {"KNN.K": [200]}},
     "voc": {"kind": "detection", "config": "detection/voc0712_c4_24k_moco.yaml", "trials": 5},
     "coco": {"kind": "detection", "config": "detection/coco_c4_2x.yaml", "num_gpus": 8},
 }
@@ -238,7 +238,7 @@ def test_a_suite_has_any_number_of_evaluations_of_one_kind(tmp_path):
     kinds = {name: stages[f"random/seed0/{name}"].kind for name in SEVERAL}
     assert kinds == {"near": "knn", "far": "knn", "voc": "detection", "coco": "detection"}
     near, far = (stages[f"random/seed0/{name}"] for name in ("near", "far"))
-    assert settings(far)["KNN.K"] == "200"
+    assert settings(far)["KNN.K"] == "[200]"
     assert "KNN.K" not in settings(near)
     gpus = [
         stage.arguments[stage.arguments.index("--num-gpus") + 1]
@@ -263,7 +263,7 @@ def test_two_neighbor_evaluations_run_and_have_columns_of_their_own(tmp_path):
     suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
     del suite["basis_image"], suite["contenders"]["kscl"]
     about = suite["evaluations"]["knn"] | {"kind": "knn"}
-    more = about | {"overrides": about["overrides"] | {"KNN.K": 1}}
+    more = about | {"overrides": about["overrides"] | {"KNN.K": [1]}}
     suite["evaluations"] = {"three": about, "one": more}
     path = tmp_path / "suite.yaml"
     path.write_text(yaml.safe_dump(suite))
@@ -445,3 +445,10 @@ def test_every_override_of_every_shipped_suite_is_valid(path, capsys):
                     assert str(value_at(resolved, key)) in (text, str(yaml.safe_load(text))), key
             checked.add(stage.kind)
     assert checked == {"pretrain", *protocols}
+
+
+def test_the_other_probes_are_evaluations_of_a_suite():
+    stages = plan(read_suite("suites/linear_suite.yaml"))
+    programs = {stage.kind: stage.program for stage in stages}
+    probes = dict.fromkeys(("linear_suite", "svm", "low_shot"), "kscl-linear-eval")
+    assert programs == {**probes, "board": "kscl-leaderboard"}

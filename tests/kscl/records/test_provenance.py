@@ -23,7 +23,7 @@ from kscl.records.record import KINDS
 from kscl.runtime.machine import hardware
 from tests.helpers.commands import ROOT
 
-PROBES = {"linear", "knn"}
+PROBES = {"linear", "knn", "svm", "low_shot", "linear_suite", "finetune"}
 # Which kinds of records can change when a file in a folder does. Every folder of code is listed, so
 # that a new one is decided upon.
 KINDS_CHANGED_BY = {

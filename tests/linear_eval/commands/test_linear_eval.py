@@ -10,6 +10,7 @@ import safetensors
 import torch
 
 from kscl.backbone_file import Description, load_backbone, save_backbone
+from kscl.benchmark.leaderboard.rows import build_board
 from kscl.config.merge import load_config
 from kscl.records.record import find_records, read_record
 from kscl.runtime.files import sha256_of
@@ -92,11 +93,36 @@ def test_the_same_seed_gives_the_same_number_and_another_seed_other_weights(digi
 
 
 def test_nearest_neighbors_have_a_record_of_their_own_kind(digits, tmp_path):
-    assert main(overrides(digits, tmp_path / "run", "PROBE", "knn", "KNN.K", 5)) == 0
+    assert main(overrides(digits, tmp_path / "run", "PROBE", "knn", "KNN.K", "[5]")) == 0
     record = read_record(tmp_path / "run/record.json")
-    assert (record["kind"], record["protocol"]["id"]) == ("knn", "knn")
+    assert (record["kind"], record["protocol"]["id"]) == ("knn", "knn5-T0.07")
     assert record["metrics"]["top1"] > 30  # ten classes
     assert set(record["metrics"]) == {"top1"}
+
+
+def test_several_numbers_of_neighbors_have_a_record_each_from_one_pass(digits, tmp_path):
+    words = overrides(digits, tmp_path / "run", "PROBE", "knn", "KNN.K", "[3, 40]", "SEED", 77)
+    assert main(words) == 0
+    pair = [read_record(tmp_path / "run" / name) for name in ("record.json", "knn40.record.json")]
+    assert [record.protocol.id for record in pair] == ["knn3-T0.07", "knn40-T0.07"]
+    assert len({record.protocol.hash for record in pair}) == 2
+    assert len(build_board([tmp_path / "run"]).sections) == 2
+    alone = overrides(digits, tmp_path / "alone", "PROBE", "knn", "KNN.K", "[40]", "SEED", 77)
+    assert main(alone) == 0
+    record = read_record(tmp_path / "alone" / "record.json")
+    assert record.metrics == pair[1].metrics
+    assert record.protocol == pair[1].protocol
+
+
+def test_no_image_is_decoded_twice_for_two_probes_of_one_backbone(digits, tmp_path):
+    decoded = []
+    for probe in ("knn", "cached", "knn"):
+        cache = ("DATA.CACHE_DIR", tmp_path / "cache")
+        run = tmp_path / f"{probe}{len(decoded)}"
+        assert main(overrides(digits, run, "PROBE", probe, *cache)) == 0
+        decoded.append(read_record(run / "record.json").details["images_decoded_for_features"])
+    # The first calibrates random weights on 64 images and reads all 160 + 60.
+    assert decoded == [64 + 220, 0, 0]
 
 
 def test_a_moco_checkpoint_gives_the_number_of_the_same_weights_in_our_file(
@@ -148,7 +174,7 @@ def test_a_finished_evaluation_is_neither_repeated_nor_overwritten(digits, tmp_p
 
 
 def test_one_seed_that_is_asked_for_by_number_has_its_folder_too(digits, tmp_path):
-    words = overrides(digits, tmp_path, "PROBE", "knn", "SEED", 4)
+    words = overrides(digits, tmp_path, "PROBE", "knn", "KNN.K", "[5]", "SEED", 4)
     assert main(["--num-seeds", "1", *words]) == 0
     assert [path.parent.name for path in find_records(tmp_path).records] == ["seed4"]
 
@@ -172,7 +198,7 @@ def test_a_probe_whose_val_folder_or_weights_file_moved_resumes(
         return overrides(digits, tmp_path / "run", *CACHED, *moved)
 
     with monkeypatch.context() as crash:
-        crash.setattr("linear_eval.run.write_record", stop_here)
+        crash.setattr("linear_eval.evaluate.write_record", stop_here)
         with pytest.raises(KeyboardInterrupt):
             main.__wrapped__(words(places["before"]))
     assert (tmp_path / "run/config.yaml").exists()

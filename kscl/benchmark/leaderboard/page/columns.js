@@ -90,6 +90,10 @@ function badges(row, protocol) {
         : badge("single", "not tested", "No other row has two or more pretraining seeds"));
     }
   }
+  const warnings = Object.entries(row.results ?? {})
+    .filter(([i]) => protocol < 0 || Number(i) === protocol)
+    .flatMap(([, result]) => result.warnings);
+  if (warnings.length) found.push(badge("stale", "warning", warnings.join("\n")));
   if (row.stale?.length) found.push(badge("stale", "stale", row.stale.join("\n")));
   return found;
 }
