@@ -69,4 +69,5 @@ def test_the_ids_of_random_streams_never_change():
         "CALIBRATION": 18,
         "VIEW_OF_EPOCH": 19,
         "FIXED_CROPS": 20,
+        "LOW_SHOT": 21,
     }

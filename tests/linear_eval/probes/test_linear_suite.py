@@ -29,7 +29,7 @@ def sets(tmp_path_factory):
     write_digits(root / "digits", train=12, val=4)
     for seed in (1, 2):
         words = ["--output-dir", root / f"shapes{seed}", "--seed", seed, "--num-classes", 3]
-        words += ["--unlabelled", 4, "--train", 30, "--val", 15, "--workers", 1]
+        words += ["--unlabeled", 4, "--train", 30, "--val", 15, "--workers", 1]
         words += ["--detection-train", 16, "--detection-test", 8, "--detection-size", 64]
         assert make_shapes([str(word) for word in words]) == 0
     return root
