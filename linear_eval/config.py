@@ -160,8 +160,8 @@ def linear_eval_defaults() -> CfgNode:
     cfg.SVM.COSTS = [0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0]  # The grid.
     cfg.SVM.FOLDS = 3  # Parts of the training images, by which each class chooses its cost.
     cfg.SVM.POSITIVE_WEIGHT = 2.0  # Weight of an image with the class beside one without it.
-    # The LinearSVC of scikit-learn, or the exact minimum of its objective, which is faster if there are
-    # few images.
+    # The LinearSVC of scikit-learn, or the exact minimum of its objective, which is faster if
+    # there are few images.
     cfg.SVM.SOLVER = "liblinear"
     cfg.SVM.TOLERANCE = 1e-4  # Of liblinear: where it stops.
     cfg.SVM.ITERATIONS = 2000  # Of liblinear: where it stops at the latest.
