@@ -210,9 +210,8 @@ def test_other_weights_are_written_over_only_by_force(narrow_file, tmp_path):
     with pytest.raises(DetectionError, match=f"other weights .{other.name}.*--force"):
         convert(narrow_file, tmp_path / "out")
     convert(other, tmp_path / "out", file_format="pkl")  # the same ones: made anew
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        *("certificate.json", "config.yaml", "weights.pkl")
-    ]
+    weights = [path.name for path in (tmp_path / "out").glob("weights.*")]
+    assert weights == ["weights.pkl"]
     forced = convert(narrow_file, tmp_path / "out", force=True)
     assert read_certificate(tmp_path / "out/certificate.json") == forced.certificate
     assert not (tmp_path / "out/weights.pkl").exists()
@@ -240,7 +239,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path):
 
 def test_a_protocol_without_the_c4_head_is_refused(narrow_file, tmp_path):
     (tmp_path / "fpn.yaml").write_text("MODEL: {ROI_HEADS: {NAME: StandardROIHeads}}\nVERSION: 2\n")
-    with pytest.raises(DetectionError, match="proof is of C4 detectors"):
+    with pytest.raises(DetectionError, match=r"MODEL\.ROI_HEADS\.NAME is StandardROIHeads"):
         convert(narrow_file, tmp_path / "out", protocol=tmp_path / "fpn.yaml")
 
 
