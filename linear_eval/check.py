@@ -12,6 +12,7 @@ from kscl.data.bad_images import check_some_image_reads
 from kscl.errors import KsclError
 from linear_eval.backbone import load
 from linear_eval.evaluate import open_and_check
+from linear_eval.overlap import refuse_overlap
 
 WEIGHTS_KEY = "BACKBONE.WEIGHTS"
 
@@ -24,6 +25,7 @@ def check_evaluation(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
 def _problems(cfg: CfgNode, later: Sequence[str]) -> Iterator[Problem]:
     if not any(is_later(where, later) for where in _places(cfg)):
         try:
+            refuse_overlap(cfg)
             for images in open_and_check(cfg).values():
                 check_some_image_reads(images.source, cfg.SEED, cfg.DATA.MAX_PIXELS)
         except KsclError as error:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from detection.data.images import equal_files
 from kscl.data.annotated.annotations import (
     AnnotatedImage,
     AnnotatedSet,
@@ -23,6 +22,7 @@ from kscl.data.annotated.annotations import (
 from kscl.data.annotated.image_size import image_size
 from kscl.data.annotated.masks import RunLengths
 from kscl.data.annotated.specs import Source, parse_source, read_source, shared_class_names
+from kscl.data.equal_files import equal_files
 from kscl.errors import KsclError
 
 DECODED_SAMPLE = 2000  # images per set that are decoded unless all are asked for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from kscl import cli
@@ -10,6 +11,7 @@ from kscl.config.tree import config_yaml
 from kscl.runtime.launch import launch
 from linear_eval.check import check_evaluation
 from linear_eval.config import linear_eval_defaults, load_linear_eval_config
+from linear_eval.overlap import refuse_overlap
 from linear_eval.run import jobs_of, run_all
 
 EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml \\
@@ -38,6 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="repeat with the seeds SEED, SEED + 1, …, in folders seed0, seed1, … of OUTPUT_DIR, "
         "and print mean and standard deviation",
     )
+    arguments.add_argument(
+        "--allow-overlap",
+        action="store_true",
+        help="evaluate even if DATA.VAL has images of DATA.TRAIN",
+    )
     cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
     if given.check:
@@ -50,5 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.print_config:
         print(config_yaml(cfg, comments_of(linear_eval_defaults)), end="")
         return 0
+    if not given.allow_overlap and int(os.environ.get("RANK", 0)) == 0:
+        refuse_overlap(cfg)
     jobs = jobs_of(cfg, given.num_seeds, given.resume, given.auto_resume)
     return launch(run_all, jobs, given.num_gpus)

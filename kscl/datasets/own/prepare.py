@@ -190,7 +190,7 @@ def _tell(
         first = ", ".join(paths[index].name for index in alike[0][: report.SHOWN])
         lines.append(
             f"Nearly the same picture, so kept on one side: {sum(map(len, alike))} images in "
-            f"{len(alike)} groups; one is {first}."
+            f"{len(alike)} group{'s' if len(alike) > 1 else ''}; one is {first}."
         )
     if own.unlabeled:
         lines.append(

@@ -11,10 +11,10 @@ from detectron2.data.detection_utils import read_image
 from PIL import Image
 
 from detection.commands.preflight import main
-from detection.data.images import equal_files
 from detection.data.preflight import preflight
 from kscl.data.annotated.image_size import image_size
 from kscl.data.annotated.specs import Source
+from kscl.data.equal_files import equal_files
 from kscl.errors import KsclError
 from tests.helpers.commands import tool
 from tests.helpers.voc_sets import annotation_xml, small_coco, small_voc, write_image, write_voc
