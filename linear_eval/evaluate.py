@@ -65,14 +65,13 @@ class Extractor:
         return features
 
 
-def evaluate(cfg: CfgNode, folder: Path, stop: StopRequest) -> None:
+def evaluate(
+    cfg: CfgNode, folder: Path, stop: StopRequest, data: Data, frozen: Frozen, began: float
+) -> None:
     """Probe the backbone, resuming what was saved, and write the records."""
-    began = time.monotonic()
-    data = open_and_check(cfg)
     protocol = protocol_of(cfg, sizes_of(data))
     if rank() == 0:
         announce(cfg, protocol, data)
-    frozen = freeze(cfg, next(iter(data.values())))
     about = {
         "config": config_values(cfg),
         "backbone": frozen.loaded.tensors_sha256,

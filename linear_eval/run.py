@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,11 @@ from kscl.runtime.launch import device, on_first_rank
 from kscl.runtime.logs import LOGGER, set_up_logging
 from kscl.runtime.precision import set_numerics, warn_of_emulation
 from kscl.runtime.signals import stop_requests
+from linear_eval.backbone import freeze
 from linear_eval.checkpoint import Stopped
 from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.errors import LinearEvalError
-from linear_eval.evaluate import evaluate
+from linear_eval.evaluate import evaluate, open_and_check
 from linear_eval.record import summary
 
 log = logging.getLogger(LOGGER)
@@ -81,14 +83,18 @@ def run(job: Job) -> int:
             check_folder(job)
             return has_record(folder)
 
-        has_ended = on_first_rank(claim)
-        set_up_logging(folder, rank())
-        if has_ended:
+        if on_first_rank(claim):
             log.info("This evaluation has ended: %s.", folder / RECORD_FILE)
             return 0
+        # All that can be refused is refused before anything is written: a folder with files of a
+        # run that never began would block the corrected command.
+        began = time.monotonic()
+        data = open_and_check(cfg)
+        frozen = freeze(cfg, next(iter(data.values())))
+        set_up_logging(folder, rank())
         on_first_rank(lambda: save_config(cfg, folder))
         try:
-            evaluate(cfg, folder, stop)
+            evaluate(cfg, folder, stop, data, frozen, began)
         except Stopped as stopped:
             log.info("%s", stopped)
             return stopped.exit_code

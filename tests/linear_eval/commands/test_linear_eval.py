@@ -258,6 +258,8 @@ def test_val_classes_that_differ_stop_the_run_and_are_listed(digits, tmp_path, c
     assert "only in" in text
     assert "train: digit_0\n" in text
     assert "val: zero" in text
+    # The corrected command is not blocked by what the first one left.
+    assert main(overrides(digits, tmp_path / "run", *CACHED)) == 0
 
 
 @pytest.mark.parametrize(
