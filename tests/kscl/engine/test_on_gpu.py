@@ -67,11 +67,15 @@ MORE: dict[str, tuple[list[Any], tuple[int, int, int]]] = {
     "end to end": ([*MINIBATCH, *SHARED], (1, 1, 6)),
     "mean of the keys": (["METHOD.SIMILARITY", "mean_cosine"], (0, 0, 5)),
     "everything kept": ([*K5[:2], "METHOD.RHO", 1.0], (1, 1, 5)),
-    "accumulated": ([*K5, "SOLVER.GRAD_ACCUM_STEPS", 2], (2, 2, 9)),
+    "accumulated": ([*K5, "SOLVER.GRAD_ACCUM_STEPS", 2, "SOLVER.BATCH_SIZE", 32], (2, 2, 9)),
     "adamw": ([*K5, "SOLVER.OPTIMIZER", "adamw"], (1, 1, 5)),
     "normalized in the workers": ([*K5, "DATA.NORMALIZE_ON_DEVICE", False], (1, 1, 5)),
     "moco in a bank": ([*BANK, *COSINE], (1, 1, 5)),
-    "transformer": ([*K5, "BACKBONE.NAME", "test_vit", "INPUT.SIZE", 160], (1, 1, 3)),
+    # Without BatchNorm all keys go in one pass, whose layers would be dropped by other draws.
+    "transformer": (
+        [*K5, "BACKBONE.NAME", "test_vit", "BACKBONE.KWARGS.drop_path_rate", 0, "INPUT.SIZE", 160],
+        (1, 1, 3),
+    ),
     "fp16": ([*K5, "SOLVER.AMP", "fp16"], (2, 2, 5)),  # its scaler asks whether to step
 }
 
