@@ -29,7 +29,8 @@ from kscl.method import checks, dictionary
 from kscl.method.learner import Learner
 from kscl.runtime.shuffle import shuffled
 from kscl.runtime.signals import StopRequest
-from tests.helpers.pretend_gpu import CUDA, METER, PretendCudaError, pretend_gpu, pretend_ranks
+from tests.helpers.gpu_tensor import CUDA, METER, PretendCudaError
+from tests.helpers.pretend_gpu import pretend_gpu, pretend_ranks
 from tests.helpers.runs import TINY, same_bits
 
 CPU = torch.device("cpu")
