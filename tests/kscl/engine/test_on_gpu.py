@@ -37,8 +37,8 @@ CPU = torch.device("cpu")
 RANKS = 8
 REAL = torch.cuda.is_available()
 PRETENDED = pytest.mark.skipif(REAL, reason="a real GPU counts nothing, and finds faults itself")
-# A pretended GPU has the CPU's kernels; the methods differ in what they leave out.
-TOLERANCE = 1e-2 if REAL else 1e-5
+# A pretended GPU has the CPU's kernels, but leaves nothing out, and four steps magnify rounding.
+TOLERANCE = 1e-2 if REAL else 1e-3
 STEPS, MEASURED, SAVED = 4, 2, 3  # steps in all, the one that is counted, the one after the save
 
 SHARED = ["KEY_ENCODER.TYPE", "shared", "METHOD.GRAD_THROUGH_KEYS", True]
