@@ -109,6 +109,8 @@ def read_certificate(path: str | Path) -> Certificate:
         _require_type(about[name], get_origin(kind) or kind, f"{path}: {name}")
     for name in about["left_behind"]:
         _require_type(name, str, f"{path}: left_behind")
+    for name, count in about["counters"].items():
+        _require_type(count, int, f"{path}: counters.{name}")
     _require_fields(about["source"], SOURCE_FIELDS, f"{path}: source")
     for name, kind in SOURCE_FIELDS.items():
         _require_type(about["source"][name], kind, f"{path}: source.{name}")

@@ -51,7 +51,7 @@ def printable(text: object) -> str:
 
 def read_plain(path: Path) -> dict[str, Any]:
     """Return what torch.save wrote, if it is plain data; refuse anything else unread."""
-    return _load(path)
+    return _load(path, "Our tools write no such file: it was exchanged, so delete it.")
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -59,11 +59,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     names = sorted(_globals(path))
     # Names that PyTorch's reader knows stay what they are: it looks them up first.
     with torch.serialization.safe_globals([_stub(module, name) for module, name in names]):
-        content = _load(path)
+        content = _load(path, THREE_LINES)
     return content, tuple(printable(f"{m}.{n}") for m, n in names if not _is_plain(m, n))
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, advice: str) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on other pickle protocols; what fails is an error
@@ -71,17 +71,17 @@ def _load(path: Path) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         raise KsclError(
             f"{path} is not plain tensors, so it was not read: it is damaged, or a pickle of "
-            f"Python objects, which can run code ({_reason(error)}). {THREE_LINES}"
+            f"Python objects, which can run code ({_reason(error)}). {advice}"
         ) from error
     except RecursionError as error:
-        raise KsclError(f"{path} holds data that is nested too deeply. {THREE_LINES}") from error
+        raise KsclError(f"{path} holds data that is nested too deeply. {advice}") from error
     except Exception as error:  # a damaged pickle fails anywhere inside PyTorch's reader
         raise KsclError(
             f"{path} cannot be read as a checkpoint ({first_line(error)}): copy it again."
         ) from error
     if not isinstance(content, dict):
         kind = type(content).__name__
-        raise KsclError(f"{path} holds a {kind}, not a dict of tensors. {THREE_LINES}")
+        raise KsclError(f"{path} holds a {kind}, not a dict of tensors. {advice}")
     return content
 
 

@@ -69,10 +69,15 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
         )
     states = []
     for stage in stages:
-        note = notes.get(_note_path(state_dir, stage))
+        path = _note_path(state_dir, stage)
+        note = notes.get(path)
         is_known = note is not None and note.key == stage.key
         status = DONE if is_known and _result_exists(stage) else TO_DO
-        if status == TO_DO and any(state_dir.glob(f"{_base_name(stage)}-????????.json")):
+        if (
+            status == TO_DO
+            and path not in damaged
+            and any(state_dir.glob(f"{_base_name(stage)}-????????.json"))
+        ):
             log.warning(
                 "%s is run again: its settings or its data have changed since, or its result is "
                 "gone.",

@@ -247,7 +247,7 @@ def test_changed_weights_are_refused(converted, cfg, tmp_path):
         ({"version": 1}, "not a certificate of version 4"),
         ({"arch": None}, "missing or unknown fields: arch"),
         ({"note": "x"}, "missing or unknown fields: note"),
-        ({"source": {"name": "x"}}, "source has missing or unknown fields: file_sha256, layout"),
+        ({"source": {"name": "x"}}, r"source has missing or unknown fields: .*file_sha256, layout"),
         ({"differences": {}}, "proves nothing"),
         ({"differences": {"stem": 0.5}}, "proves nothing"),
         ({"differences": [0.5]}, "differences is not a dict"),
@@ -366,7 +366,7 @@ def test_any_value_of_a_certificate_may_be_wrong(inside, converted, cfg, tmp_pat
     node = about[inside] if inside else about
     for key in list(node) if isinstance(node, dict) else [0]:
         right = node[key]
-        for wrong in ODD:
+        for wrong in (odd for odd in ODD if odd != right or type(odd) is not type(right)):
             node[key] = wrong
             path.write_text(json.dumps(about))
             try:

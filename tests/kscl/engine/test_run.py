@@ -301,7 +301,7 @@ def test_more_gpus_than_there_are_and_torchrun_with_num_gpus_are_refused(
     finished, error_of, monkeypatch
 ):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert "has 1" in error_of(finished.command("--num-gpus", "4"))
+    assert "1 are visible" in error_of(finished.command("--num-gpus", "4"))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")
     text = error_of(finished.command("--num-gpus", "4"))
