@@ -8,11 +8,12 @@ from pathlib import Path
 
 from kscl import cli
 from kscl.benchmark.leaderboard.answer import answers, as_dicts, warnings
+from kscl.benchmark.leaderboard.board import Board
 from kscl.benchmark.leaderboard.differences import EXPLANATION, differences
 from kscl.benchmark.leaderboard.document import document, insert
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page
-from kscl.benchmark.leaderboard.rows import Board, build_board
+from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.tables import markdown, overview
 from kscl.benchmark.leaderboard.tables import text as escaped
 from kscl.errors import KsclError

@@ -10,8 +10,9 @@ import numpy as np
 from scipy.special import stdtrit
 
 from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard.board import HEADLINE, Board, Row, Section
 from kscl.benchmark.leaderboard.differences import named_rows
-from kscl.benchmark.leaderboard.rows import HEADLINE, Board, Row, Section, too_low
+from kscl.benchmark.leaderboard.rows import too_low
 from kscl.benchmark.leaderboard.statistics import welch_interval
 
 RANDOM = "random"

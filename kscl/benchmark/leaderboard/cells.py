@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kscl.benchmark.leaderboard.rows import FIGURES, METRICS, Measure, Row, Section
+from kscl.benchmark.leaderboard.board import FIGURES, METRICS, Measure, Row, Section
 from kscl.config.tree import leaves
 
 METRIC_LABELS = {

@@ -6,9 +6,9 @@ from statistics import fmean
 
 from fvcore.common.config import CfgNode
 
+from kscl.benchmark.leaderboard.board import Board, Row
 from kscl.benchmark.leaderboard.details import inside, number
 from kscl.benchmark.leaderboard.reported import MINUTES_OF_PAPER
-from kscl.benchmark.leaderboard.rows import Board, Row
 from kscl.benchmark.leaderboard.tables import IDENTITY, identity, table, without_empty_columns
 from kscl.method.cost import PASSES_OF_MOCO, forward_passes
 from kscl.records.spread import mean_and_std

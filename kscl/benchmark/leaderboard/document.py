@@ -13,10 +13,10 @@ from datetime import datetime
 from pathlib import Path
 
 from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard.board import Board
 from kscl.benchmark.leaderboard.costs import costs
 from kscl.benchmark.leaderboard.details import machine
 from kscl.benchmark.leaderboard.differences import EXPLANATION as WHAT_INTERVALS
-from kscl.benchmark.leaderboard.rows import Board
 from kscl.benchmark.leaderboard.tables import (
     IDENTITY,
     LEGEND,

@@ -10,8 +10,7 @@ import unicodedata
 from typing import Any
 
 from kscl.benchmark.leaderboard import cells
-from kscl.benchmark.leaderboard.reported import Reported
-from kscl.benchmark.leaderboard.rows import (
+from kscl.benchmark.leaderboard.board import (
     FIGURES,
     HEADLINE,
     METRICS,
@@ -21,6 +20,7 @@ from kscl.benchmark.leaderboard.rows import (
     Row,
     Section,
 )
+from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
 from kscl.records.record import Json
 

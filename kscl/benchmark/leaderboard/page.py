@@ -10,8 +10,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from kscl.benchmark.leaderboard.board import Board
 from kscl.benchmark.leaderboard.page_data import page_data
-from kscl.benchmark.leaderboard.rows import Board
 
 SCRIPTS = ("dom.js", "columns.js", "table.js", "charts.js", "plots.js", "panel.js", "main.js")
 

@@ -10,6 +10,7 @@ from statistics import fmean
 from urllib.parse import quote
 
 from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard.board import FIGURES, HEADLINE, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.details import (
     curves,
     inside,
@@ -23,7 +24,6 @@ from kscl.benchmark.leaderboard.details import (
 from kscl.benchmark.leaderboard.exports import entry_of, measured
 from kscl.benchmark.leaderboard.figures import basis_figure, file_of
 from kscl.benchmark.leaderboard.reading import RecordFile
-from kscl.benchmark.leaderboard.rows import FIGURES, HEADLINE, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.records.record import Json
 

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from kscl.benchmark.leaderboard import cells
-from kscl.benchmark.leaderboard.reported import Reported
-from kscl.benchmark.leaderboard.rows import (
+from kscl.benchmark.leaderboard.board import (
     FIGURES,
     HEADLINE,
     OVER_TRIALS,
@@ -20,6 +19,7 @@ from kscl.benchmark.leaderboard.rows import (
     Row,
     Section,
 )
+from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.records.spread import number_and_spread
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kscl.benchmark.leaderboard.rows import TEST_SAMPLING
+from kscl.benchmark.leaderboard.board import TEST_SAMPLING
 from kscl.records.record import Protocol, record_id
 from tests.helpers.leaderboard_records import (
     DETECTION,

@@ -12,12 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kscl.benchmark.leaderboard.board import Board
 from kscl.benchmark.leaderboard.cells import section_names
 from kscl.benchmark.leaderboard.document import document
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.page_data import page_data
-from kscl.benchmark.leaderboard.rows import Board, build_board
+from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.tables import markdown, overview, text
 from kscl.commands.leaderboard import FORMATS, main, write_board
 from kscl.records.record import Json, Protocol, make_record, parse_record, record_id

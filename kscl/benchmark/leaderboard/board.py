@@ -1,0 +1,161 @@
+"""What a board is made of: rows, their results under each protocol, and the metrics with a column.
+
+A result belongs to exactly one protocol (kind, id and hash), and only results of one protocol are
+ever compared, so numbers of two protocols never share a column or a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from kscl.benchmark.leaderboard.details import warnings
+from kscl.benchmark.leaderboard.linking import Entry
+from kscl.benchmark.leaderboard.reading import RecordFile
+from kscl.benchmark.leaderboard.reported import Reported
+from kscl.benchmark.leaderboard.statistics import UNTESTED, Standing
+
+# The metrics of each kind that have a column, in this order; others are in the JSON and the panel.
+METRICS: dict[str, tuple[str, ...]] = {
+    "linear": ("top1", "top5"),
+    "knn": ("top1",),
+    "svm": ("mAP",),
+    "low_shot": ("mAP",),
+    "linear_suite": ("mean",),
+    "finetune": ("top1", "top5"),
+    "detection": (
+        *("AP50", "AP", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100"),
+        *("mask/AP50", "mask/AP", "mask/AP75"),
+    ),
+}
+HEADLINE = {kind: metrics[0] for kind, metrics in METRICS.items()} | {"detection": "AP"}  # ranks
+OPEN_KINDS = ("low_shot", "linear_suite")  # every further metric, one per k or set, is a column too
+FIGURES = ("mean_rank", "minutes_per_epoch", "views_per_second")
+
+OVER_SEEDS = "over pretraining seeds"
+OVER_TRIALS = "over trials on one backbone"
+TEST_SAMPLING = "test sampling only"
+
+
+@dataclass(frozen=True)
+class ProtocolKey:
+    """Under what a result is ranked: results meet only if all three are equal."""
+
+    kind: str
+    id: str
+    hash: str  # of all that defines it, the data included
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Return a key that sorts protocols: probes first."""
+        return list(METRICS).index(self.kind), self.id, self.hash
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One metric of one row: a value per pretraining seed, and what follows from them."""
+
+    values: tuple[float, ...]
+    replicates: tuple[str, ...]  # whose values they are
+    mean: float
+    std: float | None = None
+    std_is: str = ""
+    interval: tuple[float, float] | None = None
+    interval_is: str = ""
+    standing: Standing = UNTESTED
+
+
+@dataclass
+class TrialRecords:
+    """The records of one trial: one backbone evaluated with one seed, perhaps repeatedly."""
+
+    replicate: str
+    records: list[RecordFile]
+
+    def mean(self, metric: str) -> float | None:
+        """Return the mean of a metric over the records that have it."""
+        values = [r.record.metrics[metric] for r in self.records if metric in r.record.metrics]
+        return fmean(values) if values else None
+
+
+@dataclass
+class Result:
+    """One entry under one protocol."""
+
+    trials: list[TrialRecords]
+    measures: dict[str, Measure] = field(default_factory=dict)
+
+    @property
+    def n_pretrain(self) -> int:
+        """Return the number of pretraining seeds."""
+        return len({trial.replicate for trial in self.trials})
+
+    @property
+    def n_finetune(self) -> int:
+        """Return the number of trials over all pretraining seeds."""
+        return len(self.trials)
+
+    @property
+    def records(self) -> list[RecordFile]:
+        """Return the records of all trials."""
+        return [file for trial in self.trials for file in trial.records]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what its records warn of, each once."""
+        return list(dict.fromkeys(word for file in self.records for word in warnings(file.record)))
+
+
+@dataclass
+class Row:
+    """One entry with its pretrainings and its results."""
+
+    entry: Entry
+    pretrainings: list[RecordFile] = field(default_factory=list)
+    results: dict[ProtocolKey, Result] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    tag: str = ""  # distinguishes it from rows that look the same
+    stale: list[str] = field(default_factory=list)
+
+    @property
+    def records(self) -> list[RecordFile]:
+        """Return all records of the row."""
+        evaluations = (result.records for result in self.results.values())
+        return [*self.pretrainings, *(file for records in evaluations for file in records)]
+
+
+@dataclass
+class Section:
+    """One protocol: its rows, best first, and what others published under its name."""
+
+    protocol: ProtocolKey
+    definition: Any
+    rows: list[Row]
+    reported: list[Reported]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Return the metrics that have a column: those that some row has, and the headline."""
+        found = {HEADLINE[self.protocol.kind]}
+        found.update(*(row.results[self.protocol].measures for row in self.rows))
+        found.update(*(row.metrics for row in self.reported))
+        files = [file for row in self.rows for file in row.results[self.protocol].records]
+        return tuple(name for name in columns_of(self.protocol.kind, files) if name in found)
+
+
+@dataclass
+class Board:
+    """Everything that the tables and the page show."""
+
+    rows: list[Row]
+    sections: list[Section]
+    problems: list[str]
+    records: int
+
+
+def columns_of(kind: str, files: Iterable[RecordFile]) -> tuple[str, ...]:
+    """Return the metrics that may have a column, in the order of the columns."""
+    further = [name for file in files for name in file.record.metrics if kind in OPEN_KINDS]
+    return tuple(dict.fromkeys([*METRICS[kind], *further]))

@@ -1,0 +1,76 @@
+"""The records of one entry under one protocol → its measures: mean, spread and interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from kscl.benchmark.leaderboard.board import (
+    HEADLINE,
+    METRICS,
+    OVER_SEEDS,
+    OVER_TRIALS,
+    TEST_SAMPLING,
+    Measure,
+    ProtocolKey,
+    Result,
+)
+from kscl.benchmark.leaderboard.details import image_count, interval
+from kscl.benchmark.leaderboard.reading import RecordFile
+from kscl.benchmark.leaderboard.statistics import bootstrap_interval, t_interval
+from kscl.records.spread import std
+
+COUNTED_OVER_IMAGES = ("top1", "top5")  # the metrics that are a fraction of n test images
+
+
+def measures_of(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Measure]]:
+    """Yield every metric of a result: means over seeds, their spread and interval."""
+    names = {name for file in result.records for name in file.record.metrics}
+    columns = METRICS[protocol.kind]
+    for metric in [*columns, *sorted(names.difference(columns))]:
+        by_replicate: dict[str, list[float]] = {}
+        for trial in result.trials:
+            value = trial.mean(metric)
+            if value is not None:
+                by_replicate.setdefault(trial.replicate, []).append(value)
+        if not by_replicate:
+            continue
+        values = tuple(fmean(trials) for trials in by_replicate.values())
+        measure = Measure(values, tuple(by_replicate), fmean(values))
+        trials_of_one = next(iter(by_replicate.values()))
+        if len(values) > 1:
+            measure = replace(
+                measure,
+                std=std(values),
+                std_is=OVER_SEEDS,
+                interval=_not_negative(t_interval(values), values),
+                interval_is=OVER_SEEDS,
+            )
+        elif len(trials_of_one) > 1:
+            measure = replace(measure, std=std(trials_of_one), std_is=OVER_TRIALS)
+        else:
+            sampled = _sampling_interval(result.records[0], protocol, metric, measure.mean)
+            if sampled:
+                measure = replace(measure, interval=sampled, interval_is=TEST_SAMPLING)
+        yield metric, measure
+
+
+def _not_negative(
+    interval: tuple[float, float] | None, values: Sequence[float]
+) -> tuple[float, float] | None:
+    """Cut an interval at 0 where no value is below it: AP and accuracies cannot be."""
+    if interval is None or min(values) < 0:
+        return interval
+    return max(0.0, interval[0]), interval[1]
+
+
+def _sampling_interval(
+    file: RecordFile, protocol: ProtocolKey, metric: str, value: float
+) -> tuple[float, float] | None:
+    """Return the interval over draws of test images: the evaluator's own, or from their number."""
+    given = interval(file.record, metric, metric == HEADLINE[protocol.kind])
+    n = image_count(file.record)
+    if given is None and n is not None and metric in COUNTED_OVER_IMAGES:
+        return bootstrap_interval(value, n)
+    return given
