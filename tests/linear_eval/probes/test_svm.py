@@ -188,14 +188,18 @@ def test_a_stopped_low_shot_run_resumes_to_the_same_numbers(animals, tmp_path, m
         assert whole.metrics == parts.metrics
 
 
-def test_a_cost_at_the_edge_of_the_grid_is_told_in_the_record_and_on_the_board(animals, tmp_path):
+@pytest.mark.parametrize(("costs", "at_edge"), [("[0.1, 1.0]", list(NAMES)), ("[1.0]", [])])
+def test_a_cost_at_the_edge_is_named_in_the_record_and_on_the_board(
+    animals, tmp_path, costs, at_edge
+):
+    """A grid of two costs has nothing but edges, one of a single cost makes no choice."""
     run = tmp_path / "run"
-    assert main(words(animals, run, "svm", "SVM.COSTS", "[0.000001, 10.0, 20.0]")) == 0
+    assert main(words(animals, run, "svm", "SVM.COSTS", costs)) == 0
     record = read_record(run / "record.json")
-    at_edge = record.details["cost_at_edge"]
-    assert (record.details.get("warnings") == [EDGE_WARNING]) == bool(at_edge)
-    board = markdown(build_board([run]), "title")
-    assert (EDGE_WARNING in board) == bool(at_edge)
+    assert sorted(record.details["cost_at_edge"]) == sorted(at_edge)
+    warned = [EDGE_WARNING] if at_edge else []
+    assert record.details.get("warnings", []) == warned
+    assert (EDGE_WARNING in markdown(build_board([run]), "title")) == bool(warned)
 
 
 @pytest.mark.parametrize(
