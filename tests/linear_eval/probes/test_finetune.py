@@ -108,6 +108,20 @@ def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at
     assert whole.details["curves"] == parts.details["curves"]
 
 
+def test_two_ranks_learn_what_one_does(digits, tmp_path):
+    """Compare with a network without BatchNorm, whose statistics are a rank's own."""
+    more = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.001, "FINETUNE.HEAD_LR", 0.05)
+    more += ("BACKBONE.NAME", "convnext_atto", "INPUT.SIZE", 32, "INPUT.RESIZE", 32)
+    more += ("BACKBONE.KWARGS", "{depths: [1, 1, 1, 1], dims: [8, 8, 16, 16]}")
+    more += ("SOLVER.EPOCHS", 2, "SOLVER.MILESTONES", "[1]")
+    assert main(["--num-gpus", "2", *overrides(digits, tmp_path / "two", *more)]) == 0
+    assert main(overrides(digits, tmp_path / "one", *more)) == 0
+    one, two = (read_record(tmp_path / run / "record.json") for run in ("one", "two"))
+    assert two.details["processes"] == 2
+    losses = one.details["curves"]["train_loss"]
+    assert two.details["curves"]["train_loss"] == pytest.approx(losses, abs=1e-4)
+
+
 def test_a_fraction_takes_as_much_of_every_class_and_follows_the_seed():
     labels = np.repeat([0, 1, 2], [200, 50, 3])
     chosen = fraction_of_each_class(labels, 0.1, seed=0)
