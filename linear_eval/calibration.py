@@ -21,8 +21,8 @@ from kscl.data.index_cache import cache_folder
 from kscl.method.batch_norm import batch_norms, calibrate_batch_norm
 from kscl.runtime.distributed import rank
 from kscl.runtime.files import write_atomically
-from kscl.runtime.launch import device
 from kscl.runtime.logs import LOGGER
+from kscl.runtime.ranks import device
 from kscl.views.normalize import normalize_exactly
 from linear_eval.data.images import LabeledImages, ViewsOfImages, file_state, load_batches
 from linear_eval.data.turns import my_turn

@@ -26,7 +26,7 @@ from detectron2.utils import comm
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from detection.errors import DetectionError
-from kscl.runtime.launch import end_with_parent
+from kscl.runtime.lifetime import end_with_parent
 
 Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
 

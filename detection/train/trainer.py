@@ -31,7 +31,7 @@ from detection.train.checkpoint import (
     save_state,
 )
 from detection.train.loader import build_train_loader, seed_everything
-from kscl.runtime.launch import any_rank
+from kscl.runtime.ranks import any_rank
 from kscl.runtime.signals import StopRequest
 
 LINES_EVERY = 20  # iterations

@@ -27,8 +27,8 @@ from kscl.config.tree import config_values, save_config
 from kscl.engine.checkpoint import step_of
 from kscl.engine.run_dir import find_start, only_run_in, refuse_changes
 from kscl.records.record import RECORD_FILE, read_record
-from kscl.runtime.launch import local_world_size, on_first_rank, wait_for_all
 from kscl.runtime.precision import set_numerics
+from kscl.runtime.ranks import local_world_size, on_first_rank, wait_for_all
 from kscl.runtime.signals import StopRequest, stop_requests
 
 WORLD_SIZE = "world_size"

@@ -22,7 +22,7 @@ from kscl.data.formats import MAX_PIXELS, UnreadableImage
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation, uniforms
-from kscl.runtime.launch import end_with_parent
+from kscl.runtime.lifetime import end_with_parent
 from kscl.views.augment import make_views, numbers_needed
 from kscl.views.normalize import normalize_planes
 from kscl.views.recipes import check_recipe, with_defaults

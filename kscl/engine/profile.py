@@ -20,7 +20,7 @@ from kscl.data.throughput import Budget, measure_budget
 from kscl.engine import loop
 from kscl.engine.state import TrainState, build_state
 from kscl.runtime.distributed import rank, world_size
-from kscl.runtime.launch import device, first_rank_first
+from kscl.runtime.ranks import device, first_rank_first
 
 WARM_UP = 3  # steps before anything is measured
 REST = "backward pass"

@@ -33,8 +33,8 @@ from kscl.records.fingerprint import fingerprint
 from kscl.records.record import RECORD_FILE
 from kscl.runtime.cpu import avoid_broken_amx, keep_freed_memory
 from kscl.runtime.distributed import rank, world_size
-from kscl.runtime.launch import device, first_rank_first, on_first_rank
 from kscl.runtime.logs import set_up_logging
+from kscl.runtime.ranks import device, first_rank_first, on_first_rank
 from kscl.runtime.signals import StopRequest, stop_requests
 
 log = logging.getLogger(__name__)

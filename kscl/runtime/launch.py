@@ -13,37 +13,34 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from kscl.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, print_error
 from kscl.errors import KsclError
-from kscl.runtime.distributed import host_group, rank, waiting_on_hosts, world_size
+from kscl.runtime.distributed import waiting_on_hosts
 from kscl.runtime.failures import explained
+from kscl.runtime.lifetime import EXIT_BUG, POLL_SECONDS, end_with_parent, end_with_torchrun, leave
 from kscl.runtime.machine import usable_cores
+from kscl.runtime.ranks import wait_for_all
 from kscl.runtime.signals import StopRequest, stop_requests
 
-EXIT_BUG = 1
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-LOCAL_SIZE_VARIABLE = "LOCAL_WORLD_SIZE"
 SET_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"
 PATIENCE = datetime.timedelta(hours=1)  # of a rank that waits for another one's tensors
 CONNECT_PATIENCE = datetime.timedelta(seconds=3)
 AGENT_PATIENCE = datetime.timedelta(minutes=1)  # torchrun's store is there before its ranks
 PORT_OF_RANK_0 = "kscl/port of rank 0"
 GRACE_SECONDS = 5.0  # for the other ranks to say why, once one has failed
-POLL_SECONDS = 0.2
 
-Result = TypeVar("Result")
 Worker = Callable[[Any], int]
 
 _launches = itertools.count()  # in this process; every rank counts the same
@@ -70,65 +67,11 @@ def launch(worker: Worker, argument: object, num_gpus: int) -> int:
         return worker(argument)
 
 
-def device() -> torch.device:
-    """Return the device of this rank."""
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
-def on_first_rank(work: Callable[[], Result]) -> Result:
-    """Run `work` on rank 0 and return its result on all ranks; if it fails, every rank ends."""
-    if world_size() == 1:
-        return work()
-    outcome: list[Any] = [None, False]
-    failure: Exception | None = None
-    if rank() == 0:
-        try:
-            outcome[0] = work()
-        except Exception as error:
-            failure, outcome[1] = error, True
-    # Not on the GPU: a collective there spins, and gives up after PATIENCE.
-    dist.broadcast_object_list(outcome, src=0, group=host_group())
-    if failure is not None:
-        raise failure
-    if outcome[1]:
-        raise SystemExit(EXIT_USER_ERROR)  # rank 0 says why
-    return outcome[0]
-
-
-def first_rank_first(work: Callable[[], Result]) -> Result:
-    """Run `work` on every rank, on rank 0 before the others, which find what it has cached."""
-    results: list[Result] = []
-    on_first_rank(lambda: results.append(work()))
-    return results[0] if results else work()
-
-
-def any_rank(flag: bool) -> bool:
-    """Return whether the flag is set on any rank."""
-    if world_size() == 1:
-        return flag
-    votes = torch.tensor(float(flag))
-    dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=host_group())
-    return bool(votes)
-
-
-def wait_for_all() -> None:
-    """Wait until every rank is here, however long it takes and without using a GPU."""
-    if world_size() > 1:
-        dist.barrier(group=host_group())
-
-
-def local_world_size() -> int:
-    """Return the number of ranks on this machine."""
-    return int(os.environ.get(LOCAL_SIZE_VARIABLE, world_size()))
-
-
 def _join(worker: Worker, argument: object, gpus: int) -> int:
     """Run one of the ranks that torchrun or a scheduler has started."""
     code = EXIT_BUG
     if SET_BY_TORCHRUN in os.environ:
-        _watch(_end_with_torchrun)
+        end_with_torchrun()
     try:
         if gpus:
             torch.cuda.set_device(visible_gpu(int(os.environ["LOCAL_RANK"]), gpus))
@@ -143,7 +86,7 @@ def _join(worker: Worker, argument: object, gpus: int) -> int:
         code = EXIT_INTERRUPTED
     except BaseException:
         traceback.print_exc()
-    return _leave(code)
+    return leave(code)
 
 
 def visible_gpu(local_rank: int, gpus: int) -> int:
@@ -157,20 +100,6 @@ def visible_gpu(local_rank: int, gpus: int) -> int:
         "most one process per GPU (torchrun --nproc-per-node), or let CUDA_VISIBLE_DEVICES name "
         "more."
     )
-
-
-def _leave(code: int) -> NoReturn:
-    """End this process at once, after it has reported an error.
-
-    With NCCL, destroying the process group waits for the other ranks, and so can what Python does
-    at exit; they in turn wait for this rank, and nobody would learn why.
-    """
-    for child in multiprocessing.active_children():  # loader workers
-        child.kill()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)
 
 
 def _meeting_place() -> dict[str, Any]:
@@ -301,38 +230,10 @@ def _spawned(
             code = worker(argument)
     except KsclError as error:
         report.send((True, str(error)))
-        _leave(EXIT_USER_ERROR)
+        leave(EXIT_USER_ERROR)
     except SystemExit as ended:  # rank 0 says why
-        _leave(ended.code if isinstance(ended.code, int) else EXIT_BUG)
+        leave(ended.code if isinstance(ended.code, int) else EXIT_BUG)
     except BaseException:
         report.send((False, f"On rank {number}:\n{traceback.format_exc()}"))
-        _leave(EXIT_BUG)
+        leave(EXIT_BUG)
     sys.exit(code)
-
-
-def _watch(end: Callable[[], None]) -> None:
-    threading.Thread(target=end, daemon=True).start()
-
-
-def end_with_parent() -> None:
-    """End this process of multiprocessing's once the process that asked for it is gone.
-
-    torch's loader workers watch their parent. Of one that a fork server started, as Python 3.14
-    does, that is the server, which in turn lives as long as its workers.
-    """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait_and_end() -> None:
-        parent.join()
-        os._exit(EXIT_BUG)
-
-    _watch(wait_and_end)
-
-
-def _end_with_torchrun() -> None:
-    """End this rank, and so its loader workers, once torchrun is gone and another is the parent."""
-    torchrun = os.getppid()
-    while os.getppid() == torchrun:
-        time.sleep(POLL_SECONDS)
-    os._exit(EXIT_BUG)

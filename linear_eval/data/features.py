@@ -32,8 +32,8 @@ from kscl.data.loader import EpochIndex
 from kscl.records.provenance import library_versions
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.files import write_atomically
-from kscl.runtime.launch import any_rank, on_first_rank
 from kscl.runtime.logs import LOGGER, progress
+from kscl.runtime.ranks import any_rank, on_first_rank
 from kscl.runtime.signals import StopRequest
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import leave_if_asked

@@ -21,7 +21,7 @@ from kscl.data.formats import MAX_PIXELS, UnreadableImage
 from kscl.data.loader import Batch, EpochIndex, load_in_workers
 from kscl.data.open import open_source
 from kscl.records.fingerprint import fingerprint
-from kscl.runtime.launch import on_first_rank
+from kscl.runtime.ranks import on_first_rank
 from linear_eval.data.views import to_bytes
 from linear_eval.errors import LinearEvalError
 from linear_eval.splits import few_of_each_class

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from kscl.data.loader import Batch
 from kscl.runtime.distributed import rank, world_size
-from kscl.runtime.launch import device
 from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.precision import autocast
+from kscl.runtime.ranks import device
 from kscl.views.normalize import normalize_exactly
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import Saver

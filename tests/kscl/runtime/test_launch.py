@@ -13,7 +13,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from kscl.errors import KsclError
 from kscl.runtime.distributed import rank
-from kscl.runtime.launch import any_rank, launch, on_first_rank, visible_gpu
+from kscl.runtime.launch import launch, visible_gpu
+from kscl.runtime.ranks import any_rank, on_first_rank
 from tests.helpers.ranks import joined
 
 REASON = "picture.jpg cannot be read"
