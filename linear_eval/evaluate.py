@@ -19,7 +19,6 @@ from kscl.runtime.ranks import device, on_first_rank
 from kscl.runtime.signals import StopRequest
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.checkpoint import Saver, saved_state
-from linear_eval.config import CENTER
 from linear_eval.data.annotated import open_annotated_pair
 from linear_eval.data.features import Features, cached_features
 from linear_eval.data.images import LabeledImages, open_data
@@ -35,6 +34,7 @@ from linear_eval.probes.outcome import Outcome
 from linear_eval.probes.svm import check_annotated, probe_low_shot, probe_svm
 from linear_eval.protocols import IMAGENET_LINEAR_MOCO, deviations, protocol_of
 from linear_eval.record import in_words, record_of, sizes_of, write_classifier
+from linear_eval.rules import CENTER
 
 log = logging.getLogger(LOGGER)
 

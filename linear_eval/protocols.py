@@ -13,8 +13,9 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.tree import leaves
 from kscl.records.record import Protocol
-from linear_eval.config import CENTER, TOP1, linear_eval_defaults
+from linear_eval.config import linear_eval_defaults
 from linear_eval.data.subsets import PUBLISHED, subset_hash
+from linear_eval.rules import CENTER, TOP1
 
 IMAGENET_LINEAR_MOCO = "imagenet-linear-moco"
 LINEAR_ONLINE = "linear-online"  # the same kind of probe with other settings, or on other data

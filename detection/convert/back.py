@@ -17,16 +17,12 @@ from detectron2.config import CfgNode
 from torch import Tensor, nn
 
 from detection.config import load_detection_config
-from detection.convert.certificate import (
-    CERTIFICATE_FILE,
-    Certificate,
-    read_certificate,
-    verify,
-)
+from detection.convert.certificate import CERTIFICATE_FILE, Certificate, read_certificate
 from detection.convert.converter import CONFIG_FILE, FORMATS, weights_bytes
 from detection.convert.name_map import COUNTER, to_timm, without_prefix
 from detection.convert.proof import check_proof, stage_differences
 from detection.convert.routes import EXACT_BUILDERS
+from detection.convert.verify import verify
 from detection.convert.weights import read_detectron2
 from detection.errors import DetectionError
 from kscl.backbone_file import Description, save_backbone, tensors_hash

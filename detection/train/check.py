@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from detectron2.config import CfgNode
 
 from detection.config import WEIGHTS_KEY
-from detection.convert.certificate import verify_start
+from detection.convert.verify import verify_start
 from detection.data.sets import check_sets
 from kscl.cli import is_later
 from kscl.data.annotated.annotations import Problem

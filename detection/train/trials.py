@@ -8,7 +8,7 @@ from pathlib import Path
 
 from detectron2.config import CfgNode
 
-from detection.convert.certificate import verify_start
+from detection.convert.verify import verify_start
 from detection.data.sets import read_run_sets
 from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX

@@ -20,7 +20,8 @@ from kscl.backbone_file.describe import (
     check_description,
     parse_description,
 )
-from kscl.backbone_file.find import Found, NotFound, find_tensors, some
+from kscl.backbone_file.find import Found, find_tensors
+from kscl.backbone_file.refuse import NotFound, some
 from kscl.backbone_file.unpickle import THREE_LINES, first_line, read_tensors
 from kscl.backbone_file.write import CHECKSUM, checksum
 from kscl.data.index_cache import cache_folder

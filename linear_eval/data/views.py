@@ -18,7 +18,7 @@ from torchvision.transforms import functional as F
 
 from kscl.rng import Stream, uniforms
 from kscl.views.sample import MOST_DRAWS, sample_crop
-from linear_eval.config import CENTER, FLIP
+from linear_eval.rules import CENTER, FLIP
 
 FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run
 NUM_DRAWS = MOST_DRAWS["random_resized_crop"] + 1

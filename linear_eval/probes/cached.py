@@ -24,7 +24,6 @@ from torch import Tensor
 
 from kscl.runtime.logs import LOGGER, SECONDS_BETWEEN_LINES
 from linear_eval.checkpoint import Saver
-from linear_eval.config import CENTER
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
 from linear_eval.data.views import cached_views, slot
@@ -40,6 +39,7 @@ from linear_eval.probes.sgd_grid import (
     start_training,
     train_points,
 )
+from linear_eval.rules import CENTER
 from linear_eval.score import ranked_classes, score
 from linear_eval.splits import hold_out
 

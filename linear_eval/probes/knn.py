@@ -6,11 +6,11 @@ import torch
 from fvcore.common.config import CfgNode
 
 from kscl.engine.knn import knn_predict
-from linear_eval.config import CENTER
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
 from linear_eval.probes.outcome import Outcome
 from linear_eval.protocols import knn_protocol
+from linear_eval.rules import CENTER
 from linear_eval.score import score
 
 

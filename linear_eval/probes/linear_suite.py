@@ -21,7 +21,6 @@ from torch import Tensor
 from kscl.runtime.distributed import rank
 from kscl.runtime.logs import LOGGER
 from linear_eval.checkpoint import Saver
-from linear_eval.config import CENTER, MEAN_PER_CLASS, TOP1, VOC_MAP
 from linear_eval.data.annotated import IGNORED, PRESENT
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
@@ -30,6 +29,7 @@ from linear_eval.errors import LinearEvalError
 from linear_eval.probes.lbfgs import fit_binary, fit_logistic
 from linear_eval.probes.outcome import Outcome
 from linear_eval.probes.sgd_grid import Rows, outputs_of
+from linear_eval.rules import CENTER, MEAN_PER_CLASS, TOP1, VOC_MAP
 from linear_eval.score import Score, eleven_point_precision
 from linear_eval.splits import hold_out
 

@@ -27,13 +27,13 @@ from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import Saver
-from linear_eval.config import CENTER
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages, ViewsOfImages, load_batches
 from linear_eval.data.views import geometry
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.outcome import Classifier, Outcome
 from linear_eval.probes.sgd_grid import rate_factor
+from linear_eval.rules import CENTER
 from linear_eval.score import Score, ranked_classes, score
 from linear_eval.splits import new_head
 

@@ -20,13 +20,13 @@ from threadpoolctl import threadpool_limits
 
 from kscl.runtime.logs import LOGGER
 from linear_eval.checkpoint import Saver
-from linear_eval.config import CENTER
 from linear_eval.data.annotated import ABSENT, IGNORED, PRESENT
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.outcome import Outcome
 from linear_eval.probes.svm_fits import ROUTES, Fit
+from linear_eval.rules import CENTER
 from linear_eval.score import Score, average_precision, interpolated_precision
 from linear_eval.splits import few_of_one_class
 

@@ -15,6 +15,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 import linear_eval.config as linear_eval_config
+import linear_eval.rules as linear_eval_rules
 from detection import config as detection_config
 from kscl.benchmark.suite import spec
 from kscl.config import rules
@@ -75,8 +76,8 @@ def config_page() -> str:
         *_sections(
             linear_eval_config.linear_eval_defaults(),
             comments_of(linear_eval_config.linear_eval_defaults),
-            linear_eval_config.CHOICES,
-            linear_eval_config.RANGES,
+            linear_eval_rules.CHOICES,
+            linear_eval_rules.RANGES,
         ),
         "\n## Detection (tools/train_net.py)\n",
         DETECTION_INTRODUCTION,

@@ -19,9 +19,10 @@ from detectron2.modeling import build_model
 from torch import nn
 
 from detection.config import load_detection_config
-from detection.convert.certificate import read_certificate, verify, verify_start
+from detection.convert.certificate import read_certificate
 from detection.convert.converter import Converted, convert
 from detection.convert.name_map import rename
+from detection.convert.verify import verify, verify_start
 from detection.convert.weights import check_loaded, check_rest_is_new, load_weights, read_weights
 from detection.errors import DetectionError
 from kscl.errors import KsclError

@@ -13,8 +13,9 @@ import yaml
 from detection.commands import convert as convert_cli
 from detection.config import load_detection_config
 from detection.convert import architecture, converter, proof
-from detection.convert.certificate import read_certificate, verify_start
+from detection.convert.certificate import read_certificate
 from detection.convert.converter import convert
+from detection.convert.verify import verify_start
 from detection.convert.weights import read_weights
 from detection.errors import DetectionError
 from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD, Description, save_backbone

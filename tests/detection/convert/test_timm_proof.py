@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from detection.config import load_detection_config
-from detection.convert.certificate import read_certificate, verify_start, write_certificate
+from detection.convert.certificate import read_certificate, write_certificate
 from detection.convert.converter import Converted, convert
 from detection.convert.proof import OWN_SIZE, TOLERANCE, stage_differences
+from detection.convert.verify import verify_start
 from detection.errors import DetectionError
 from kscl.backbone_file import (
     IMAGENET_MEAN,

@@ -16,7 +16,8 @@ from kscl.records.record import find_records, read_record
 from kscl.runtime.files import sha256_of
 from kscl.runtime.logs import set_up_logging
 from linear_eval.commands.linear_eval import main
-from linear_eval.config import check_linear_eval, linear_eval_defaults
+from linear_eval.config import linear_eval_defaults
+from linear_eval.rules import check_linear_eval
 from tests.helpers.digits import config, overrides, write_digits
 
 CACHED = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine")
