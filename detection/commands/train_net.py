@@ -23,6 +23,7 @@ from kscl import cli
 from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
 from kscl.data.annotated.annotations import Problem
+from kscl.engine.world_size import add_world_size_argument
 
 EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8
   python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5
@@ -45,11 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_config_arguments(parser, "SOLVER.BASE_LR 0.01 SEED 3")
     cli.add_run_arguments(parser)
     cli.add_check_arguments(parser)
-    parser.add_argument(
-        "--allow-world-size-change",
-        action="store_true",
-        help="resume on another number of processes than before; the record says so",
-    )
+    add_world_size_argument(parser)
     parser.add_argument(
         "--eval-only",
         action="store_true",

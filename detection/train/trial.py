@@ -26,13 +26,11 @@ from kscl.backbone_file import read_plain
 from kscl.config.tree import config_values, save_config
 from kscl.engine.checkpoint import step_of
 from kscl.engine.run_dir import find_start, only_run_in, refuse_changes
+from kscl.engine.world_size import HINTS, WORLD_SIZE, WORLD_SIZES, required, world_sizes
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.precision import set_numerics
 from kscl.runtime.ranks import local_world_size, on_first_rank, wait_for_all
 from kscl.runtime.signals import StopRequest, stop_requests
-
-WORLD_SIZE = "world_size"
-ALLOW = "--allow-world-size-change resumes on another number of processes; the record says so."
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,8 @@ def _claim(job: Job, until_the_end: contextlib.ExitStack) -> Saved | None:
 
     def claim() -> Path | None:
         until_the_end.enter_context(only_run_in(job.folder))
-        also = job.identity()
-        if not job.allow_world_size_change:
-            also[WORLD_SIZE] = comm.get_world_size()
-        newest = find_start(
-            job.cfg, job.resume, job.auto_resume, WITHOUT_EFFECT, also, {WORLD_SIZE: ALLOW}
-        )
+        also = {**job.identity(), **required(job.allow_world_size_change)}
+        newest = find_start(job.cfg, job.resume, job.auto_resume, WITHOUT_EFFECT, also, HINTS)
         found.append(newest)
         # Nothing is left to refuse. The config is written first: it tells whose folder this is.
         save_config(job.cfg, job.folder)
@@ -123,9 +117,7 @@ def _claim(job: Job, until_the_end: contextlib.ExitStack) -> Saved | None:
 
 def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
     cfg, stopwatch = job.cfg, Stopwatch()
-    world_sizes = [list(entry) for entry in saved[1]["world_sizes"]] if saved else []
-    if not world_sizes or world_sizes[-1][1] != comm.get_world_size():
-        world_sizes.append([step_of(saved[0]) if saved else 0, comm.get_world_size()])
+    parts = world_sizes(saved[1] if saved else None, step_of(saved[0]) if saved else 0)
     if saved is not None:
         stopwatch.restart_at(saved[1]["seconds"])
 
@@ -134,7 +126,7 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
             "config": config_values(cfg),
             **job.identity(),
             WORLD_SIZE: comm.get_world_size(),
-            "world_sizes": world_sizes,
+            WORLD_SIZES: parts,
             "seconds": stopwatch.seconds(),
         }
 
@@ -148,7 +140,7 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
             "seconds_of_training": round(trained, 1),
             "scaled_from_processes": job.scaled_from,
             "processes": comm.get_world_size(),
-            "world_sizes": world_sizes,  # [first iteration, processes] of every part of the run
+            WORLD_SIZES: parts,
             DETECTOR_HASH: detector,
         }
         if job.lr_search is not None:

@@ -11,6 +11,7 @@ from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
 from kscl.engine.check import check_pretraining
 from kscl.engine.run import Job, run
+from kscl.engine.world_size import add_world_size_argument
 from kscl.runtime.launch import launch
 
 EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
@@ -26,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the config and run every rank."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
+    add_world_size_argument(arguments)
     cli.add_check_arguments(arguments)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
@@ -39,4 +41,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.print_config:
         print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
         return 0
-    return launch(run, Job(cfg, given.resume, given.auto_resume), given.num_gpus)
+    job = Job(cfg, given.resume, given.auto_resume, given.allow_world_size_change)
+    return launch(run, job, given.num_gpus)

@@ -12,6 +12,7 @@ from kscl.config.tree import config_hash, config_values
 from kscl.engine.doubts import doubts
 from kscl.engine.metrics_log import means_of_last_epoch, read_metrics, thinned_curves
 from kscl.engine.state import TrainState
+from kscl.engine.world_size import WORLD_SIZE, WORLD_SIZES
 from kscl.method.encoder import backbone_state_dict
 from kscl.records.provenance import code_version
 from kscl.records.record import Protocol, make_record, write_record
@@ -62,6 +63,8 @@ def about_checkpoint(
         "config": config_values(state.cfg),
         "data": data,
         "bad_images": bad_images,
+        WORLD_SIZE: world_size(),
+        WORLD_SIZES: state.world_sizes,
     }
 
 
@@ -110,6 +113,7 @@ def export(
             "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],
             "outputs": {"backbone": sha256_of(backbone)},
             "processes": world_size(),
+            WORLD_SIZES: state.world_sizes,
         },
     )
     log.info("Wrote %s and %s.", backbone, write_record(record, folder))

@@ -28,6 +28,7 @@ from kscl.engine.metrics_log import RunLog
 from kscl.engine.run_dir import find_start, only_run_in
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import TrainState, build_state, check_room, restore
+from kscl.engine.world_size import HINTS, required, world_sizes
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from kscl.records.record import RECORD_FILE
@@ -56,6 +57,7 @@ class Job:
     cfg: CfgNode
     resume: bool
     auto_resume: bool
+    allow_world_size_change: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,7 @@ def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
     # The config is written first: it tells whose folder this is.
     on_first_rank(lambda: save_config(cfg, folder))
     set_up_logging(folder, rank())
+    state.world_sizes = world_sizes(checkpoint.content if checkpoint else None, state.step)
     announce(state, data, checkpoint.path if checkpoint is not None else None)
     return Run(folder, state, loader, knn, data)
 
@@ -154,7 +157,14 @@ def claim(job: Job, held: contextlib.ExitStack) -> Checkpoint | None:
 
     def on_rank_0() -> Path | None:
         held.enter_context(only_run_in(Path(job.cfg.OUTPUT_DIR)))
-        newest = find_start(job.cfg, job.resume, job.auto_resume)
+        has_ended = (Path(job.cfg.OUTPUT_DIR) / RECORD_FILE).exists()
+        newest = find_start(
+            job.cfg,
+            job.resume,
+            job.auto_resume,
+            also=required(job.allow_world_size_change or has_ended),
+            hints=HINTS,
+        )
         if newest is None:
             return None
         read.append(Checkpoint(*newest))

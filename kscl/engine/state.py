@@ -100,6 +100,7 @@ class TrainState:
     window: Window = field(default_factory=Window)
     skips: Skips = field(default_factory=Skips)
     inputs: dict[str, str] = field(default_factory=dict)  # SHA-256 of the weights it started from
+    world_sizes: list[list[int]] = field(default_factory=list)  # [first step, processes]
 
     @property
     def total_steps(self) -> int:

@@ -1,0 +1,54 @@
+"""The number of processes of a run: a change is refused unless asked for, and is recorded.
+
+Order, views and the global batch do not depend on it; what every process computes on its own part
+of the batch does. Pretraining and detection resume by the same rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from kscl.runtime.distributed import world_size
+
+log = logging.getLogger(__name__)
+
+WORLD_SIZE, WORLD_SIZES = "world_size", "world_sizes"  # entries of a checkpoint
+OPTION = "--allow-world-size-change"
+HINTS = {
+    WORLD_SIZE: f"{OPTION} resumes on another number of processes; the record says so. The global "
+    "batch, its order and its views stay the same, but BatchNorm statistics differ: each process "
+    "computes them on its own part of the batch."
+}
+
+
+def add_world_size_argument(arguments: argparse.ArgumentParser) -> None:
+    """Add the option that lets a run resume on another number of processes."""
+    arguments.add_argument(
+        OPTION,
+        action="store_true",
+        help="resume on another number of processes than before; the record says so",
+    )
+
+
+def required(allow_change: bool) -> dict[str, int]:
+    """Return what a checkpoint must hold for a run to resume from it."""
+    return {} if allow_change else {WORLD_SIZE: world_size()}
+
+
+def world_sizes(saved: Mapping[str, Any] | None, step: int) -> list[list[int]]:
+    """Return [first step, processes] of every part of the run, with the one that begins now."""
+    parts = [list(part) for part in saved.get(WORLD_SIZES, [])] if saved is not None else []
+    now = world_size()
+    if parts and parts[-1][1] != now:
+        log.warning(
+            "Resuming with %d processes; until step %d there were %d. The global batch, its order "
+            "and its views stay the same, but BatchNorm statistics differ from here on: each "
+            "process computes them on its own part of the batch.",
+            *(now, step, parts[-1][1]),
+        )
+    if not parts or parts[-1][1] != now:
+        parts.append([step, now])
+    return parts
