@@ -9,6 +9,7 @@ from pathlib import Path
 from kscl import cli
 from kscl.benchmark.leaderboard.answer import answers, as_dicts, warnings
 from kscl.benchmark.leaderboard.board import Board
+from kscl.benchmark.leaderboard.compare import comparison
 from kscl.benchmark.leaderboard.differences import EXPLANATION, differences
 from kscl.benchmark.leaderboard.document import document, insert
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
@@ -27,6 +28,7 @@ EXAMPLES = """  python tools/leaderboard.py output
   python tools/leaderboard.py output /mnt/other_machine/output --output-dir board
   python tools/leaderboard.py output --formats html --title "Shapes, ResNet-18"
   python tools/leaderboard.py output/cifar10 --baseline moco_v2 --insert RESULTS.md cifar10
+  python tools/leaderboard.py output --compare moco_v2 kscl@2,K=5,40%
 """
 
 
@@ -67,7 +69,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument(
-        "folders", nargs="+", metavar="FOLDER", help="folders below which records are read"
+        "folders",
+        nargs="*",
+        default=["output"],
+        metavar="FOLDER",
+        help="folders below which records are read (default: output)",
     )
     parser.add_argument(
         "--output-dir",
@@ -94,6 +100,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         "as in kscl@2,K=5,40%%; may be repeated",
     )
     parser.add_argument(
+        "--compare",
+        metavar="ROW",
+        nargs="+",
+        default=[],
+        help="print how these rows differ from the first of them, in Markdown, and stop; a row is "
+        "named as for --baseline or by its key",
+    )
+    parser.add_argument(
         "--insert",
         nargs=2,
         metavar=("FILE", "NAME"),
@@ -112,6 +126,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for problem in board.problems:
         print(f"Not counted: {problem}", file=sys.stderr)
+    if arguments.compare:
+        print(comparison(board, arguments.compare), end="")
+        return 0
     written = write_board(
         board,
         arguments.output_dir,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
@@ -25,6 +26,22 @@ EXPLANATION = (
     "0 is within noise. There is no correction for multiple comparisons."
 )
 ONE_SEED = "one seed: none"
+PAIRED_BY_IMAGE = "top1"  # records hold which images were right; an AP is no mean over images
+INTERVALS = ["Welch", "by seed", "by image", "seeds"]  # the columns beside a difference
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two means with its 95 % intervals, each None where it cannot be had."""
+
+    mean: float
+    welch: Interval | None
+    by_seed: Interval | None
+    by_image: Interval | None
+    seeds: tuple[int, int]
+    shared: int  # seeds that both have
 
 
 def differences(board: Board, baseline: str) -> str:
@@ -42,13 +59,14 @@ def differences(board: Board, baseline: str) -> str:
         is_there = True
         label = cells.metric_label(section.protocol.kind, metric)
         column = escaped(f"{label} − {baseline}'s")
-        header = [*IDENTITY, column, "Welch", "by seed", "by image", "seeds"]
+        header = [*IDENTITY, column, *INTERVALS]
         lines = []
         for row in section.rows:
             result = row.results[section.protocol]
             if metric in result.measures and row is not to:
                 other = to.results[section.protocol]
-                lines.append([*identity(row), *_difference(result, other, metric)])
+                found = difference_cells(difference(result, other, metric))
+                lines.append([*identity(row), *found])
         if lines:
             shown = table(*without_empty_columns(header, lines))
             parts += [f"Under {escaped(cells.section_name(section))}:", shown]
@@ -59,7 +77,10 @@ def differences(board: Board, baseline: str) -> str:
 
 
 def named_rows(rows: list[Row], baseline: str) -> list[Row]:
-    """Return the rows that fit a method, `kscl@2`, `kscl@2,K=5` or `kscl@K=5,40%`."""
+    """Return the rows that fit a method, `kscl@2`, `kscl@2,K=5`, `kscl@K=5,40%` or a row's key."""
+    keyed = [row for row in rows if row.entry.key == baseline]
+    if keyed:
+        return keyed
     method, _, settings = baseline.partition("@")
     wanted = {word.strip() for word in settings.split(",") if word.strip()}
     return [row for row in rows if row.entry.method == method and wanted <= _settings(row)]
@@ -85,16 +106,29 @@ def _baseline(section: Section, metric: str, baseline: str) -> Row | None:
     return found[0] if found else None
 
 
-def _difference(one: Result, other: Result, metric: str) -> list[str]:
+def difference(one: Result, other: Result, metric: str) -> Difference:
+    """Return how one result differs from another under the same protocol."""
     ours, theirs = one.measures[metric], other.measures[metric]
-    pairs = len(set(ours.replicates) & set(theirs.replicates))
-    seeds = f"{len(ours.values)} and {len(theirs.values)}"
+    return Difference(
+        mean=fmean(ours.values) - fmean(theirs.values),
+        welch=welch_interval(ours.values, theirs.values),
+        by_seed=_by_seed(ours, theirs),
+        by_image=_by_image(one, other) if metric == PAIRED_BY_IMAGE else None,
+        seeds=(len(ours.values), len(theirs.values)),
+        shared=len(set(ours.replicates) & set(theirs.replicates)),
+    )
+
+
+def difference_cells(found: Difference) -> list[str]:
+    """Return the difference, its three intervals and the seeds as they stand in a table."""
+    seeds = f"{found.seeds[0]} and {found.seeds[1]}"
+    all_shared = found.seeds == (found.shared, found.shared)
     return [
-        f"{fmean(ours.values) - fmean(theirs.values):+.2f}",
-        _interval(welch_interval(ours.values, theirs.values)) or ONE_SEED,
-        _interval(_by_seed(ours, theirs)) or ONE_SEED,
-        _interval(_by_image(one, other)) if metric == "top1" else "",
-        seeds if len(ours.values) == pairs == len(theirs.values) else f"{seeds}, {pairs} shared",
+        f"{found.mean:+.2f}",
+        shown_interval(found.welch) or ONE_SEED,
+        shown_interval(found.by_seed) or ONE_SEED,
+        shown_interval(found.by_image),
+        seeds if all_shared else f"{seeds}, {found.shared} shared",
     ]
 
 
@@ -131,5 +165,6 @@ def _right(record: Record) -> np.ndarray | None:
     return hits.from_text(given, count) if given and count else None
 
 
-def _interval(bounds: tuple[float, float] | None) -> str:
+def shown_interval(bounds: Interval | None) -> str:
+    """Return both ends of an interval with their signs; empty if there is none."""
     return "" if bounds is None else f"{bounds[0]:+.2f} to {bounds[1]:+.2f}"

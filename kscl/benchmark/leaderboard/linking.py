@@ -47,6 +47,11 @@ class Entry:
             *(self.config, self.data),
         )
 
+    @property
+    def key(self) -> str:
+        """Return a short name that the same entry has on every board, as in links to a page."""
+        return _digest({"entry": list(self.order)})[:8]
+
 
 @dataclass(frozen=True)
 class Link:

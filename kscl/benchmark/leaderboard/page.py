@@ -13,7 +13,10 @@ from pathlib import Path
 from kscl.benchmark.leaderboard.board import Board
 from kscl.benchmark.leaderboard.page_data import page_data
 
-SCRIPTS = ("dom.js", "columns.js", "table.js", "charts.js", "plots.js", "panel.js", "main.js")
+SCRIPTS = (
+    *("dom.js", "columns.js", "table.js", "charts.js", "plots.js", "panel.js", "compare.js"),
+    *("address.js", "main.js"),
+)
 
 
 def page(board: Board, title: str, folder: Path, sentences: Sequence[str] = ()) -> str:

@@ -6,23 +6,24 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from urllib.parse import quote
 
-from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard import cells, spent
 from kscl.benchmark.leaderboard.board import FIGURES, HEADLINE, Board, Result, Row, Section
+from kscl.benchmark.leaderboard.compare import class_means, pairs
 from kscl.benchmark.leaderboard.details import (
     curves,
     inside,
     machine,
     mapping,
     number,
-    per_class,
     text,
     thinned,
 )
+from kscl.benchmark.leaderboard.differences import EXPLANATION
 from kscl.benchmark.leaderboard.exports import entry_of, measured
 from kscl.benchmark.leaderboard.figures import basis_figure, file_of
+from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.records.record import Json
@@ -57,8 +58,11 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
         "test": THE_TEST,
         "records": board.records,
         "figures": {name: cells.FIGURE_LABELS[name] for name in FIGURES},
+        "costs": {name: spent.label(name) for name in spent.all_names()},
+        "not_compared": list(SAME_FOR_ALL_SEEDS),
+        "intervals": EXPLANATION,
         "protocols": [
-            _protocol(section, name, letter, pool)
+            _protocol(section, name, letter, pool) | _pairs(section, board)
             for section, name, letter in zip(
                 board.sections, cells.section_names(board.sections), letters, strict=True
             )
@@ -94,11 +98,21 @@ def _protocol(section: Section, name: str, letter: str, pool: _Pool) -> Json:
     }
 
 
+def _pairs(section: Section, board: Board) -> Json:
+    """Return what two rows differ by, found by their indices among all rows of the page."""
+    indices = {id(row): i for i, row in enumerate(board.rows)}
+    rows = [indices[id(row)] for row in section.rows]
+    found = pairs(section)
+    return {"pairs": {f"{rows[it.pop('one')]}-{rows[it.pop('other')]}": it for it in found}}
+
+
 def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
     indices = {section.protocol: i for i, section in enumerate(board.sections)}
     return {
         **entry_of(row),
+        "key": row.entry.key,
         "figures": row.figures,
+        "costs": spent.spent(row),
         "machine": _machine(row.pretrainings),
         "stale": row.stale,
         "results": {
@@ -114,15 +128,11 @@ def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
 
 
 def _result(result: Result, headline: str) -> Json:
-    classes: dict[str, list[float]] = {}
-    for file in result.records:
-        for name, value in per_class(file.record, headline).items():
-            classes.setdefault(name, []).append(value)
     return {
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
         "metrics": {name: measured(measure) for name, measure in result.measures.items()},
-        "classes": {name: fmean(values) for name, values in classes.items()},
+        "classes": class_means(result, headline),
         "warnings": result.warnings,
     }
 

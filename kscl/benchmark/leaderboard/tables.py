@@ -25,7 +25,10 @@ from kscl.records.spread import number_and_spread
 
 IDENTITY = ["method", "backbone", "epochs", "K", "ρ"]
 COUNTS = ["n_pretrain", "n_finetune"]
-TEXT_COLUMNS = ("method", "backbone", "mark", "note", "source", "95 % interval")
+TEXT_COLUMNS = (
+    *("method", "backbone", "mark", "note", "source", "95 % interval"),
+    *("row", "class", "setting"),
+)
 
 LEGEND = (
     "Mean ± standard deviation over pretraining seeds. **Bold**: the best row of the column's "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS, Entry
 from kscl.benchmark.leaderboard.reading import RecordFile
+from kscl.config.tree import leaves_without
 
 MAX_SETTINGS = 2
 # METHOD.NAME is what LABEL was called in older records.
@@ -30,7 +31,10 @@ def tags(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
 
 
 def _distinguishing(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
-    settings = [dict(_settings(file[0])) if file else {} for _, file in rows]
+    settings = [
+        leaves_without(file[0].record.config.values, SAME_FOR_ALL_SEEDS) if file else {}
+        for _, file in rows
+    ]
     keys = sorted({key for values in settings for key in values}.difference(IN_COLUMNS))
     differing = [key for key in keys if len({repr(values.get(key)) for values in settings}) > 1]
     short = {key: key.rpartition(".")[2].lower().replace("_", " ") for key in differing}
@@ -48,14 +52,3 @@ def _distinguishing(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[
     if len(set(words)) < len(rows):  # several files about which nothing is known
         words = [f"settings {entry.config[:6]}" for entry, _ in rows]
     return words
-
-
-def _settings(file: RecordFile) -> Iterator[tuple[str, object]]:
-    """Yield every setting that takes part in the entry's hash, under its full name."""
-    waiting = [("", file.record.config.values)]
-    while waiting:
-        prefix, node = waiting.pop()
-        if isinstance(node, dict) and node:
-            waiting += [(f"{prefix}.{key}" if prefix else key, node[key]) for key in node]
-        elif not any(prefix == k or prefix.startswith(f"{k}.") for k in SAME_FOR_ALL_SEEDS):
-            yield prefix, node

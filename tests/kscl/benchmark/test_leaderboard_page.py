@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -12,10 +10,18 @@ import pytest
 
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.commands.leaderboard import write_board
-from tests.helpers.browser import MISSING, chromium, complaints, open_page, requests
+from tests.helpers.board_page import (
+    HOSTILE,
+    ROWS,
+    all_of,
+    choose,
+    column,
+    method_button,
+    one,
+    sort_by,
+)
+from tests.helpers.browser import MISSING, complaints, open_page
 from tests.helpers.leaderboard_records import (
-    PNG,
-    a_whole_board,
     described,
     kscl,
     linear,
@@ -30,82 +36,6 @@ if MISSING:
 
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-
-HOSTILE = '<img src=x onerror="document.title=1"></script><script>alert(1)</script>'
-ROWS = "#rows > tr:not(.panel-row)"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as driver:
-        yield driver
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> SimpleNamespace:
-    """A board with rows of every kind, one of them stale, one of them hostile."""
-    folder = tmp_path_factory.mktemp("board")
-    records = a_whole_board()
-    records[0] = pretraining(*kscl(5, 0.4), details={"basis_figure": "../basis.png"})
-    records.append(linear(30, sha("x"), name=HOSTILE, details=described(HOSTILE, 0, arch=HOSTILE)))
-    write_all(folder / "records", records)
-    (folder / "records" / "basis.png").write_bytes(PNG)
-    (folder / "records" / "broken").mkdir()
-    (folder / "records" / "broken" / "record.json").write_text("{")
-    board = build_board([folder / "records"], check_stale=False)
-    board.rows[2].stale = ["code was aaaa, is bbbb"]
-    return SimpleNamespace(page=write_board(board, folder)["html"], folder=folder, board=board)
-
-
-@pytest.fixture
-def page(browser, files) -> Iterator[Any]:
-    """The page, freshly opened; whatever was done to it, it must not have complained or asked."""
-    open_page(browser, files.page)
-    yield browser
-    assert complaints(browser) == []
-    assert set(requests(browser)) <= {files.page.as_uri(), "data:,"} | pictures(browser)
-
-
-def pictures(page: Any) -> set[str]:
-    return {image.get_attribute("src") for image in all_of(page, "img")}
-
-
-def all_of(page: Any, css: str) -> list[Any]:
-    return page.find_elements(By.CSS_SELECTOR, css)
-
-
-def one(page: Any, css: str) -> Any:
-    return page.find_element(By.CSS_SELECTOR, css)
-
-
-def column(page: Any, key: str) -> list[str]:
-    """The cells of a column from top to bottom, as a reader sees their main number or name."""
-    script = """
-    const names = [...document.querySelectorAll("thead .names th")];
-    const place = names.findIndex((th) => th.dataset.column === arguments[0]);
-    return [...document.querySelectorAll("%s")].map((tr) => {
-      const cell = tr.children[place];
-      return (cell.querySelector(".value, .method") || cell).textContent.trim();
-    });
-    """
-    return page.execute_script(script % ROWS, key)
-
-
-def choose(page: Any, name: str) -> None:
-    """The protocol whose name starts so."""
-    (option,) = [o for o in all_of(page, "#protocol option") if o.text.startswith(name)]
-    option.click()
-
-
-def sort_by(page: Any, key: str) -> Any:
-    button = one(page, f'thead button[data-key="{key}"]')
-    page.execute_script("arguments[0].scrollIntoView({block: 'nearest', inline: 'center'})", button)
-    button.click()
-    return one(page, f'thead th[data-column="{key}"]')
-
-
-def method_button(page: Any, number: int) -> Any:
-    return all_of(page, f"{ROWS} button.open")[number]
 
 
 def test_it_opens_from_a_file_and_asks_nobody(page, files):

@@ -2,23 +2,27 @@
 
 const MARGIN = { top: 28, right: 18, bottom: 40, left: 48 };
 
+// Ticks at round numbers, the first at or below `low` and the last at or above `high`.
 function niceTicks(low, high, about) {
-  const rough = (high - low) / Math.max(1, about) || 1;
+  const rough = (high - low) / Math.max(1, about) || Math.abs(low) / 10 || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
+  let [from, to] = [Math.floor(low / step + 1e-9), Math.ceil(high / step - 1e-9)];
+  if (from === to) { from -= 1; to += 1; }
   const ticks = [];
-  for (let tick = Math.ceil(low / step - 1e-9) * step; tick <= high + step * 1e-6; tick += step) {
-    ticks.push(Number(tick.toPrecision(12)));
-  }
+  for (let i = from; i <= to; i += 1) ticks.push(Number((i * step).toPrecision(12)));
   return ticks;
 }
 
+// The same for a logarithmic axis: at 1, 2 and 5 times powers of ten.
 function logTicks(low, high) {
-  const ticks = [];
-  for (let power = 10 ** Math.floor(Math.log10(low)); power <= high; power *= 10) {
-    for (const m of [1, 2, 5]) if (m * power >= low && m * power <= high) ticks.push(m * power);
+  const all = [];
+  for (let p = Math.floor(Math.log10(low)); p <= Math.ceil(Math.log10(high)); p += 1) {
+    for (const m of [1, 2, 5]) all.push(Number((m * 10 ** p).toPrecision(3)));
   }
-  return ticks.length > 1 ? ticks : [low, high];
+  const first = all.findLastIndex((tick) => tick <= low);
+  const last = all.findIndex((tick) => tick >= high);
+  return first === last ? all.slice(first - 1, last + 2) : all.slice(first, last + 1);
 }
 
 function padded(values, fraction) {
@@ -29,13 +33,15 @@ function padded(values, fraction) {
   return [low - room, high + room];
 }
 
-// axis: {values, label, ticks?, log?, padding?}; returns its ticks and a 0..1 scale.
+// axis: {values, label, ticks?, log?, padding?}; returns its ticks and a 0..1 scale, which begins
+// and ends at a tick unless the axis brings ticks of its own.
 function scaleOf(axis, about) {
-  const log = axis.log && Math.min(...axis.values) > 0;
+  const [least, most] = [Math.min(...axis.values), Math.max(...axis.values)];
+  const log = axis.log && least > 0;
   const f = log ? Math.log : (v) => v;
-  const [low, high] = padded(axis.values.map(f), axis.padding ?? 0.06);
-  const back = log ? Math.exp : (v) => v;
-  const ticks = axis.ticks || (log ? logTicks(back(low), back(high)) : niceTicks(low, high, about));
+  const ticks = axis.ticks || (log ? logTicks(least, most) : niceTicks(least, most, about));
+  const [low, high] = axis.ticks ? padded(axis.values, axis.padding ?? 0.06)
+    : [f(ticks[0]), f(ticks[ticks.length - 1])];
   return { at: (v) => (f(v) - low) / (high - low), ticks };
 }
 
@@ -104,13 +110,48 @@ function spreadOut(pixels, step) {
 
 const empty = (place, words) => place.replaceChildren(el("p", { class: "quiet empty" }, words));
 
+// Names from top to bottom, a bar from 0 for each entry: [{name, series, values, intervals?}].
+function barChart(place, entries, names, label) {
+  const width = Math.max(240, place.clientWidth);
+  const left = Math.min(width * 0.35, 12 + 7 * Math.max(...names.map((name) => name.length)));
+  const [thick, step] = [10, 10 * entries.length + 8];
+  const height = 34 + step * names.length;
+  const ends = entries.flatMap((entry) => names.flatMap((name) =>
+    [entry.values[name], ...(entry.intervals?.[name] || [])])).filter(isNumber);
+  const scale = scaleOf({ values: [0, ...ends] }, (width - left) / 90);
+  const px = (v) => left + scale.at(v) * (width - left - MARGIN.right);
+  const root = svg("svg", { width, height, role: "img", "aria-label": label, class: "chart bars" });
+  for (const tick of scale.ticks) {
+    root.append(svg("line", { class: "gridline", x1: px(tick), x2: px(tick), y1: 4, y2: height - 26 }),
+      svg("text", { class: "tick", x: px(tick), y: height - 10, "text-anchor": "middle" }, short(tick)));
+  }
+  const room = Math.max(3, Math.floor((left - 12) / 7));
+  names.forEach((name, i) => {
+    const top = 8 + step * i;
+    root.append(svg("text", { class: "tick", x: left - 10, y: top + (thick * entries.length) / 2 + 4,
+      "text-anchor": "end" }, svg("title", {}, name), name.length > room ? `${name.slice(0, room - 1)}…` : name));
+    entries.forEach((entry, j) => {
+      const value = entry.values[name];
+      if (!isNumber(value)) return;
+      const [from, to, y] = [Math.min(px(0), px(value)), Math.max(px(0), px(value)), top + thick * j];
+      const interval = entry.intervals?.[name];
+      root.append(svg("g", { class: `s${entry.series}` },
+        svg("title", {}, `${name}: ${fixed(value, 2)} · ${entry.name}`),
+        svg("rect", { class: "bar", x: from, y, width: Math.max(1, to - from), height: thick - 2 }),
+        interval ? svg("line", { class: "whisker", x1: px(interval[0]), x2: px(interval[1]),
+          y1: y + thick / 2 - 1, y2: y + thick / 2 - 1 }) : ""));
+    });
+  });
+  place.replaceChildren(root);
+}
+
 // Classes from top to bottom, a dot for each row: entries are [{name, series, values: {class: v}}].
 function classChart(place, entries, classes, label) {
   const width = Math.max(240, place.clientWidth);
   const left = Math.min(width * 0.35, 12 + 7 * Math.max(...classes.map((c) => c.length)));
   const height = 34 + 20 * classes.length;
   const all = entries.flatMap((entry) => classes.map((c) => entry.values[c]).filter(isNumber));
-  const scale = scaleOf({ values: all, padding: 0.04 }, (width - left) / 90);
+  const scale = scaleOf({ values: all }, (width - left) / 90);
   const px = (v) => left + scale.at(v) * (width - left - MARGIN.right);
   const root = svg("svg", { width, height, role: "img", "aria-label": label, class: "chart" });
   for (const tick of scale.ticks) {

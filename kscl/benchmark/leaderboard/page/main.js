@@ -64,6 +64,7 @@ function chooseProtocol(protocol) {
   if (chosen) byId("metric").value = `${protocol}/${chosen.headline}`;
   buildTable();
   filter();
+  drawCompare();
 }
 
 let waiting = 0;
@@ -105,5 +106,6 @@ window.addEventListener("beforeprint", () => placeMore(view.shown.length));
 new ResizeObserver(([{ target }]) => {
   target.style.setProperty("--frame-width", `${target.clientWidth}px`);
 }).observe(byId("frame"));
-chooseProtocol(DATA.protocols.length === 1 ? 0 : -1);
-byId("protocol").value = String(state.protocol);
+byId("clear").addEventListener("click", () => setCompared([]));
+window.addEventListener("hashchange", readAddress);
+readAddress();

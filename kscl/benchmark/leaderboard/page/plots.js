@@ -116,7 +116,7 @@ function plotCurves(place, rows, name) {
     .filter(({ run }) => run.lines[name]).slice(0, MAX_CURVES);
   if (!runs.length) return empty(place, "No pretraining record here holds curves.");
   const label = `${name}, training curves of ${counted(runs.length, "run")}`;
-  const x = { label: runs[0].run.axis, values: runs.flatMap(({ run }) => run.lines[name][0]), padding: 0.01 };
+  const x = { label: runs[0].run.axis, values: runs.flatMap(({ run }) => run.lines[name][0]) };
   const y = { values: runs.flatMap(({ run }) => run.lines[name][1]), label: name };
   return frame(place, { x, y, label }, (px, py, layer) => {
     for (const { row, run } of runs) {
@@ -127,26 +127,23 @@ function plotCurves(place, rows, name) {
   });
 }
 
-// Where there are many classes, those in which the rows differ most.
+// Classes of entries [{values}], highest mean first; of many, those in which the entries differ most.
+function mostDifferent(entries) {
+  const valuesOf = (name) => entries.map((entry) => entry.values[name]).filter(isNumber);
+  const spread = (name) => Math.max(...valuesOf(name)) - Math.min(...valuesOf(name));
+  const mean = (name) => valuesOf(name).reduce((a, b) => a + b, 0) / valuesOf(name).length;
+  const classes = [...new Set(entries.flatMap((entry) => Object.keys(entry.values)))];
+  const most = [...classes].sort((a, b) => spread(b) - spread(a)).slice(0, MAX_CLASSES);
+  return most.sort((a, b) => mean(b) - mean(a));
+}
+
 function plotClasses(place, rows, protocol) {
   const entries = rows.filter((row) => Object.keys(resultOf(row, protocol)?.classes || {}).length)
     .slice(0, MAX_CLASS_ROWS)
     .map((row) => ({ name: rowName(row), series: seriesOf(row.method),
       values: resultOf(row, protocol).classes }));
   if (!entries.length) return empty(place, "No record here holds values for each class.");
-  const spread = (name) => {
-    const values = entries.map((entry) => entry.values[name]).filter(isNumber);
-    return Math.max(...values) - Math.min(...values);
-  };
-  const mean = (name) => {
-    const values = entries.map((entry) => entry.values[name]).filter(isNumber);
-    return values.reduce((a, b) => a + b, 0) / values.length;
-  };
-  let classes = [...new Set(entries.flatMap((entry) => Object.keys(entry.values)))];
-  if (classes.length > MAX_CLASSES) {
-    classes = classes.sort((a, b) => spread(b) - spread(a)).slice(0, MAX_CLASSES);
-  }
-  classes.sort((a, b) => mean(b) - mean(a));
+  const classes = mostDifferent(entries);
   return classChart(place, entries, classes, `values of ${counted(classes.length, "class", "classes")}`);
 }
 
@@ -201,7 +198,7 @@ function buildPlots() {
     card("plot-classes", "Per class", `The best ${MAX_CLASS_ROWS} rows; of many classes, the ${MAX_CLASSES} that differ most.`),
   );
   let timer = 0;
-  new ResizeObserver(() => { clearTimeout(timer); timer = setTimeout(drawPlots, 60); })
+  new ResizeObserver(() => { clearTimeout(timer); timer = setTimeout(() => { drawPlots(); drawCompare(); }, 60); })
     .observe(byId("charts"));
   return undefined;
 }

@@ -1,7 +1,8 @@
 // The table. However many rows there are, only those that one has come to are in the page.
 
 const CHUNK = 60;
-const state = { protocol: -1, methods: new Set(), search: "", reported: true, key: null, up: false };
+const state = { protocol: -1, methods: new Set(), search: "", reported: true, key: null, up: false,
+  compare: [] }; // the keys of the rows that are compared, in the order in which they were ticked
 const view = { columns: [], rows: [], reported: [], shown: [], placed: 0 };
 
 function buildTable() {
@@ -42,6 +43,7 @@ function render() {
   byId("reported-rows").replaceChildren(divider(), ...published.flatMap(elementsOf));
   view.publishes = published.length > 0;
   placeMore(CHUNK);
+  writeAddress();
 }
 
 function placeMore(count) {
@@ -109,7 +111,8 @@ function makeRow(entry) {
     if (column.key !== "method") return el("td", { class: cellClass(column) }, shown);
     const inside = el("button", { type: "button", class: "open", "aria-expanded": "false",
       "aria-label": `${rowName(row)}, details`, on: { click: () => toggle(entry) } }, shown);
-    return el("th", { scope: "row", class: cellClass(column) }, inside);
+    return el("th", { scope: "row", class: cellClass(column) },
+      el("div", { class: "name" }, row.metrics ? "" : pickBox(row), inside));
   });
   return el("tr", { class: row.metrics ? "reported" : null }, cells);
 }

@@ -1,0 +1,66 @@
+"""What the stages of a row cost: time, peak memory and energy, as far as its records say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from kscl.benchmark.leaderboard.board import Row
+from kscl.benchmark.leaderboard.details import inside, number
+from kscl.benchmark.leaderboard.reading import RecordFile
+
+STAGES = ("pretrain", "probe", "detection")
+# Cost → its label and unit; `minutes` is in every record, the others where the machine tells.
+COSTS = {
+    "minutes": "min",
+    "memory": "GiB",
+    "gpu_memory": "GPU GiB",
+    "energy": "Wh",
+}
+RECORDED = {
+    "memory": "peak_memory_gib",
+    "gpu_memory": "peak_gpu_memory_gib",
+    "energy": "energy_wh",
+}
+
+
+def spent(row: Row) -> dict[str, float]:
+    """Return `STAGE_COST` → its mean over the runs of the stage (a peak: the highest)."""
+    found: dict[str, float] = {}
+    for stage in STAGES:
+        files = [file for file in row.records if _stage(file) == stage]
+        for cost in COSTS:
+            values = _values(files, cost)
+            if values:
+                found[f"{stage}_{cost}"] = max(values) if "memory" in cost else fmean(values)
+    return found
+
+
+def label(name: str) -> str:
+    """Return the column name of a cost: `pretrain_minutes` is `pretrain min`."""
+    stage, _, cost = name.partition("_")
+    return f"{stage} {COSTS[cost]}"
+
+
+def all_names() -> list[str]:
+    """Return every cost in the order of the columns."""
+    return [f"{stage}_{cost}" for stage in STAGES for cost in COSTS]
+
+
+def shown(value: float | None) -> str:
+    """Return a cost with the digits it deserves."""
+    if value is None:
+        return ""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _stage(file: RecordFile) -> str:
+    kind = file.record.kind
+    return kind if kind in STAGES else "probe"
+
+
+def _values(files: Sequence[RecordFile], cost: str) -> list[float]:
+    if cost == "minutes":
+        return [file.record.seconds / 60 for file in files]
+    given = [number(inside(file.record.details, "costs", RECORDED[cost])) for file in files]
+    return [value for value in given if value is not None]

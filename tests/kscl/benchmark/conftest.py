@@ -1,0 +1,57 @@
+"""One Chromium for all tests of the page, and a board with rows of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kscl.benchmark.leaderboard.rows import build_board
+from kscl.commands.leaderboard import write_board
+from tests.helpers.board_page import HOSTILE, pictures
+from tests.helpers.browser import MISSING, chromium, complaints, open_page, requests
+from tests.helpers.leaderboard_records import (
+    PNG,
+    a_whole_board,
+    described,
+    kscl,
+    linear,
+    pretraining,
+    sha,
+    write_all,
+)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    if MISSING:
+        pytest.skip(MISSING)
+    with chromium() as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory) -> SimpleNamespace:
+    """A board with rows of every kind, one of them stale, one of them hostile."""
+    folder = tmp_path_factory.mktemp("board")
+    records = a_whole_board()
+    records[0] = pretraining(*kscl(5, 0.4), details={"basis_figure": "../basis.png"})
+    records.append(linear(30, sha("x"), name=HOSTILE, details=described(HOSTILE, 0, arch=HOSTILE)))
+    write_all(folder / "records", records)
+    (folder / "records" / "basis.png").write_bytes(PNG)
+    (folder / "records" / "broken").mkdir()
+    (folder / "records" / "broken" / "record.json").write_text("{")
+    board = build_board([folder / "records"], check_stale=False)
+    board.rows[2].stale = ["code was aaaa, is bbbb"]
+    return SimpleNamespace(page=write_board(board, folder)["html"], folder=folder, board=board)
+
+
+@pytest.fixture
+def page(browser, files) -> Iterator[Any]:
+    """The page, freshly opened; whatever was done to it, it must not have complained or asked."""
+    open_page(browser, files.page)
+    yield browser
+    assert complaints(browser) == []
+    assert set(requests(browser)) <= {files.page.as_uri(), "data:,"} | pictures(browser)
