@@ -12,7 +12,8 @@ from kscl.data.annotated.voc import read_voc
 def shapes_folders(folder: Path, labels: str) -> tuple[Path, Path]:
     """Return (images, labels) with labels in XML files or as a YOLO copy."""
     drawn = folder / "drawn"
-    assert make_shapes.main(["--output-dir", str(drawn), "--num-classes", "5"]) == 0
+    few = ["--unlabeled", "5", "--train", "10", "--val", "5"]  # only the scenes are used
+    assert make_shapes.main(["--output-dir", str(drawn), "--num-classes", "5", *few]) == 0
     voc = drawn / "VOCdevkit/VOC2007"
     images, target = folder / "images", folder / "labels"
     shutil.copytree(voc / "JPEGImages", images)
