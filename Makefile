@@ -72,8 +72,9 @@ format: setup  ## put the code into the project's format
 bench: setup  ## measure every figure that has a bound; writes bench.json
 	$(PY) tools/benchmark.py
 
-doctor: setup  ## what is installed here, and what is missing
-	$(PY) tools/doctor.py
+doctor:  ## what is installed here, and what is missing; changes nothing
+	@PYTHONPATH="$(CURDIR)" PYTHONDONTWRITEBYTECODE=1 \
+	    $$(test -x "$(PY)" && echo "$(PY)" || echo "$(PYTHON)") tools/doctor.py
 
 lock:  ## rewrite requirements-lock.txt from requirements.txt (needs uv: pip install uv)
 	uv pip compile requirements.txt -o requirements-lock.txt --quiet --no-config \

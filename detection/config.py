@@ -68,6 +68,9 @@ def add_kscl_config(cfg: CfgNode) -> None:
     cfg.KSCL = CfgNode()  # Settings of this project.
     # The name of the protocol: rows of a leaderboard are ranked only within one protocol.
     cfg.KSCL.PROTOCOL = ""
+    # What the leaderboard calls random weights or another project's file; a pretraining of ours has
+    # a LABEL of its own.
+    cfg.KSCL.LABEL = ""
     # The certificate of MODEL.WEIGHTS; "" is certificate.json beside the weights.
     cfg.KSCL.CERTIFICATE = ""
     # Train from random weights; MODEL.WEIGHTS must then be "".

@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kscl.runtime.hidden_packages import warn_of_hidden_packages
+
 if TYPE_CHECKING:
     from kscl.backbone_file import load_backbone, save_backbone
     from kscl.config.merge import load_config
@@ -49,6 +51,8 @@ _HOMES = {
     "retrieve_instance": "kscl.method.subspace",
     "save_backbone": "kscl.backbone_file",
 }
+
+warn_of_hidden_packages()
 
 
 def __getattr__(name: str) -> Any:

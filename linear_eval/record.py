@@ -96,12 +96,13 @@ def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
     """Return what a reader should know of the backbone; the leaderboard groups by it."""
     loaded, description = frozen.loaded, frozen.loaded.description
     known: Mapping[str, Any] = description.source
-    if cfg.LABEL and "method" not in known:
+    if cfg.LABEL and known.get("method") in (None, RANDOM):
         known = {**known, "method": cfg.LABEL}
     return {
         **{key: known[key] for key in DESCRIBING if key in known},
         "arch": description.arch,
         "kwargs": config_values(CfgNode(description.kwargs)) if description.kwargs else {},
+        "parameters": sum(p.numel() for p in loaded.backbone.parameters()),
         "weights": "random" if loaded.layout == RANDOM else f"file, read as {loaded.layout}",
         "mean": [round(value, 6) for value in frozen.mean.flatten().tolist()],
         "std": [round(value, 6) for value in frozen.std.flatten().tolist()],

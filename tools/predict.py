@@ -2,6 +2,7 @@
 
 import sys
 
+import kscl  # noqa: F401 - first: it names a package that hides one of ours
 from detection.commands.predict import main
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ WITHOUT_EFFECT = (
     "MODEL.DEVICE",
     "MODEL.WEIGHTS",  # their hash stands for them
     "KSCL.CERTIFICATE",
+    "KSCL.LABEL",
     "SOLVER.CHECKPOINT_PERIOD",
 )
 # What comes with the weights: other contenders have other networks under the same protocol.

@@ -5,13 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
 from detectron2.config import CfgNode
 
 from detection.convert.certificate import Certificate
 from detection.scoring import ScorerResult, metrics_of
 from detection.scoring.result import per_class_numbers
 from detection.train.protocol import WITHOUT_EFFECT, protocol_of
-from kscl.records.record import make_record, write_record
+from kscl.backbone_file import RANDOM
+from kscl.method.encoder import build_backbone
+from kscl.records.record import LEAST_AP50, make_record, write_record
+
+
+def _described(cfg: CfgNode, certificate: Certificate) -> dict[str, Any]:
+    """Return what a reader should know of the backbone; the leaderboard groups by it."""
+    found = certificate.backbone
+    if cfg.KSCL.LABEL and found.get("method") in (None, RANDOM):
+        found["method"] = cfg.KSCL.LABEL
+    with torch.device("meta"):  # only its structure is needed
+        backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
+    return found | {"parameters": sum(p.numel() for p in backbone.parameters())}
 
 
 def write_trial_record(
@@ -27,14 +40,18 @@ def write_trial_record(
     backbone: dict[str, Any] = {"method": "from scratch"}
     if certificate is not None:
         inputs = {"weights": certificate.weights_sha256, "backbone": certificate.source_sha256}
-        backbone = certificate.backbone
+        backbone = _described(cfg, certificate)
         details = {**details, "certificate": certificate.as_dict()}
     headline, per_class = scores[cfg.KSCL.SCORER], per_class_numbers(scores)
+    metrics = metrics_of(scores, cfg.KSCL.SCORER)
+    if metrics["AP50"] < LEAST_AP50:
+        low = f"AP50 is {metrics['AP50']:.1f}, too low to compare. Train longer or on more images."
+        details = {**details, "warnings": [low]}
     record = make_record(
         kind="detection",
         name=Path(cfg.OUTPUT_DIR).name,
         protocol=protocol_of(cfg),
-        metrics=metrics_of(scores, cfg.KSCL.SCORER),
+        metrics=metrics,
         seconds=seconds,
         seed=cfg.SEED,
         cfg=cfg,

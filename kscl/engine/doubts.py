@@ -15,7 +15,11 @@ def doubts(cfg: CfgNode, num_images: int, curves: Mapping[str, Sequence[float]])
     """Return one sentence per reason to doubt; none for a run without a fault."""
     found = []
     in_queue = cfg.DICTIONARY.TYPE == "queue"
-    length = cfg.DICTIONARY.QUEUE_LENGTH if in_queue else cfg.SOLVER.BATCH_SIZE
+    length = {
+        "queue": cfg.DICTIONARY.QUEUE_LENGTH,
+        "minibatch": cfg.SOLVER.BATCH_SIZE - 1,
+        "memory_bank": num_images - 1,
+    }[cfg.DICTIONARY.TYPE]
     if in_queue and length >= num_images:
         found.append(
             f"The queue of {length} is as long as the data ({num_images} images), so it holds the "

@@ -112,6 +112,7 @@ def export(
             "warnings": warnings,
             "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],
             "outputs": {"backbone": sha256_of(backbone)},
+            "parameters": sum(p.numel() for p in state.learner.encoder.backbone.parameters()),
             "processes": world_size(),
             WORLD_SIZES: state.world_sizes,
         },

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kscl.config.shipped import shipped_configs
 from kscl.records.provenance import code_version
+from kscl.runtime.hidden_packages import hidden_packages
 from kscl.runtime.machine import total_memory, usable_cores
 
 GIB = 2**30
@@ -156,6 +157,9 @@ def _project() -> Iterator[Finding]:
     code = code_version()
     state = {True: ", with changes", False: "", None: ", changes unknown"}[code["dirty"]]  # type: ignore[index]
     yield Finding("kscl", f"{code['version']}, commit {str(code['commit'])[:12]}{state}")
+    for name, place in hidden_packages().items():
+        fix = "Uninstall it, or use an environment of its own."
+        yield Finding(name, f"hidden by another package in {place}", fix, needed=True)
     configs = len(list(shipped_configs().rglob("*.yaml")))
     fix = "" if configs else "The installation is incomplete. Install it again."
     yield Finding("configs", f"{configs} in {shipped_configs()}", fix, needed=True)

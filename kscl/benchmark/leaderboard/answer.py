@@ -19,6 +19,10 @@ RANDOM = "random"
 TASKS = {
     "linear": "Classifier (linear probe)",
     "knn": "Classifier (nearest neighbors)",
+    "svm": "Classifier (SVMs)",
+    "low_shot": "Classifier (SVMs on few images)",
+    "linear_suite": "Classifier (many sets)",
+    "finetune": "Classifier (fine-tuned on few labels)",
     "detection": "Detector",
 }
 MORE_SEEDS = 3
@@ -58,12 +62,8 @@ def warnings(board: Board) -> list[str]:
                 "more annotated images; no row is called best."
             )
     for row in board.rows:
-        for text in dict.fromkeys(
-            str(text)
-            for file in row.pretrainings
-            for text in _listed(file.record.details.get("warnings"))
-        ):
-            found.append(f"{' '.join(filter(None, cells.identity(row)))}: {text}")
+        name = " ".join(filter(None, cells.identity(row)))
+        found += [f"{name}: {text} No result of this row is called best." for text in row.doubts]
     return found
 
 
@@ -137,7 +137,3 @@ def _name(row: Row, section: Section) -> str:
     if len(alike) == 1:
         return row.entry.method
     return " ".join(filter(None, cells.identity(row)))
-
-
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else []

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from kscl.benchmark.leaderboard.details import warnings
+from kscl.benchmark.leaderboard.details import inside, number, warnings
 from kscl.benchmark.leaderboard.linking import Entry
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.reported import Reported
@@ -124,6 +124,22 @@ class Row:
         """Return all records of the row."""
         evaluations = (result.records for result in self.results.values())
         return [*self.pretrainings, *(file for records in evaluations for file in records)]
+
+    @property
+    def parameters(self) -> float | None:
+        """Return the number of parameters of the backbone, if a record tells it."""
+        told = (
+            number(file.record.details.get("parameters"))
+            or number(inside(file.record.details, "backbone", "parameters"))
+            for file in self.records
+        )
+        return next((count for count in told if count), None)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Return what its pretrainings warn of, each once: the row is then never called best."""
+        found = (word for file in self.pretrainings for word in warnings(file.record))
+        return list(dict.fromkeys(found))
 
 
 @dataclass

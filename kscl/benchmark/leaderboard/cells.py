@@ -53,7 +53,16 @@ def identity(row: Row) -> list[str]:
     """Return method, backbone, epochs, K and ρ of a row."""
     it = row.entry
     method = f"{it.method} ({row.tag})" if row.tag else it.method
-    return [_cut(method), _cut(it.backbone), plain(it.epochs), plain(it.shots), percent(it.rho)]
+    return [_cut(method), _cut(backbone(row)), plain(it.epochs), plain(it.shots), percent(it.rho)]
+
+
+def backbone(row: Row) -> str:
+    """Return the network; one of another width than its name says with its channels and size."""
+    it, count = row.entry, row.parameters
+    if not it.width:
+        return it.backbone
+    size = f", {count / 1e6:.1f} M parameters" if count else ""
+    return f"{it.backbone} ({it.width}{size})"
 
 
 def interval(measure: Measure | None) -> str:

@@ -47,8 +47,7 @@ class Difference:
 def differences(board: Board, baseline: str) -> str:
     """Return one table per protocol, for the metric that ranks its rows.
 
-    The baseline is a method, with epochs, K and ρ if it was trained in several ways:
-    kscl@2,K=5,40%.
+    The baseline is a method, with what tells it from other rows of that method: kscl@2,K=5,40%.
     """
     parts, is_there = [], False
     for section in board.sections:
@@ -77,18 +76,28 @@ def differences(board: Board, baseline: str) -> str:
 
 
 def named_rows(rows: list[Row], baseline: str) -> list[Row]:
-    """Return the rows that fit a method, `kscl@2`, `kscl@2,K=5`, `kscl@K=5,40%` or a row's key."""
+    """Return the rows that fit a row's key, a method, `kscl@2,K=5` or `random@resnet18`.
+
+    Any words that a row shows may follow the @: of epochs, K, ρ, backbone, width and tag, as in
+    `random@8-64 channels`.
+    """
     keyed = [row for row in rows if row.entry.key == baseline]
     if keyed:
         return keyed
     method, _, settings = baseline.partition("@")
-    wanted = {word.strip() for word in settings.split(",") if word.strip()}
+    wanted = _words(settings)
     return [row for row in rows if row.entry.method == method and wanted <= _settings(row)]
 
 
 def _settings(row: Row) -> set[str]:
     it = row.entry
-    return {cells.plain(it.epochs), f"K={cells.plain(it.shots)}", cells.percent(it.rho)}
+    numbers = {cells.plain(it.epochs), f"K={cells.plain(it.shots)}", cells.percent(it.rho)}
+    return numbers | _words(f"{it.backbone},{it.width},{row.tag}")
+
+
+def _words(settings: str) -> set[str]:
+    """Return what stands between commas; a dash may be written as a hyphen."""
+    return {word.strip() for word in settings.replace("–", "-").split(",") if word.strip()}
 
 
 def _baseline(section: Section, metric: str, baseline: str) -> Row | None:
@@ -100,8 +109,8 @@ def _baseline(section: Section, metric: str, baseline: str) -> Row | None:
     if len(found) > 1:
         rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row in found)
         raise KsclError(
-            f"--baseline {baseline}: It fits several rows: {rows}. Add epochs, K and ρ as in "
-            "kscl@2,K=5,40%."
+            f"--baseline {baseline}: It fits several rows: {rows}. Add what tells "
+            "them apart, as in kscl@2,K=5,40% or random@resnet18."
         )
     return found[0] if found else None
 

@@ -62,7 +62,7 @@ def _csv_line(row: Row, section: Section) -> Json:
         "source": "measured",
         "method": row.entry.method,
         "tag": row.tag,
-        "backbone": row.entry.backbone,
+        "backbone": cells.backbone(row),
         "epochs": row.entry.epochs,
         "K": row.entry.shots,
         "rho": row.entry.rho,
@@ -168,7 +168,7 @@ def entry_of(row: Row) -> Json:
     it = row.entry
     return {
         "method": it.method,
-        "backbone": it.backbone,
+        "backbone": cells.backbone(row),
         "epochs": it.epochs,
         "K": it.shots,
         "rho": it.rho,

@@ -19,13 +19,17 @@ VARIED = ("METHOD.NUM_SHOTS", "METHOD.RHO")  # the two settings that the plots a
 # Of a described backbone: what makes it another entry. Evaluators add keys of their own.
 DESCRIBING = ("method", "similarity", "arch", "kwargs", "epochs", "num_shots", "rho")
 
+# Arguments of timm networks that change how wide or deep they are, beside `channels`.
+SIZES = ("width", "base_width", "embed_dim", "dims", "depth", "depths", "layers")
+
 
 @dataclass(frozen=True)
 class Entry:
     """What is compared: everything about a pretraining except its seed."""
 
     method: str  # the run's LABEL
-    backbone: str
+    backbone: str  # timm's name
+    width: str  # of a network that is not as wide or deep as its name says; otherwise empty
     epochs: float | None
     shots: int | None  # K
     rho: float | None  # None if there is nothing to cut: K = 1, or no subspace
@@ -36,13 +40,13 @@ class Entry:
     @property
     def shown(self) -> tuple[object, ...]:
         """Return what a reader of the table sees of it."""
-        return self.method, self.backbone, self.epochs, self.shots, self.rho
+        return self.method, self.backbone, self.width, self.epochs, self.shots, self.rho
 
     @property
     def order(self) -> tuple[object, ...]:
         """Return a key that sorts entries in the same order on every machine."""
         return (
-            *(self.method, self.backbone),
+            *(self.method, self.backbone, self.width),
             *(-1.0 if value is None else value for value in (self.epochs, self.shots, self.rho)),
             *(self.config, self.data),
         )
@@ -76,6 +80,8 @@ def links(files: Sequence[RecordFile]) -> list[Link]:
         else:
             described = mapping(record.details.get("backbone"))
             known = {key: value for key, value in described.items() if value is not None}
+            if "arch_kwargs" in known:  # as older records of detectors say it
+                known.setdefault("kwargs", known["arch_kwargs"])
             name = {"name": record.name}
             words[_backbone(file)] = {**name, **known, **words.get(_backbone(file), {})}
     for file in files:
@@ -102,6 +108,7 @@ def pretrained(record: Record) -> Entry:
     return Entry(
         method=label(record),
         backbone=text(inside(values, "BACKBONE", "NAME")) or "",
+        width=_width(inside(values, "BACKBONE", "KWARGS")),
         epochs=number(inside(values, "SOLVER", "EPOCHS")),
         shots=None if shots is None else int(shots),
         rho=_rho(values, "METHOD", "NUM_SHOTS", "SIMILARITY", "RHO"),
@@ -130,6 +137,7 @@ def _described(file: RecordFile, backbone: str, words: Mapping[str, Any]) -> Lin
     entry = Entry(
         method=method or str(words["name"]),
         backbone=text(words.get("arch")) or "",
+        width=_width(words.get("kwargs")),
         epochs=number(words.get("epochs")),
         shots=None if shots is None else int(shots),
         rho=_rho(words, "num_shots", "similarity", "rho"),
@@ -138,6 +146,15 @@ def _described(file: RecordFile, backbone: str, words: Mapping[str, Any]) -> Lin
         family=_digest({k: v for k, v in settings.items() if k not in ("num_shots", "rho")}),
     )
     return Link(entry, f"seed {seed:g}" if seed is not None else "the file")
+
+
+def _width(kwargs: object) -> str:
+    """Return the arguments that make a network smaller or larger than its name says, in words."""
+    given = mapping(kwargs)
+    channels = given.get("channels")
+    if isinstance(channels, list) and channels:
+        return f"{channels[0]}–{channels[-1]} channels"
+    return ", ".join(f"{key} {given[key]}" for key in SIZES if given.get(key) is not None)
 
 
 def _rho(values: object, *keys: str) -> float | None:

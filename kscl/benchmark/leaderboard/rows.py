@@ -23,11 +23,10 @@ from kscl.benchmark.leaderboard.measures import measures_of
 from kscl.benchmark.leaderboard.reading import RecordFile, read_folders
 from kscl.benchmark.leaderboard.reported import reported_rows
 from kscl.benchmark.leaderboard.stale import stale_reasons
-from kscl.benchmark.leaderboard.statistics import UNTESTED, standings
+from kscl.benchmark.leaderboard.statistics import standings
 from kscl.benchmark.leaderboard.tags import tags
 from kscl.records.provenance import source_hash
-
-LEAST_AP50 = 5.0  # some row must reach it, or none is called better than another
+from kscl.records.record import LEAST_AP50
 
 
 def build_board(
@@ -106,10 +105,10 @@ def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) ->
     mine = [row for row in rows if protocol in row.results]
     unusable = too_low(protocol.kind, mine, protocol)
     files = [file for row in mine for file in row.results[protocol].records]
+    ranked = [row for row in mine if not unusable and not row.doubts]
     for metric in columns_of(protocol.kind, files):
-        having = [row for row in mine if metric in row.results[protocol].measures]
-        groups = [row.results[protocol].measures[metric].values for row in having]
-        found = [UNTESTED] * len(groups) if unusable else standings(groups)
+        having = [row for row in ranked if metric in row.results[protocol].measures]
+        found = standings([row.results[protocol].measures[metric].values for row in having])
         for row, standing in zip(having, found, strict=True):
             measures = row.results[protocol].measures
             measures[metric] = replace(measures[metric], standing=standing)

@@ -12,7 +12,7 @@ MAX_SETTINGS = 2
 # METHOD.NAME is what LABEL was called in older records.
 IN_COLUMNS = (
     *("LABEL", "METHOD.NAME", "METHOD.NUM_SHOTS", "METHOD.RHO"),
-    *("BACKBONE.NAME", "SOLVER.EPOCHS"),
+    *("BACKBONE.NAME", "BACKBONE.KWARGS.channels", "SOLVER.EPOCHS"),
 )
 
 

@@ -21,7 +21,8 @@ from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
 PASSED_FILE = "checked.txt"  # keys of stages whose check has passed
-OF_ONE_STAGE = ("SEED", "--seed", "LABEL", "OUTPUT_DIR")  # settings that a check does not depend on
+# Settings that a check does not depend on.
+OF_ONE_STAGE = ("SEED", "--seed", "LABEL", "KSCL.LABEL", "OUTPUT_DIR")
 TIMEOUT = 1800.0  # seconds; a preflight decodes thousands of images
 
 Command = tuple[str, ...]

@@ -68,7 +68,8 @@ def _contender_stages(
         if evaluation.kind == "detection":
             convert = _convert(suite, contender, seed, run, evaluation, pretrain)
             yield convert
-            yield _detect(suite, seed, run, evaluation, [*data, convert], convert)
+            label = contender.label if pretrain is None else ""
+            yield _detect(suite, seed, run, evaluation, [*data, convert], convert, label)
         else:
             yield _probe(suite, contender, seed, run, evaluation, data, pretrain)
 
@@ -175,8 +176,11 @@ def _detect(
     evaluation: Evaluation,
     needs: list[Stage],
     convert: Stage,
+    label: str,
 ) -> Stage:
     overrides = {**evaluation.overrides, "SEED": seed * evaluation.trials}
+    if label not in ("", "random"):  # what the weights do not say themselves
+        overrides = {"KSCL.LABEL": label, **overrides}
     arguments = ["--config-file", f"{convert.folder}/config.yaml", "--auto-resume"]
     arguments += _gpus(evaluation.num_gpus or suite.num_gpus)
     arguments += ["--num-trials", str(evaluation.trials)]

@@ -9,11 +9,20 @@ import pytest
 from scipy import stats
 
 from kscl.benchmark.leaderboard.answer import answers, detectable, warnings
+from kscl.benchmark.leaderboard.board import HEADLINE, METRICS
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.commands.leaderboard import main
 from kscl.config.merge import load_config
 from kscl.engine.doubts import doubts
-from tests.helpers.leaderboard_records import described, detection, pretraining, sha, write_all
+from kscl.records.record import Protocol
+from tests.helpers.leaderboard_records import (
+    described,
+    detection,
+    evaluation,
+    pretraining,
+    sha,
+    write_all,
+)
 
 
 def records(kscl: list[float], random: list[float], **changes: object) -> list[dict]:
@@ -99,6 +108,32 @@ def test_doubts_of_a_pretraining_are_on_the_board(tmp_path):
     assert [text for text in warnings(board) if "Look here." in text]
 
 
+def test_a_row_whose_pretraining_is_doubted_is_never_called_best(tmp_path):
+    verdicts = []
+    for found in ([], ["Nothing was learned."]):
+        details = {"details": {"warnings": found}}
+        board = board_of(tmp_path / str(len(found)), [30.0, 30.5], [20.0, 20.4], **details)
+        (section,) = board.sections
+        best = section.rows[0]
+        assert best.entry.method == "kscl"
+        verdicts.append(best.results[section.protocol].measures["AP"].standing.verdict)
+    assert verdicts == ["best", "not tested"]
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_every_kind_of_evaluation_has_an_answer(tmp_path, kind):
+    metrics = {HEADLINE[kind]: 50.0, "AP50": 60.0}
+    write_all(
+        tmp_path,
+        [
+            evaluation(kind, Protocol(kind, {}), metrics, sha(name), details=described(name, 0))
+            for name in ("random", "other")
+        ],
+    )
+    (answer,) = answers(build_board([tmp_path], check_stale=False, with_reported=False))
+    assert answer.metric == HEADLINE[kind]
+
+
 def test_a_queue_as_long_as_the_data_and_a_failed_training_are_doubted():
     cfg = load_config(None, ["DICTIONARY.QUEUE_LENGTH", "256", "SOLVER.BATCH_SIZE", "64"])
     rising, falling = np.linspace(0.1, 0.9, 20).tolist(), np.linspace(0.9, 0.1, 20).tolist()
@@ -106,3 +141,5 @@ def test_a_queue_as_long_as_the_data_and_a_failed_training_are_doubted():
     assert "QUEUE_LENGTH" in " ".join(doubts(cfg, 256, {"instance_top1": rising}))
     assert len(doubts(cfg, 300, {"instance_top1": falling})) == 1
     assert "chance" in " ".join(doubts(cfg, 300, {"instance_top1": [0.004] * 20}))
+    bank = load_config(None, ["DICTIONARY.TYPE", "memory_bank", "SOLVER.BATCH_SIZE", "64"])
+    assert doubts(bank, 5000, {"instance_top1": [0.02] * 20}) == []

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import venv
 
 import pytest
 
-from tests.helpers.commands import ROOT, tool
+from tests.helpers.commands import ROOT, run, tool
 
 
 def doctor(folder, *flags):
@@ -73,3 +74,14 @@ def test_the_doctor_needs_none_of_the_libraries_it_looks_for(tmp_path):
     assert done.returncode == 1
     assert "PROBLEM" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+def test_make_doctor_sets_nothing_up_and_says_what_is_missing(tmp_path):
+    bare = tmp_path / "bare"
+    venv.create(bare, with_pip=False)
+    before = sorted(tmp_path.rglob("*"))
+    done = run("make", "doctor", f"VENV={tmp_path / 'none'}", f"PYTHON={bare / 'bin/python'}")
+    assert done.returncode != 0
+    assert "PROBLEM  torch" in done.stdout
+    assert "make setup" in done.stdout
+    assert sorted(tmp_path.rglob("*")) == before

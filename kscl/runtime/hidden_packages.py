@@ -1,0 +1,41 @@
+"""Find another installed package with the name of one of ours, which would be imported instead."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+BESIDE_US = ("detection", "linear_eval")  # common names; `kscl` is only ours
+
+
+def hidden_packages() -> dict[str, str]:
+    """Return for each package of ours that another one hides the place of the other."""
+    home = Path(__file__).resolve().parents[2]
+    found = {}
+    for name in BESIDE_US:
+        if not (home / name / "__init__.py").is_file():
+            continue
+        try:
+            spec = importlib.util.find_spec(name)
+        except (ImportError, ValueError):
+            continue
+        places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+        # Under our own home it is ours, or a tool of the same name.
+        if places and not any(Path(place).resolve().is_relative_to(home) for place in places):
+            found[name] = places[0]
+    return found
+
+
+def in_words(name: str, place: str) -> str:
+    """Return what is wrong and what to do."""
+    return (
+        f"The package '{name}' in {place} has the name of one of this project's and is imported "
+        f"instead of it. Uninstall it, take it off PYTHONPATH, or use an environment of its own."
+    )
+
+
+def warn_of_hidden_packages() -> None:
+    """Name every package that hides one of ours, before its import fails in another way."""
+    for name, place in hidden_packages().items():
+        warnings.warn(in_words(name, place), RuntimeWarning, stacklevel=3)

@@ -1,0 +1,29 @@
+"""Another package with the name of one of ours is named, not met as a missing module."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from kscl.runtime.hidden_packages import hidden_packages
+from tests.helpers.commands import ROOT, run, tool
+
+
+def test_nothing_hides_our_packages_here():
+    assert hidden_packages() == {}
+
+
+def test_a_package_that_hides_one_of_ours_is_named_at_import_and_by_the_doctor(tmp_path):
+    theirs = tmp_path / "detection"
+    theirs.mkdir()
+    (theirs / "__init__.py").touch()
+    environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "default"}
+    script = ROOT / "tools/train_net.py"
+    done = run(sys.executable, script, "--help", env=environment)
+    assert done.returncode != 0
+    assert str(theirs) in done.stderr
+    done = tool("doctor", "--json", env=environment)
+    found = {it["what"]: it for it in json.loads(done.stdout)["findings"]}
+    assert found["detection"]["mark"] == "PROBLEM"
+    assert str(theirs) in found["detection"]["value"]
