@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from kscl import cli
-from kscl.benchmark.start.choose import choose_lengths, choose_sizes, slower
+from kscl.benchmark.start.choose import choose_lengths, choose_sizes
 from kscl.benchmark.start.facts import look_at
 from kscl.benchmark.start.measure import measure
 from kscl.benchmark.start.text import cpu_suite, estimate, gpu_suite
@@ -29,7 +29,6 @@ EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations l
   python tools/run_suite.py output/mine/suite.yaml
 """
 SUITE_FILE = "suite.yaml"
-SIDE_BY_SIDE = 1.15  # a stage beside another takes so much longer: they share memory and caches
 
 
 @cli.command
@@ -56,11 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         sizes = choose_sizes(facts)
         print("Measuring a few steps of every stage on this machine …", flush=True)
-        costs = measure(facts, sizes)
         cores = usable_cores()
-        plan = choose_lengths(
-            facts, slower(costs, SIDE_BY_SIDE if cores > 1 else 1.0), given.minutes, cores
-        )
+        plan = choose_lengths(facts, measure(facts, sizes, cores), given.minutes, cores)
         text = cpu_suite(facts, sizes, plan, given.minutes, output_dir)
         print(
             f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, {plan.jobs} stages at a time; one "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kscl.benchmark.start.facts import Facts
@@ -57,7 +57,7 @@ class Plan:
     kscl_epochs: int
     iterations: int
     seconds: dict[str, float]  # of one stage, by kind
-    total: float  # seconds of the whole suite
+    total: float  # seconds of the whole suite, from its check to its last stage
 
 
 def choose_sizes(facts: Facts) -> Sizes:
@@ -79,15 +79,12 @@ def choose_sizes(facts: Facts) -> Sizes:
 def choose_lengths(facts: Facts, costs: Costs, minutes: float, cores: int) -> Plan:
     """Fit epochs and iterations into the minutes; three seeds if each still learns something."""
     jobs = max(1, min(cores, 3))
-    plans = [_plan(facts, costs, minutes, jobs, seeds) for seeds in (SEEDS, 1)]
-    three, one = plans
+    three, one = (longest_plan(facts, costs, minutes, jobs, seeds) for seeds in (SEEDS, 1))
     enough = min(three.moco_epochs, three.kscl_epochs) >= GOOD_EPOCHS and (
         facts.boxes is None or three.iterations >= GOOD_ITERATIONS
     )
     chosen = three if enough else one
-    if chosen.kscl_epochs < FEWEST_EPOCHS or (
-        facts.boxes is not None and chosen.iterations < FEWEST_ITERATIONS
-    ):
+    if not _is_useful(facts, chosen):
         least = _least_minutes(facts, costs, jobs)
         raise KsclError(
             f"{minutes:g} minutes are too few on this machine: the shortest useful comparison "
@@ -96,39 +93,82 @@ def choose_lengths(facts: Facts, costs: Costs, minutes: float, cores: int) -> Pl
     return chosen
 
 
-def _plan(facts: Facts, costs: Costs, minutes: float, jobs: int, seeds: int) -> Plan:
-    probes = 2 if facts.classes is not None else 0
-    fixed = 2 * costs.moco_start + 3 * (costs.convert + costs.detection_start)
-    fixed += 3 * probes * costs.probe
-    available = minutes * 60 * RESERVE * jobs / seeds - fixed
-    for_detection = available * DETECTION_PART if facts.boxes is not None else 0.0
+def longest_plan(facts: Facts, costs: Costs, minutes: float, jobs: int, seeds: int) -> Plan:
+    """Return the plan that trains longest and, with its reserve, ends within the minutes."""
+    budget = minutes * 60 * RESERVE
+    low, high = 0.0, budget * jobs  # seconds of training per seed
+    while high - low > 1:
+        middle = (low + high) / 2
+        fits = plan_of(facts, costs, middle, jobs, seeds).total <= budget
+        low, high = (middle, high) if fits else (low, middle)
+    return plan_of(facts, costs, low, jobs, seeds)
+
+
+def plan_of(facts: Facts, costs: Costs, training: float, jobs: int, seeds: int) -> Plan:
+    """Return the plan that trains so many seconds per seed, all contenders together."""
     iterations = 0
     if facts.boxes is not None:
-        iterations = max(0, min(MOST_ITERATIONS, int(for_detection / 3 / costs.iteration)))
-    pretrain = max(0.0, (available - 3 * iterations * costs.iteration) / 2)
-    moco = min(MOST_EPOCHS, int(pretrain / costs.moco_epoch))
+        wanted = int(training * DETECTION_PART / 3 / costs.iteration)
+        iterations = min(MOST_ITERATIONS, wanted)
+    pretraining = max(0.0, training - 3 * iterations * costs.iteration) / 2
+    moco = min(MOST_EPOCHS, int(pretraining / costs.moco_epoch))
     kscl = min(MOST_EPOCHS, int(moco * costs.moco_epoch / costs.kscl_epoch))
     seconds = {"pretrain": costs.moco_start + moco * costs.moco_epoch}
-    total = 2 * seconds["pretrain"] + 3 * probes * costs.probe
+    evaluations: list[list[str]] = []
     if facts.boxes is not None:
-        seconds |= {
-            "convert": costs.convert,
-            "detection": costs.detection_start + iterations * costs.iteration,
-        }
-        total += 3 * (seconds["convert"] + seconds["detection"])
-    if probes:
+        seconds["convert"] = costs.convert
+        seconds["detection"] = costs.detection_start + iterations * costs.iteration
+        evaluations.append(["convert", "detection"])
+    if facts.classes is not None:
         seconds |= {"linear": costs.probe, "knn": costs.probe}
-    return Plan(seeds, jobs, moco, kscl, iterations, seconds, total * seeds / jobs)
+        evaluations += [["linear"], ["knn"]]
+    before = costs.moco_start + costs.convert  # the suite checks every stage before the first
+    total = before + _makespan(seconds | {"basis": costs.moco_start}, evaluations, jobs, seeds)
+    return Plan(seeds, jobs, moco, kscl, iterations, seconds, total)
+
+
+def _makespan(
+    seconds: dict[str, float], evaluations: list[list[str]], jobs: int, seeds: int
+) -> float:
+    """Return when the last stage ends if a free place takes the first stage that can run."""
+    stages: list[tuple[str, int]] = []  # (kind, number of the stage it waits for, or -1)
+    for contender in ("random", "moco_v2", "kscl"):
+        for _ in range(seeds):
+            start = -1
+            if contender != "random":
+                start = len(stages)
+                stages += [("pretrain", -1), ("basis", start)]
+            for chain in evaluations:
+                stages += [
+                    (k, start if not i else len(stages) + i - 1) for i, k in enumerate(chain)
+                ]
+    ends: dict[int, float] = {}  # of stages that are done or running
+    free = [0.0] * jobs
+    while len(ends) < len(stages):
+        now = min(free)
+        ready = [
+            i
+            for i, (_, need) in enumerate(stages)
+            if i not in ends and (need < 0 or ends.get(need, math.inf) <= now)
+        ]
+        place = free.index(now)
+        if ready:
+            free[place] = ends[ready[0]] = now + seconds[stages[ready[0]][0]]
+        else:  # wait for a stage that is running
+            free[place] = min(end for end in ends.values() if end > now)
+    return max(ends.values())
+
+
+def _is_useful(facts: Facts, plan: Plan) -> bool:
+    trained = facts.boxes is None or plan.iterations >= FEWEST_ITERATIONS
+    return trained and plan.kscl_epochs >= FEWEST_EPOCHS
 
 
 def _least_minutes(facts: Facts, costs: Costs, jobs: int) -> float:
     minutes = 1.0
-    while True:
-        plan = _plan(facts, costs, minutes, jobs, 1)
-        good = facts.boxes is None or plan.iterations >= FEWEST_ITERATIONS
-        if good and plan.kscl_epochs >= FEWEST_EPOCHS:
-            return minutes
+    while not _is_useful(facts, longest_plan(facts, costs, minutes, jobs, 1)):
         minutes *= 1.1
+    return minutes
 
 
 def pretrain_overrides(facts: Facts, sizes: Sizes, epochs: int) -> dict[str, Any]:
@@ -192,8 +232,3 @@ def probe_overrides(facts: Facts) -> dict[str, Any]:
         "INPUT.SIZE": VIEW,
         "INPUT.RESIZE": VIEW,
     }
-
-
-def slower(costs: Costs, factor: float) -> Costs:
-    """Return the costs of stages that run side by side, which slow each other down."""
-    return replace(costs, **{name: value * factor for name, value in vars(costs).items()})

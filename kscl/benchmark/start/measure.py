@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,36 @@ RANDOM = ("random", "--arch", "resnet50", "--arch-kwargs")
 CHANNELS = "{channels: [8, 16, 32, 64], zero_init_last: true}"
 
 
-def measure(facts: Facts, sizes: Sizes) -> Costs:
-    """Run every kind of stage for a moment; return the seconds of their parts."""
-    with tempfile.TemporaryDirectory(prefix="kscl-start-") as name:
+def measure(facts: Facts, sizes: Sizes, cores: int) -> Costs:
+    """Run every kind of stage for a moment; return the seconds of their parts.
+
+    They run side by side as the stages of the suite will, so the seconds are those of stages that
+    share this machine, with each other and with whatever else it does.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="kscl-start-") as name,
+        ThreadPoolExecutor(max(1, min(cores, 2))) as threads,
+    ):
         folder = Path(name)
         moco = pretrain_overrides(facts, sizes, MEASURED_EPOCHS)
-        start, moco_epoch = _pretraining(folder / "moco", moco)
-        _, kscl_epoch = _pretraining(folder / "kscl", {**moco, **kscl_overrides(MEASURED_EPOCHS)})
-        convert = detection = iteration = probe = 0.0
-        if facts.boxes is not None:
-            convert, detection, iteration = _detection(folder, facts, sizes)
-        if facts.classes is not None:
-            network = {"BACKBONE.WEIGHTS": "random", "BACKBONE.NAME": "resnet50"}
-            network |= {"BACKBONE.KWARGS": CHANNELS, "OUTPUT_DIR": str(folder / "probe")}
-            words = override_words({**probe_overrides(facts), **network})
-            probe = _seconds("kscl-linear-eval", ["--config-file", LINEAR, *words])
-    return Costs(start, moco_epoch, kscl_epoch, convert, detection, iteration, probe)
+        kscl = {**moco, **kscl_overrides(MEASURED_EPOCHS)}
+        of_detection = threads.submit(_detection, folder, facts, sizes)
+        of_moco = threads.submit(_pretraining, folder / "moco", moco)
+        of_kscl = threads.submit(_pretraining, folder / "kscl", kscl)
+        of_probe = threads.submit(_probe, folder / "probe", facts)
+        start, moco_epoch = of_moco.result()
+        return Costs(
+            start, moco_epoch, of_kscl.result()[1], *of_detection.result(), of_probe.result()
+        )
+
+
+def _probe(folder: Path, facts: Facts) -> float:
+    if facts.classes is None:
+        return 0.0
+    network = {"BACKBONE.WEIGHTS": "random", "BACKBONE.NAME": "resnet50"}
+    network |= {"BACKBONE.KWARGS": CHANNELS, "OUTPUT_DIR": str(folder)}
+    words = override_words({**probe_overrides(facts), **network})
+    return _seconds("kscl-linear-eval", ["--config-file", LINEAR, *words])
 
 
 def _pretraining(folder: Path, overrides: dict[str, Any]) -> tuple[float, float]:
@@ -59,6 +74,9 @@ def _pretraining(folder: Path, overrides: dict[str, Any]) -> tuple[float, float]
 
 
 def _detection(folder: Path, facts: Facts, sizes: Sizes) -> tuple[float, float, float]:
+    """Return the seconds of a conversion, of all of a fine-tuning but its steps, and of a step."""
+    if facts.boxes is None:
+        return 0.0, 0.0, 0.0
     converted, output = folder / "converted", folder / "detection"
     convert = _seconds(
         "kscl-convert",

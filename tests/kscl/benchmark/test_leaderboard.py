@@ -33,7 +33,7 @@ def test_a_row_joins_a_pretraining_with_its_evaluations(tmp_path):
     sha256 = backbone_of(made)
     records = [linear(68.8, sha256), knn(60.1, sha256), detection(57.1, sha256), made]
     row = only(board_of(tmp_path, records).rows)
-    assert row.entry.shown == ("kscl", "resnet50", 200, 5, 0.4)
+    assert row.entry.shown == ("kscl", "resnet50", "", 200, 5, 0.4)
     assert row.figures["mean_rank"] == pytest.approx(1.48)
     means = {p.kind: {m: v.mean for m, v in r.measures.items()} for p, r in row.results.items()}
     assert means["linear"]["top1"] == 68.8
@@ -110,7 +110,7 @@ def test_evaluators_need_not_describe_a_backbone_in_the_same_words(tmp_path):
         detection(58, sha("byol"), details={"backbone": converter}),
     ]
     row = only(board_of(tmp_path, records).rows)
-    assert row.entry.shown == ("byol", "resnet50", 300, None, None)
+    assert row.entry.shown == ("byol", "resnet50", "", 300, None, None)
     assert len(row.results) == 2
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kscl.benchmark.start.choose import Costs, choose_lengths, choose_sizes
+from kscl.benchmark.start.choose import Costs, choose_lengths, choose_sizes, plan_of
 from kscl.benchmark.start.facts import Boxes, Facts, look_at
 from kscl.benchmark.start.text import cpu_suite, gpu_suite
 from kscl.benchmark.suite.spec import read_suite
@@ -56,6 +56,21 @@ def test_the_estimate_stays_within_the_minutes_and_contenders_get_the_same_secon
         )
     assert choose_lengths(facts_of(), COSTS, 8, cores=2).seeds == 1
     assert choose_lengths(facts_of(), COSTS, 60, cores=2).seeds == 3
+
+
+@pytest.mark.parametrize("jobs", [1, 2, 3])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_estimate_counts_stages_that_wait_for_others(jobs, seeds):
+    plan = plan_of(facts_of(), COSTS, 300, jobs, seeds)
+    times, basis, checks = plan.seconds, COSTS.moco_start, COSTS.moco_start + COSTS.convert
+    evaluated = times["convert"] + times["detection"]
+    work = seeds * (2 * (times["pretrain"] + basis) + 3 * evaluated)
+    longest_chain = times["pretrain"] + evaluated
+    ideal = max(work / jobs, longest_chain)
+    # A free place always takes a stage that can run, so Graham's bound holds.
+    assert ideal <= plan.total - checks <= work / jobs + (1 - 1 / jobs) * longest_chain
+    if jobs == 1:
+        assert plan.total - checks == pytest.approx(work)
 
 
 def test_too_few_minutes_are_refused_with_a_number_that_is_enough():
