@@ -7,7 +7,7 @@ PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme docs evidence test test-portable test-slow test-gpu test-versions attack lint format bench doctor lock clean
+.PHONY: help setup demo readme docs evidence test test-portable test-slow test-gpu test-slurm test-versions attack lint format bench doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ test-slow: setup  ## run the long tests too
 
 test-gpu: setup  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
+
+test-slurm: setup  ## run a tiny suite on a real SLURM of one node, installed if need be (under 15 minutes)
+	$(PY) -W ignore -m tests.slurm
 
 test-versions:  ## smoke tests on the oldest and the newest versions of setup.py's ranges (10 GB)
 	$(PYTHON) tests/supported_versions.py

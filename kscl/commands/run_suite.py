@@ -6,6 +6,8 @@ that was stopped at any point is resumed by the same command.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import shlex
 import shutil
 import sys
@@ -16,16 +18,38 @@ from pathlib import Path
 from tabulate import tabulate
 
 from kscl import cli
+from kscl.benchmark.slurm.profile import read_profile
+from kscl.benchmark.slurm.queue import active_jobs
+from kscl.benchmark.slurm.submit import (
+    cancel_all,
+    missing_stages,
+    scripts_text,
+    set_statuses,
+    submit_all,
+)
 from kscl.benchmark.suite.check import check_stages, refuse
-from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, STOPPED, State, look, run_stages
-from kscl.benchmark.suite.spec import read_suite
-from kscl.benchmark.suite.stages import plan
+from kscl.benchmark.suite.execute import (
+    DONE,
+    FAILED,
+    RUNNING,
+    STOPPED,
+    WAITS,
+    State,
+    look,
+    run_stages,
+)
+from kscl.benchmark.suite.spec import Suite, read_suite
+from kscl.benchmark.suite.stages import Stage, plan
+from kscl.engine.run_dir import only_run_in
+from kscl.errors import KsclError
 from kscl.runtime.logs import clock
 from kscl.runtime.machine import usable_cores
 
 EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml
   python tools/run_suite.py configs/suites/own_data.yaml --dry-run
   python tools/run_suite.py configs/suites/paper.yaml --print-commands > jobs.sh
+  python tools/run_suite.py configs/suites/paper.yaml --slurm configs/slurm/example.yaml
+  python tools/run_suite.py configs/suites/paper.yaml --status
 """
 STATE_FOLDER = ".stages"
 
@@ -38,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="show what is done, what is left and how long it may take",
+        help="show what is done, what is left and how long it may take; with --slurm, the scripts",
     )
     parser.add_argument(
         "--print-commands",
@@ -62,6 +86,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar=("FILE", "NAME"),
         help="also write the board into FILE, between <!-- board NAME --> and its end mark",
     )
+    parser.add_argument(
+        "--slurm",
+        metavar="PROFILE",
+        help="submit every stage that is missing as a job of its own; see configs/slurm/",
+    )
+    parser.add_argument(
+        "--status", action="store_true", help="show the stages of a suite that SLURM runs"
+    )
+    parser.add_argument(
+        "--cancel", action="store_true", help="cancel the jobs of a suite that SLURM runs"
+    )
     arguments = parser.parse_args(argv)
     suite = read_suite(arguments.suite)
     stages = plan(suite)
@@ -73,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(shlex.join(stage.command))
         return 0
     state_dir = Path(suite.output_dir) / STATE_FOLDER
+    if arguments.slurm or arguments.status or arguments.cancel:
+        return _on_slurm(arguments, suite, stages, state_dir)
     states = look(stages, state_dir)
     jobs = max(1, arguments.jobs or suite.jobs)
     if arguments.dry_run:
@@ -86,11 +123,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(state.status == STOPPED for state in states):
         print("Stopped. Run it again to continue.")
         return code
+    _print_failures(states)
+    _print_board(Path(suite.output_dir) / suite.board)
+    return code
+
+
+def _on_slurm(
+    arguments: argparse.Namespace, suite: Suite, stages: list[Stage], state_dir: Path
+) -> int:
+    """Submit, show or cancel the jobs of a suite."""
+    profile = read_profile(arguments.slurm) if arguments.slurm else None
+    only_looks = arguments.dry_run or (arguments.status and not arguments.cancel)
+    with contextlib.nullcontext() if only_looks else only_run_in(state_dir, "output_dir"):
+        # squeue first: a job that ends between the two has left its note.
+        try:
+            jobs = active_jobs()
+        except KsclError as error:
+            if not arguments.dry_run:
+                raise
+            jobs = {}
+            print(f"# As if no job were queued: {error}".replace("\n", "\n# "))
+        states = look(stages, state_dir)
+        set_statuses(states, state_dir, jobs)
+        if arguments.cancel:
+            cancelled = cancel_all(states, state_dir, jobs)
+            print(f"Cancelled: {', '.join(cancelled) or 'nothing was queued'}.")
+            return 0
+        if arguments.status or profile is None:
+            print(table(states))
+            _print_failures(states)
+            return 1 if any(state.status in (FAILED, WAITS) for state in states) else 0
+        if arguments.dry_run:
+            print(scripts_text(states, profile, state_dir, Path.cwd()), end="")
+        missing = missing_stages(states)
+        if not arguments.skip_check:
+            to_run = [state for state in states if state.stage in missing or state.status == DONE]
+            refuse(check_stages(to_run, state_dir, suite.output_dir, usable_cores()))
+        if arguments.dry_run:
+            return 0
+        submitted = submit_all(missing, profile, state_dir, jobs, Path.cwd())
+    for name, number in submitted.items():
+        print(f"{name}: job {number}")
+    print(f"Submitted {len(submitted)} of {len(stages)} stages. --status shows how far they are.")
+    return 0
+
+
+def _print_failures(states: list[State]) -> None:
     for state in states:
         if state.status == FAILED and state.log is not None:
             print(f"\n{state.stage.name} failed. The end of {state.log}:\n{_tail(state.log)}")
-    _print_board(Path(suite.output_dir) / suite.board)
-    return code
 
 
 def table(states: list[State], jobs: int = 1) -> str:

@@ -69,7 +69,7 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
         )
     states = []
     for stage in stages:
-        path = _note_path(state_dir, stage)
+        path = note_path(state_dir, stage)
         note = notes.get(path)
         is_known = note is not None and note.key == stage.key
         status = DONE if is_known and _result_exists(stage) else TO_DO
@@ -83,7 +83,7 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
                 "gone.",
                 stage.name,
             )
-        file = state_dir / f"{_file_name(stage)}.log"
+        file = state_dir / f"{file_name(stage)}.log"
         states.append(State(stage, status, note.seconds if note and is_known else None, None, file))
     _estimate(states, notes.values())
     return states
@@ -222,7 +222,7 @@ def _finish(job: _Job, state_dir: Path) -> None:
     if state.status == DONE:
         seconds = round(time.monotonic() - job.start, 1)
         note = _Note(stage.key, stage.kind, seconds)
-        write_atomically(_note_path(state_dir, stage), json.dumps(vars(note)).encode())
+        write_atomically(note_path(state_dir, stage), json.dumps(vars(note)).encode())
 
 
 def _end(job: _Job) -> None:
@@ -265,11 +265,13 @@ def _parse_note(content: object) -> _Note:
     return _Note(**content)
 
 
-def _note_path(state_dir: Path, stage: Stage) -> Path:
-    return state_dir / f"{_file_name(stage)}.json"
+def note_path(state_dir: Path, stage: Stage) -> Path:
+    """Return the note that says a stage is done."""
+    return state_dir / f"{file_name(stage)}.json"
 
 
-def _file_name(stage: Stage) -> str:
+def file_name(stage: Stage) -> str:
+    """Return what the files about a stage are called, without their ending."""
     return f"{_base_name(stage)}-{stage.key[:KEY_LENGTH]}"
 
 

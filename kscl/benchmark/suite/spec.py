@@ -105,7 +105,7 @@ class Suite:
     baseline: tuple[str, ...] = ()
 
 
-def _kinds(declaration: type, *without: str) -> dict[str, type]:
+def types_of_keys(declaration: type, *without: str) -> dict[str, type]:
     """Return the keys that a file may use and the type of each value."""
     return {
         name: list if get_origin(hint) is tuple else get_origin(hint) or hint
@@ -114,9 +114,9 @@ def _kinds(declaration: type, *without: str) -> dict[str, type]:
     }
 
 
-KEYS_OF_SUITE = _kinds(Suite) | {"contenders": dict, "evaluations": dict}
-KEYS_OF_CONTENDER = _kinds(Contender, "name")
-KEYS_OF_EVALUATION = _kinds(Evaluation, "name")
+KEYS_OF_SUITE = types_of_keys(Suite) | {"contenders": dict, "evaluations": dict}
+KEYS_OF_CONTENDER = types_of_keys(Contender, "name")
+KEYS_OF_EVALUATION = types_of_keys(Evaluation, "name")
 OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
 EVALUATION_KINDS = ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -157,7 +157,7 @@ def override_words(overrides: Overrides) -> list[str]:
 
 
 def _problems(values: Mapping[str, Any]) -> Iterator[str]:
-    yield from _keys("the suite", values, KEYS_OF_SUITE, SUITE_KEYS)
+    yield from key_problems("the suite", values, KEYS_OF_SUITE, SUITE_KEYS)
     for key in REQUIRED:
         if not values.get(key):
             yield f"{key} is missing or empty."
@@ -180,7 +180,7 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
     if not isinstance(about, dict):
         yield f"{where} must be a mapping with pretrain, file or arch."
         return
-    yield from _keys(where, about, KEYS_OF_CONTENDER)
+    yield from key_problems(where, about, KEYS_OF_CONTENDER)
     yield from _seeds(where, about)
     overrides = _mapping(about, "overrides")
     if "pretrain" in about:
@@ -235,7 +235,7 @@ def _evaluation(name: str, about: object) -> Iterator[str]:
         yield f"{where}: {'kind is missing' if missing else f'There is no kind {kind!r}'}; " + (
             f"write kind: and one of {kinds}."
         )
-    yield from _keys(where, about, KEYS_OF_EVALUATION)
+    yield from key_problems(where, about, KEYS_OF_EVALUATION)
     gpus = about.get("num_gpus", 0)
     if isinstance(gpus, int) and gpus < 0:
         yield f"{where}: num_gpus is {gpus}; it must be at least 1, or 0 for that of the suite."
@@ -265,12 +265,13 @@ def _same_twice(evaluations: Mapping[str, Any]) -> Iterator[str]:
             yield f"evaluation {name} measures the same as {first}: remove one of them."
 
 
-def _keys(
+def key_problems(
     where: str,
     about: Mapping[str, Any],
     known: Mapping[str, type],
     renamed: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
+    """Yield every key that is not known, and every value of another type."""
     for key, value in about.items():
         if key in (renamed or {}):
             yield f"{where}: {key} has been renamed: write {(renamed or {})[key]}."

@@ -12,7 +12,7 @@ from kscl.engine.schedule import learning_rate
 from kscl.views.recipes import with_defaults
 
 PRETRAIN = sorted((shipped_configs() / "pretrain").glob("*.yaml"))
-FOLDERS = {"pretrain", "linear_eval", "detection", "suites"}
+FOLDERS = {"pretrain", "linear_eval", "detection", "suites", "slurm"}
 
 # What the paper and, through it, MoCo v2 fix for all of the ResNet-50 runs.
 COMMON = {

@@ -1,0 +1,305 @@
+"""A suite on SLURM: its scripts, and the states that notes and recorded output of squeue give.
+
+`make test-slurm` runs the same on a real SLURM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kscl.benchmark.slurm import queue
+from kscl.benchmark.slurm.profile import Profile, Resources, read_profile
+from kscl.benchmark.slurm.queue import Job
+from kscl.benchmark.slurm.script import batch_script, log_path, script_path
+from kscl.benchmark.slurm.submit import cancel_all, missing_stages, set_statuses, submit_all
+from kscl.benchmark.suite.execute import look, note_path
+from kscl.benchmark.suite.stages import Stage
+from kscl.errors import KsclError
+from tests.helpers.commands import tool
+from tests.helpers.runs import wait_until
+from tests.kscl.benchmark.test_suite import smoke_suite
+
+# As Slurm 22.05 prints it: %i|%T|%r|%o
+RECORDED = """\
+21|PENDING|Dependency|{two}
+20|RUNNING|None|{one}
+19|CANCELLED|DependencyNeverSatisfied|{two}
+18|FAILED|NonZeroExitCode|{one}
+17|RUNNING|None|/home/someone/else.sh
+"""
+
+
+def stage(folder: Path, name: str, *needs: Stage, kind: str = "pretrain", **more: object) -> Stage:
+    key = hashlib.sha256(name.encode()).hexdigest()
+    place = f"{folder}/{name}"
+    return replace(Stage(f"a/{name}", kind, "mkdir", ("-p", place), needs, key, place), **more)
+
+
+@pytest.fixture
+def stages(tmp_path) -> list[Stage]:
+    one = stage(tmp_path, "one")
+    two = stage(tmp_path, "two", one, kind="knn")
+    three = stage(tmp_path, "three")
+    return [one, two, three, stage(tmp_path, "board", one, two, three, kind="board")]
+
+
+@pytest.fixture
+def state_dir(tmp_path) -> Path:
+    return tmp_path / ".stages"
+
+
+def states_of(stages, state_dir, jobs):
+    state_dir.mkdir(exist_ok=True)
+    states = look(stages, state_dir)
+    set_statuses(states, state_dir, jobs)
+    return states
+
+
+def option(script: Path, name: str) -> str:
+    lines = script.read_text().splitlines()
+    found = [line.split("=", 1)[1] for line in lines if line.startswith(f"#SBATCH --{name}=")]
+    return found[0] if found else ""
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """The three commands, which number jobs and write down what they are asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, line in {
+        "sbatch": f"n=$(cat {folder}/n 2>/dev/null || echo 30); echo $((n+1)) | tee {folder}/n",
+        "scancel": f'echo "$@" >> {folder}/cancelled',
+        "scontrol": f'echo "$@" >> {folder}/controlled',
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder
+
+
+def test_jobs_that_have_ended_and_those_of_others_are_not_ours(stages, state_dir):
+    one, two, *_ = stages
+    scripts = {name: script_path(state_dir, s) for name, s in (("one", one), ("two", two))}
+    jobs = queue.parse(RECORDED.format(**scripts))
+    assert jobs[scripts["one"]] == Job("20", "RUNNING", "None")
+    assert jobs[scripts["two"]].number == "21"
+    states = states_of(stages, state_dir, jobs)
+    assert [state.status for state in states] == ["running", "queued", "to do", "to do"]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("20|PENDING|BeginTime|{}", "queued again"),
+        ("20|SUSPENDED|None|{}", "queued"),
+        ("20|COMPLETING|None|{}", "running"),
+        ("20|TIMEOUT|TimeLimit|{}", "failed"),
+        ("20|OUT_OF_MEMORY|OutOfMemory|{}", "failed"),
+        ("", "failed"),
+    ],
+)
+def test_a_submitted_stage_without_a_note_is_what_squeue_says_or_else_failed(
+    stages, state_dir, cluster, line, status
+):
+    submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    jobs = queue.parse(line.format(script_path(state_dir, stages[0])))
+    first, second, *_ = states_of(stages, state_dir, jobs)
+    assert first.status == status
+    assert (second.status == "not run") == (status == "failed")
+
+
+def test_the_first_call_submits_all_in_order_and_the_next_one_nothing(stages, state_dir, cluster):
+    one, two, three, board = (script_path(state_dir, stage) for stage in stages)
+    submitted = submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    assert list(submitted.values()) == ["31", "32", "33", "34"]
+    assert option(one, "dependency") == ""
+    assert option(two, "dependency") == "afterok:31"
+    assert option(board, "dependency") == "afterany:31:32:33"
+    assert "#SBATCH --kill-on-invalid-dep=yes" in two.read_text().splitlines()
+    recorded = "\n".join(
+        f"{31 + n}|PENDING|None|{path}" for n, path in enumerate((one, two, three, board))
+    )
+    assert missing_stages(states_of(stages, state_dir, queue.parse(recorded))) == []
+
+
+def test_only_what_is_missing_is_submitted_again_and_the_board_waits_for_it(
+    stages, state_dir, cluster, tmp_path
+):
+    submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    one, two, three, board = stages
+    Path(one.folder).mkdir()
+    note = f'{{"key": "{one.key}", "kind": "pretrain", "seconds": 5.0}}'
+    note_path(state_dir, one).write_text(note)
+    running = queue.parse(
+        f"33|RUNNING|None|{script_path(state_dir, three)}\n"
+        f"34|PENDING|Dependency|{script_path(state_dir, board)}"
+    )
+    states = states_of(stages, state_dir, running)
+    assert [state.status for state in states] == ["done", "failed", "running", "queued"]
+    left = missing_stages(states)
+    assert left == [two, board]
+    submitted = submit_all(left, Profile(), state_dir, running, Path.cwd())
+    assert submitted == {"a/two": "35", "a/board": "36"}
+    assert option(script_path(state_dir, two), "dependency") == ""
+    assert option(script_path(state_dir, board), "dependency") == "afterany:35:33"
+    assert (cluster / "cancelled").read_text() == "34\n"  # the board that would not wait for 35
+
+
+def test_a_limit_on_jobs_at_once_makes_chains_that_outlast_a_second_call(
+    tmp_path, state_dir, cluster
+):
+    alone = [stage(tmp_path, f"s{n}") for n in range(5)]
+    board = stage(tmp_path, "board", *alone, kind="board")
+    limited = Profile(max_jobs=2)
+    submit_all([*alone[:4], board], limited, state_dir, {}, Path.cwd())
+    scripts = [script_path(state_dir, s) for s in alone]
+    waits = [option(script, "dependency") for script in scripts[:4]]
+    assert waits == ["", "", "afterany:31", "afterany:32"]
+    # 31 and 33, of one chain, are left: the next job goes into the other chain.
+    running = queue.parse(f"31|RUNNING|None|{scripts[0]}\n33|PENDING|Dependency|{scripts[2]}")
+    submit_all([alone[4], board], limited, state_dir, running, Path.cwd())
+    assert option(scripts[4], "dependency") == ""
+
+
+def test_cancelling_names_the_jobs_of_this_suite_only(stages, state_dir, cluster):
+    submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    running = queue.parse(
+        f"31|RUNNING|None|{script_path(state_dir, stages[0])}\n99|RUNNING|None|/other.sh"
+    )
+    states = states_of(stages, state_dir, running)
+    assert cancel_all(states, state_dir, running) == ["a/one"]
+    assert (cluster / "cancelled").read_text() == "31\n"
+    assert states_of(stages, state_dir, {})[0].status == "to do"
+
+
+NO_LIMITS = Profile()
+
+
+def run_script(script: Path, signals: bool = False, restarts: int = 0) -> int:
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
+    log = script.with_suffix(".out")
+    with log.open("w") as output:
+        process = subprocess.Popen(["bash", script], env=environment, stdout=output, stderr=output)
+    if signals:
+        wait_until(lambda: "at work" in log.read_text())
+        process.send_signal(signal.SIGUSR1)
+    return process.wait(30)
+
+
+def script_for(stage: Stage, state_dir: Path, profile: Profile = NO_LIMITS) -> Path:
+    path = script_path(state_dir, stage)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(batch_script(stage, profile, state_dir, [], Path.cwd()))
+    return path
+
+
+def test_a_job_that_succeeds_leaves_the_note_and_is_not_run_twice(stages, state_dir):
+    script = script_for(stages[0], state_dir)
+    assert run_script(script) == 0
+    (state,) = look(stages[:1], state_dir)
+    assert state.status == "done"
+    before = note_path(state_dir, stages[0]).stat().st_mtime_ns
+    assert run_script(script) == 0
+    assert note_path(state_dir, stages[0]).stat().st_mtime_ns == before
+
+
+SAVES = "trap 'echo saved; exit 143' TERM; echo at work; while :; do sleep 0.1; done"
+
+
+def test_a_job_near_its_time_limit_saves_and_is_queued_again_until_its_retries_are_used(
+    tmp_path, state_dir, cluster
+):
+    long = stage(tmp_path, "long", program="bash", arguments=("-c", SAVES))
+    script = script_for(long, state_dir, Profile(retries=2))
+    assert run_script(script, signals=True) == 0
+    assert "saved" in script.with_suffix(".out").read_text()
+    assert (cluster / "controlled").read_text() == "requeue 7\n"
+    assert not note_path(state_dir, long).exists()
+    assert run_script(script, signals=True, restarts=2) == 1
+    told = script.with_suffix(".out").read_text()
+    assert "a/long" in told.splitlines()[-1]
+    assert "2 retries" in told
+    assert (cluster / "controlled").read_text() == "requeue 7\n"
+    assert run_script(script, restarts=3) == 1  # queued again by SLURM itself, once too often
+
+
+def test_the_board_shows_what_there_is(tmp_path, state_dir):
+    made, failed = stage(tmp_path, "made"), stage(tmp_path, "failed")
+    Path(made.folder).mkdir()
+    told = tmp_path / "told"
+    words = (made.folder, failed.folder, "--title", "a b")
+    command = tmp_path / "board.sh"
+    command.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {told}\n')
+    command.chmod(0o755)
+    board = stage(tmp_path, "board", made, failed, kind="board")
+    board = replace(board, program=str(command), arguments=words)
+    assert run_script(script_for(board, state_dir)) == 0
+    assert told.read_text().splitlines() == [made.folder, "--title", "a b"]
+
+
+def test_a_stage_on_several_machines_runs_one_torchrun_on_each(tmp_path, state_dir):
+    words = ("--config-file", "c.yaml", "--num-gpus", "16", "OUTPUT_DIR", "a b")
+    train = stage(tmp_path, "train", program="kscl-pretrain", arguments=words)
+    profile = Profile(kinds={"pretrain": Resources(nodes=2, gpus_per_node=8)})
+    script = script_for(train, state_dir, profile)
+    command = next(line for line in script.read_text().splitlines() if line.startswith("srun "))
+    for text in (
+        "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d",
+        '--rdzv-endpoint "$head:',
+        "kscl-pretrain --config-file c.yaml OUTPUT_DIR 'a b' &",
+    ):
+        assert text in command
+    assert "--num-gpus" not in command
+    assert option(script, "nodes") == "2"
+    assert option(script, "gpus-per-node") == "8"
+    with pytest.raises(KsclError, match="a/train has 16 processes"):
+        script_for(train, state_dir, replace(profile, kinds={"pretrain": Resources(nodes=3)}))
+
+
+def test_resources_follow_the_kind_of_a_stage_and_the_shipped_profile_is_valid(
+    tmp_path, state_dir, stages
+):
+    profile = read_profile("slurm/example.yaml")
+    assert profile.kinds["pretrain"].gpus_per_node == 8
+    assert {profile.kinds[k].gpus_per_node for k in ("convert", "board", "shapes", "basis")} == {0}
+    script = script_for(replace(stages[0], kind="convert"), state_dir, profile)
+    assert "gpu" not in option(script, "gres") + option(script, "gpus-per-node")
+    assert option(script, "partition") == "gpu"
+    assert option(script, "signal") == "B:USR1@120"
+    assert option(script, "output") == str(log_path(state_dir, replace(stages[0], kind="convert")))
+    assert {"#SBATCH --requeue", "#SBATCH --open-mode=append"} <= set(
+        script.read_text().splitlines()
+    )
+
+
+def test_all_that_is_wrong_in_a_profile_is_told_at_once(tmp_path):
+    path = tmp_path / "profile.yaml"
+    content = {"kinds": {"pretrian": {}, "knn": {"node": 2}}, "max_jobs": -1, "resources": []}
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(KsclError) as caught:
+        read_profile(path)
+    for name in ("pretrian", "did you mean nodes", "max_jobs", "resources"):
+        assert name in str(caught.value)
+
+
+def test_a_dry_run_prints_every_script_and_submits_nothing(tmp_path, cluster):
+    (cluster / "squeue").write_text("#!/bin/sh\n")
+    (cluster / "squeue").chmod(0o755)
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("resources: {partition: main}\n")
+    suite = smoke_suite(tmp_path)
+    words = ["--slurm", profile, "--dry-run", "--skip-check"]
+    done = tool("run_suite", suite, *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("#!/bin/bash") == 10
+    assert "afterok:kscl/seed0/pretrain" in done.stdout
+    assert not (cluster / "n").exists()
+    assert not (tmp_path / "output").exists()

@@ -1,0 +1,120 @@
+"""A SLURM of one node with a pretend GPU, under one folder, for as long as a block lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "srun")
+SYSTEM_FOLDERS = ("/usr/sbin", "/usr/bin")
+START_SECONDS = 60.0
+
+SLURM_CONF = """\
+ClusterName=kscl
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ctld_port}
+SlurmdPort={d_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+MpiDefault=none
+SwitchType=switch/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=5,bf_interval=5
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+MinJobAge=300
+KillWait=10
+GresTypes=gpu
+NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 Gres=gpu:1 State=UNKNOWN
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def what_is_missing() -> list[str]:
+    """Return the programs of SLURM that are not installed."""
+    return [name for name in PROGRAMS if not any(Path(f, name).exists() for f in SYSTEM_FOLDERS)]
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[dict[str, str]]:
+    """Start munge, the controller and the node; yield the environment of the clients."""
+    folder.mkdir(mode=0o755, parents=True)
+    for name in ("state", "spool"):
+        (folder / name).mkdir()
+    ports = [_free_port(), _free_port()]
+    host = socket.gethostname().split(".")[0]
+    names = {"host": host, "folder": folder, "ctld_port": ports[0], "d_port": ports[1]}
+    config = SLURM_CONF.format(**names, user=os.environ.get("USER", "root"))
+    (folder / "slurm.conf").write_text(config)
+    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
+    (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+    key = folder / "munge.key"
+    key.write_bytes(secrets.token_bytes(128))
+    key.chmod(0o600)
+    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    environment["PATH"] = os.pathsep.join([environment.get("PATH", ""), *SYSTEM_FOLDERS])
+    files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munge.pid"}
+    files |= {"log-file": "munge.log", "seed-file": "munge.seed"}
+    munge = [f"--{option}={folder / name}" for option, name in files.items()]
+    commands = [
+        ["munged", "--foreground", "--force", *munge],
+        ["slurmctld", "-D", "-f", str(folder / "slurm.conf")],
+        ["slurmd", "-D", "-f", str(folder / "slurm.conf"), "-N", host],
+    ]
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in commands:
+            with (folder / f"{command[0]}.out").open("wb") as output:
+                started.append(
+                    subprocess.Popen(command, env=environment, stdout=output, stderr=output)
+                )
+            time.sleep(1)
+        _wait_for_the_node(environment, folder)
+        yield environment
+    finally:
+        for process in reversed(started):
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
+            process.wait()
+
+
+def _wait_for_the_node(environment: dict[str, str], folder: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        command = ["sinfo", "--noheader", "--format=%T"]
+        shown = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if shown.stdout.strip() == "idle":
+            return
+        if time.monotonic() > deadline:
+            logs = "\n".join(path.read_text()[-1000:] for path in sorted(folder.glob("*.log")))
+            raise RuntimeError(f"The node is not idle: {shown.stdout}{shown.stderr}\n{logs}")
+        time.sleep(0.5)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

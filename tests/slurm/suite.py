@@ -1,0 +1,33 @@
+"""The suite that a real SLURM runs, and its profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from tests.kscl.benchmark.test_suite import smoke_suite
+
+PROFILE = {
+    "resources": {"partition": "main", "gpus_per_node": 1, "cpus": 1, "time": "00:20:00"},
+    "kinds": {"board": {"time": "00:05:00"}},
+    "max_jobs": 2,
+    "retries": 3,
+    "seconds_to_save": 60,
+}
+
+
+def write_profile(path: Path, **changes: object) -> Path:
+    """Write the profile of the one-node cluster."""
+    path.write_text(yaml.safe_dump(PROFILE | changes))
+    return path
+
+
+def write_suite(folder: Path) -> Path:
+    """Write a suite whose pretraining takes long enough to be stopped on the way."""
+    folder.mkdir(parents=True, exist_ok=True)
+    suite = yaml.safe_load(smoke_suite(folder).read_text())
+    suite["pretrain_overrides"] |= {"SOLVER.EPOCHS": 60, "CHECKPOINT.PERIOD_STEPS": 5}
+    path = folder / "suite.yaml"
+    path.write_text(yaml.safe_dump(suite))
+    return path
