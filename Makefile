@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
-PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile
+PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)

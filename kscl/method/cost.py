@@ -5,7 +5,8 @@
              + the products with the dictionary
 
 The fraction of a GPU's peak that a network reaches is not computed but calibrated, on one measured
-epoch: the paper's at K = 1 (16 minutes on 8 V100), or one of yours.
+epoch: the paper's at K = 1 (16 minutes on 8 V100), or one of yours. Only what builds a network
+imports torch: the leaderboard, which counts forward passes, starts without it.
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor
 
 from kscl.config.merge import load_config
 from kscl.errors import KsclError
-from kscl.method.build import encoder_of
-from kscl.method.encoder import Encoder
-from kscl.method.similarity import find_similarity
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kscl.method.encoder import Encoder
 
 IMAGENET_IMAGES = 1_281_167
 FLOAT_BYTES = 4
@@ -71,6 +73,10 @@ class Costs:
 
 def count_costs(cfg: CfgNode) -> Costs:
     """Build the encoder of a config and count what one image costs in it."""
+    import torch
+
+    from kscl.method.build import encoder_of
+
     encoder = encoder_of(cfg)
     image = torch.zeros(2, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
     with quiet_fvcore(), warnings.catch_warnings():
@@ -100,6 +106,8 @@ def quiet_fvcore() -> Iterator[None]:
 
 def kept_bytes(encoder: Encoder, images: Tensor) -> int:
     """Return the bytes per image that autograd keeps of a forward pass, without the weights."""
+    import torch
+
     weights = {weight.data_ptr() for weight in encoder.parameters()}
     kept: dict[int, int] = {}
 
@@ -130,6 +138,8 @@ def dictionary_flops(cfg: CfgNode) -> float:
 
 def dictionary_shape(cfg: CfgNode) -> tuple[int, int]:
     """Return the entries (a memory bank counts as a queue), and basis vectors per entry."""
+    from kscl.method.similarity import find_similarity
+
     similarity = find_similarity(cfg.METHOD.SIMILARITY)
     rank = similarity.max_rank(cfg.METHOD.NUM_SHOTS, cfg.METHOD.RHO)
     in_batch = cfg.DICTIONARY.TYPE == "minibatch"

@@ -33,7 +33,6 @@ from kscl.records.shape import (
 )
 from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import hardware
-from kscl.runtime.precision import numerics
 
 SCHEMA = "kscl-record"
 VERSION = 1
@@ -142,6 +141,8 @@ def make_record(
     the sha256 of the file that an earlier stage made; `details` holds what is not a single number.
     The fingerprints enter the protocol's hash: numbers on other data are never comparable.
     """
+    from kscl.runtime.precision import numerics  # with torch, which readers of records do without
+
     on_this_data = {role: print_["hash"] for role, print_ in data.items()}
     protocol = Protocol(protocol.id, {**protocol.definition, "data": on_this_data})
     content: Json = {

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from sklearn.model_selection import StratifiedKFold
 from threadpoolctl import threadpool_limits
 
 from kscl.runtime.logs import LOGGER
@@ -143,6 +142,8 @@ class Machines:
         self, rows: np.ndarray, labels: np.ndarray, folds: int
     ) -> Iterator[np.ndarray]:
         """Yield the average precision on each fold of machines trained on the others (P,)."""
+        from sklearn.model_selection import StratifiedKFold  # slow to import
+
         for kept, held in StratifiedKFold(folds).split(rows, labels):
             weights = self.fit(rows[kept], labels[kept], self.cfg.SVM.COSTS)  # (P, D + 1)
             scores = self.table[rows[held]] @ weights[:, :-1].T + weights[:, -1]  # (n, P)

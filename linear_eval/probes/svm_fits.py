@@ -17,8 +17,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from fvcore.common.config import CfgNode
 from scipy.linalg.lapack import dposv
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.svm import LinearSVC
 
 from linear_eval.errors import LinearEvalError
 
@@ -31,6 +29,8 @@ MAX_STEPS = 200
 
 def liblinear_route(table: np.ndarray, svm: CfgNode) -> Fit:
     """Return LinearSVC with the protocol's settings, on rows of a table (N, D), float64."""
+    from sklearn.exceptions import ConvergenceWarning  # slow to import: only where it is used
+    from sklearn.svm import LinearSVC
 
     def fit(rows: np.ndarray, labels: np.ndarray, costs: Sequence[float]) -> np.ndarray:
         features, found = table[rows], []

@@ -52,6 +52,10 @@ def test_a_loader_worker_imports_no_timm():
     assert "timm" not in found
 
 
+def test_the_leaderboard_starts_without_torch():
+    assert not modules_after("import kscl.commands.leaderboard") & {"torch", "timm"}
+
+
 def test_a_name_is_imported_on_first_use():
     found = modules_after("import kscl; kscl.load_config")
     assert "fvcore" in found

@@ -17,7 +17,7 @@ from detection.commands import train_net
 from kscl.benchmark.suite.execute import program_path
 from kscl.benchmark.suite.spec import EVALUATION_KINDS, read_suite
 from kscl.benchmark.suite.stages import Stage, plan
-from kscl.commands import make_shapes, pretrain
+from kscl.commands import make_shapes, pretrain, run_suite
 from kscl.config.tree import value_at
 from kscl.errors import KsclError
 from linear_eval.commands import linear_eval
@@ -136,18 +136,20 @@ def test_a_second_run_runs_nothing_again(undisturbed):
     assert records == {p: p.stat().st_mtime_ns for p in undisturbed.rglob("record.json")}
 
 
-def test_the_dry_run_tells_what_is_done_and_what_is_to_do(undisturbed, tmp_path):
-    done = tool("run_suite", undisturbed / "suite.yaml", "--dry-run")
-    assert "kscl/seed0/pretrain" in done.stdout
-    assert "9 of 10 stages done" in done.stdout
-    new = tool("run_suite", smoke_suite(tmp_path), "--dry-run")
-    assert "0 of 10 stages done, time not known yet" in new.stdout
+def test_the_dry_run_tells_what_is_done_and_what_is_to_do(undisturbed, tmp_path, capsys):
+    shown = {}
+    for suite in (undisturbed / "suite.yaml", smoke_suite(tmp_path)):
+        assert run_suite.main([str(suite), "--dry-run", "--skip-check"]) == 0
+        shown[suite.parent] = capsys.readouterr().out
+    assert "kscl/seed0/pretrain" in shown[undisturbed]
+    assert "9 of 10 stages done" in shown[undisturbed]
+    assert "0 of 10 stages done, time not known yet" in shown[tmp_path]
     assert not (tmp_path / "output").exists()
 
 
-def test_the_commands_can_be_printed_for_a_scheduler(tmp_path):
-    done = tool("run_suite", smoke_suite(tmp_path), "--print-commands")
-    programs = [line.split()[0] for line in done.stdout.splitlines()]
+def test_the_commands_can_be_printed_for_a_scheduler(tmp_path, capsys):
+    assert run_suite.main([str(smoke_suite(tmp_path)), "--print-commands"]) == 0
+    programs = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert programs[0] == "kscl-make-shapes"
     assert programs[-1] == "kscl-leaderboard"
     assert all(program_path(name) for name in programs)
@@ -185,17 +187,37 @@ def test_a_replaced_image_changes_the_stages_that_read_it(tmp_path):
     assert changed == {"random/seed0/detection", "kscl/seed0/detection", "leaderboard"}
 
 
-def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(tmp_path):
-    suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
-    del suite["evaluations"]["detection"]
-    suite["contenders"]["kscl"]["overrides"]["DATA.TRAIN"] = str(tmp_path / "nowhere")
-    done = tool("run_suite", smoke_suite(tmp_path, **suite), "--skip-check")
+@pytest.fixture(scope="module")
+def half_failed(tmp_path_factory):
+    """One pretraining without images, and two evaluations by nearest neighbors."""
+    folder = tmp_path_factory.mktemp("half_failed")
+    suite = yaml.safe_load(smoke_suite(folder).read_text())
+    suite["contenders"]["kscl"]["overrides"]["DATA.TRAIN"] = str(folder / "nowhere")
+    three = suite["evaluations"]["knn"] | {"kind": "knn"}
+    one = three | {"overrides": three["overrides"] | {"KNN.K": [1]}}
+    suite["evaluations"] = {"three": three, "one": one}
+    return folder, tool("run_suite", smoke_suite(folder, **suite), "--skip-check")
+
+
+def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(half_failed):
+    folder, done = half_failed
     assert done.returncode == 1
     assert "kscl/seed0/pretrain failed" in done.stdout
-    assert str(tmp_path / "nowhere") in done.stdout
-    assert "kscl/seed0/knn: not run" in done.stdout
-    assert "random/seed0/knn: done" in done.stdout
-    assert (tmp_path / "output" / "leaderboard" / "leaderboard.html").exists()
+    assert str(folder / "nowhere") in done.stdout
+    assert "kscl/seed0/three: not run" in done.stdout
+    assert "random/seed0/three: done" in done.stdout
+    assert (folder / "output" / "leaderboard" / "leaderboard.html").exists()
+
+
+def test_two_neighbor_evaluations_run_and_have_columns_of_their_own(half_failed):
+    folder, done = half_failed
+    assert "random/seed0/one: done" in done.stdout
+    board = (folder / "output" / "leaderboard" / "leaderboard.md").read_text()
+    assert "kNN (a)" in board
+    assert "kNN (b)" in board
+    names = [line for line in board.splitlines() if line.startswith("## knn")]
+    assert len(names) == 2
+    assert {name.split("-T")[0] for name in names} == {"## knn1", "## knn3"}  # the k of each
 
 
 def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):
@@ -257,24 +279,6 @@ def test_a_suite_has_any_number_of_evaluations_of_one_kind(tmp_path):
     assert {near.folder, far.folder, voc.folder, coco.folder} <= set(
         stages["leaderboard"].arguments
     )
-
-
-def test_two_neighbor_evaluations_run_and_have_columns_of_their_own(tmp_path):
-    suite = yaml.safe_load(smoke_suite(tmp_path).read_text())
-    del suite["basis_image"], suite["contenders"]["kscl"]
-    about = suite["evaluations"]["knn"] | {"kind": "knn"}
-    more = about | {"overrides": about["overrides"] | {"KNN.K": [1]}}
-    suite["evaluations"] = {"three": about, "one": more}
-    path = tmp_path / "suite.yaml"
-    path.write_text(yaml.safe_dump(suite))
-    done = tool("run_suite", path, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    board = (tmp_path / "output" / "leaderboard" / "leaderboard.md").read_text()
-    assert "kNN (a)" in board
-    assert "kNN (b)" in board
-    names = [line for line in board.splitlines() if line.startswith("## knn")]
-    assert len(names) == 2
-    assert {name.split("-T")[0] for name in names} == {"## knn1", "## knn3"}  # the k of each
 
 
 def test_an_evaluation_named_by_its_kind_keeps_its_folders(tmp_path):

@@ -38,6 +38,7 @@ def test_the_dry_run_names_a_wrong_class_count_and_a_misspelt_override(tmp_path)
         "DATASETS.TEST": [f"voc:{tmp_path}/voc:test"],
         "MODEL.ROI_HEADS.NUM_CLASSES": 7,
     }
+    del suite["contenders"]["kscl"]
     suite["evaluations"]["knn"]["overrides"]["KNN.NEIGHBOURS"] = 3
     path.write_text(yaml.safe_dump(suite))
     done = tool("run_suite", path, "--dry-run", timeout=600)

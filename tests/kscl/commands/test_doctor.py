@@ -8,6 +8,7 @@ import venv
 
 import pytest
 
+from kscl.commands.doctor import main
 from tests.helpers.commands import ROOT, run, tool
 
 
@@ -30,10 +31,9 @@ def test_the_doctor_is_green_here_and_speaks_json():
     assert {findings[name]["mark"] for name in ("Python", "torch", "Detectron2")} == {"ok"}
 
 
-def test_the_table_has_a_row_per_finding_and_ends_in_the_verdict():
-    done = tool("doctor")
-    assert done.returncode == 0, done.stdout
-    *rows, verdict = done.stdout.splitlines()
+def test_the_table_has_a_row_per_finding_and_ends_in_the_verdict(capsys):
+    assert main([]) == 0
+    *rows, verdict = capsys.readouterr().out.splitlines()
     assert "Everything needed is here" in verdict
     starts = {tuple(row.split()[:2]) for row in rows}
     assert {("ok", "Python"), ("ok", "torch"), ("ok", "timm"), ("ok", "Detectron2")} <= starts
