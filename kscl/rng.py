@@ -23,6 +23,8 @@ class Stream(enum.IntEnum):
     VIEWS = 1  # crops, flips and colors of an image in an epoch
     REPLACEMENT = 2  # the images that take the place of unreadable ones
     PROBE = 3  # the images that are read first, to see whether any can be read
+    MORE_QUERIES = 4  # crops, flips and colors of an image's second query and the next
+    SMALL_QUERIES = 5  # those of its small queries
     # linear evaluation
     HELD_OUT = 16  # the training images on which a grid's best point is chosen
     FEW_SHOT = 17  # the images per class of a low-shot probe

@@ -98,7 +98,7 @@ def report(
         f"{cfg.BACKBONE.NAME} with head: {costs.parameters / 1e6:.1f} million parameters, "
         f"{costs.forward_flops / 1e9:.2f} GFLOP per image forward",
         f"a step of {cfg.SOLVER.BATCH_SIZE} images, K = {cfg.METHOD.NUM_SHOTS}: "
-        f"{step_flops(cfg, costs) / 1e12:.1f} TFLOP ({forward_passes(cfg)} forward passes per "
+        f"{step_flops(cfg, costs) / 1e12:.1f} TFLOP ({forward_passes(cfg):.4g} forward passes per "
         f"image), {seconds * 1e3:.0f} ms on {count} x {gpu_name}",
         *(f"  {size / 2**30:7.2f} GiB  {what}" for what, size in memory.items()),
         f"  {total:7.2f} GiB  per GPU in all, of {available:g} GiB: {fits}",

@@ -18,6 +18,7 @@ from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
 from kscl.data.decode import decode_image
 from kscl.data.formats import UnreadableImage
+from kscl.data.loader import key_recipe
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.errors import KsclError
 from kscl.method.basis_images import basis_images
@@ -49,7 +50,7 @@ def views_of(path: Path, cfg: CfgNode, num_shots: int, seed: int) -> Tensor:
         raise KsclError(
             f"{path} is not an image that can be read ({error}): choose another --image."
         ) from error
-    ops, size = with_defaults(cfg.AUGMENT), cfg.INPUT.SIZE
+    ops, size = with_defaults(key_recipe(cfg)), cfg.INPUT.SIZE
     views = np.empty((num_shots, 3, size, size), np.uint8)
     numbers = uniforms(seed, 0, Stream.VIEWS, 0, numbers_needed(ops, num_shots))
     make_views(picture, ops, size, numbers, views)

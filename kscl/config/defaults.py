@@ -39,6 +39,16 @@ def pretrain_defaults() -> CfgNode:
     # The augmentations in their order: a list of ops, or the name of a recipe (moco_v1, moco_v2 or
     # simclr).
     cfg.AUGMENT = [dict(op) for op in MOCO_V2]
+    # The augmentations of the keys, if they are not those of AUGMENT: a list or a recipe's name.
+    cfg.AUGMENT_KEYS = None
+
+    cfg.VIEWS = CfgNode()
+    # Small crops of each image (multi-crop), which are queries beside the full-size ones.
+    cfg.VIEWS.SMALL = CfgNode()
+    cfg.VIEWS.SMALL.COUNT = 0  # Small crops per image.
+    cfg.VIEWS.SMALL.SIZE = 96  # Width and height of a small crop, in pixels.
+    # Fraction of the image's area that a small crop shows; it replaces the scale of AUGMENT's crop.
+    cfg.VIEWS.SMALL.SCALE = [0.05, 0.14]
 
     cfg.BACKBONE = CfgNode()
     cfg.BACKBONE.NAME = "resnet50"  # Any timm model that returns pooled features.
@@ -60,6 +70,8 @@ def pretrain_defaults() -> CfgNode:
 
     cfg.METHOD = CfgNode()
     cfg.METHOD.NUM_SHOTS = 5  # Key views per image (the paper's K).
+    # Full-size query views per image, all compared with the one subspace of its keys.
+    cfg.METHOD.NUM_QUERIES = 1
     cfg.METHOD.RHO = 0.4  # Fraction of the eigenvalue mass that an instance subspace keeps.
     # Compare a query with the subspace of the keys (projection), the one key of K = 1 (cosine), or
     # the mean of the keys (mean_cosine, a control).

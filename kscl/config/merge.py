@@ -31,7 +31,10 @@ COMMAND_LINE = "command line"
 IN_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 # Values that have a name. The resolved config holds the value itself: hashes do not tell a recipe
 # from the same list written out.
-NAMED_VALUES: dict[str, dict[str, Any]] = {"AUGMENT": dict(RECIPES)}
+NAMED_VALUES: dict[str, dict[str, Any]] = {
+    "AUGMENT": dict(RECIPES),
+    "AUGMENT_KEYS": dict(RECIPES),
+}
 
 _MISSING = object()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fvcore.common.config import CfgNode
 
 from kscl.config.tree import value_at
-from kscl.views.recipes import check_recipe
+from kscl.views.recipes import OPS, RANDOM_CROP, check_recipe
 
 # A broken rule: the keys it concerns, what is wrong with their values, and how to fix it.
 Broken = tuple[tuple[str, ...], str]
@@ -38,9 +38,12 @@ RANGES: dict[str, Range] = {
     "DATA.MAX_BAD_FRACTION": (lambda v: 0 <= v <= 1, "a fraction between 0 and 1"),
     "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
     "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
+    "VIEWS.SMALL.COUNT": AT_LEAST_0,
+    "VIEWS.SMALL.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "PROJECTOR.HIDDEN_DIM": AT_LEAST_0,
     "PROJECTOR.DIM": AT_LEAST_1,
     "METHOD.NUM_SHOTS": (lambda v: v >= 1, "at least 1: it is K, the number of key views"),
+    "METHOD.NUM_QUERIES": AT_LEAST_1,
     "METHOD.RHO": (
         lambda v: 0 < v <= 1,
         "in (0, 1]: it is the fraction of the eigenvalue mass to keep",
@@ -102,8 +105,23 @@ def _check_input(cfg: CfgNode) -> Iterator[Broken]:
             yield (f"INPUT.{key}",), "must have three numbers: red, green, blue"
     if not all(std > 0 for std in cfg.INPUT.STD):
         yield ("INPUT.STD",), "must be greater than 0: images are divided by it"
-    for problem in check_recipe(cfg.AUGMENT, "AUGMENT"):
-        yield (), problem
+    for key in ("AUGMENT", "AUGMENT_KEYS"):
+        for problem in check_recipe(cfg[key], key) if cfg[key] is not None else ():
+            yield (), problem
+    yield from _check_small(cfg)
+
+
+def _check_small(cfg: CfgNode) -> Iterator[Broken]:
+    small = cfg.VIEWS.SMALL
+    if problem := OPS[RANDOM_CROP]["scale"].problem(list(small.SCALE)):
+        yield ("VIEWS.SMALL.SCALE",), problem
+    crops = [op for op in cfg.AUGMENT if isinstance(op, dict) and op.get("op") == RANDOM_CROP]
+    if small.COUNT and not crops:
+        yield (
+            ("VIEWS.SMALL.COUNT",),
+            f"a small crop is AUGMENT's {RANDOM_CROP} at another scale: add that op to AUGMENT, or "
+            "set COUNT 0",
+        )
 
 
 def _check_method(cfg: CfgNode) -> Iterator[Broken]:
@@ -128,6 +146,12 @@ def _check_method(cfg: CfgNode) -> Iterator[Broken]:
         yield (
             ("METHOD.EIGH", "METHOD.NUM_SHOTS"),
             "jacobi is for up to 8 shots: set EIGH eigh",
+        )
+    if method.SYMMETRIC and method.NUM_QUERIES != 1:
+        yield (
+            ("METHOD.NUM_QUERIES", "METHOD.SYMMETRIC"),
+            "in the symmetric loss each view is a query already: set NUM_QUERIES 1, or add small "
+            "queries by VIEWS.SMALL",
         )
     if method.GRAD_THROUGH_KEYS and not in_batch:
         yield (

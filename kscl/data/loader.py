@@ -8,34 +8,21 @@ nor of ranks changes what is seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import cv2
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
-from kscl.data.bad_images import MOST_REPLACEMENTS, BadImages, check_some_image_reads, replacement
-from kscl.data.decode import read_picture
-from kscl.data.formats import MAX_PIXELS, UnreadableImage
+from kscl.data.bad_images import BadImages, check_some_image_reads
 from kscl.data.source import ImageSource
+from kscl.data.view_dataset import Batch, EpochIndex, SmallViews, ViewDataset
 from kscl.errors import KsclError
-from kscl.rng import Stream, permutation, uniforms
+from kscl.rng import Stream, permutation
 from kscl.runtime.lifetime import end_with_parent
-from kscl.views.augment import make_views, numbers_needed
-from kscl.views.normalize import normalize_planes
-from kscl.views.recipes import check_recipe, with_defaults
-
-EpochIndex = tuple[int, int]  # epoch, and index of the image
-
-
-class Batch(NamedTuple):
-    """What the encoder gets, and what was met on the way."""
-
-    views: torch.Tensor  # (B, V, 3, H, W), in pretraining view 0 is the query; uint8 or float32
-    instances: torch.Tensor  # (B,) int64, the index of the image shown
-    bad: list[tuple[int, str]]  # index of each unreadable image met, and the reason
+from kscl.views.recipes import check_recipe
 
 
 def epoch_order(seed: int, epoch: int, num_images: int) -> np.ndarray:
@@ -104,83 +91,6 @@ class StepSampler:
             yield [(epoch, index) for index in batch[first:end]]
 
 
-class ViewDataset(Dataset[Batch]):
-    """Images by (epoch, index), each decoded once and turned into `num_views` views."""
-
-    def __init__(
-        self,
-        source: ImageSource,
-        ops: Sequence[dict[str, Any]],
-        num_views: int,
-        size: int,
-        seed: int,
-        mean_std: tuple[Sequence[float], Sequence[float]] | None = None,
-        max_pixels: int = MAX_PIXELS,
-    ) -> None:
-        self.source = source
-        self.ops = with_defaults(ops)
-        self.num_views = num_views
-        self.size = size
-        self.seed = seed
-        self.mean_std = mean_std  # given: float32 normalized here; None: uint8
-        self.max_pixels = max_pixels
-        self.num_numbers = numbers_needed(self.ops, num_views)
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, wanted: EpochIndex) -> Batch:
-        return self.__getitems__([wanted])
-
-    def __getitems__(self, wanted: list[EpochIndex]) -> Batch:
-        """Return one batch; an image that cannot be read is replaced by another."""
-        shape = (len(wanted), self.num_views, 3, self.size, self.size)
-        views = _new_tensor(shape, torch.float32 if self.mean_std else torch.uint8)
-        shown, bad = [], []
-        for epoch_index, target in zip(wanted, views.numpy(), strict=True):
-            picture, index, met = self.read_picture(*epoch_index)
-            self.fill(picture, epoch_index, target)
-            shown.append(index)
-            bad.extend(met)
-        return Batch(views, torch.tensor(shown), bad)
-
-    def fill(self, picture: np.ndarray, epoch_index: EpochIndex, target: np.ndarray) -> None:
-        """Write the views of one decoded image into (K + 1, 3, H, W)."""
-        epoch, index = epoch_index
-        numbers = uniforms(self.seed, epoch, Stream.VIEWS, index, self.num_numbers)
-        if self.mean_std is None:
-            make_views(picture, self.ops, self.size, numbers, target)
-            return
-        views = np.empty(target.shape, np.uint8)
-        make_views(picture, self.ops, self.size, numbers, views)
-        normalize_planes(views, *self.mean_std, target)
-
-    def read_picture(self, epoch: int, index: int) -> tuple[np.ndarray, int, list[tuple[int, str]]]:
-        """Return the image or its first readable replacement, its index, and what was bad."""
-        bad: list[tuple[int, str]] = []
-        shown = index
-        for attempt in range(MOST_REPLACEMENTS):
-            try:
-                return read_picture(self.source, shown, self.max_pixels), shown, bad
-            except UnreadableImage as error:
-                bad.append((shown, str(error)))
-            shown = replacement(self.seed, epoch, index, attempt, len(self.source))
-        raise KsclError(
-            f"{MOST_REPLACEMENTS} images in a row could not be read from {self.source.where}. "
-            f"The last is {self.source.name(bad[-1][0])} ({bad[-1][1]}). Check that the storage "
-            "is still there."
-        )
-
-
-def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return an empty tensor; in a worker, in memory that the main process sees too."""
-    tensor = torch.empty(0, dtype=dtype)
-    if get_worker_info() is not None:
-        num_bytes = int(np.prod(shape)) * tensor.element_size()
-        tensor.set_(torch.UntypedStorage._new_shared(num_bytes))
-    return tensor.resize_(shape)
-
-
 class TrainLoader:
     """The batches of a run in order, with the account of bad images and of the time waited."""
 
@@ -227,22 +137,39 @@ def build_train_loader(
     world_size: int = 1,
 ) -> TrainLoader:
     """Return the batches of steps first_step … last_step - 1 as this rank sees them."""
-    if problems := check_recipe(cfg.AUGMENT, "AUGMENT"):
+    small, key_ops = cfg.VIEWS.SMALL, key_recipe(cfg)
+    problems = check_recipe(cfg.AUGMENT, "AUGMENT")
+    if cfg.AUGMENT_KEYS is not None:
+        problems += check_recipe(key_ops, "AUGMENT_KEYS")
+    if problems:
         raise KsclError("\n".join(problems))
     max_pixels = cfg.DATA.MAX_PIXELS
     check_some_image_reads(source, cfg.SEED, max_pixels)
     mean_std = (
         None if cfg.DATA.NORMALIZE_ON_DEVICE else (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
     )
-    num_views = cfg.METHOD.NUM_SHOTS + 1
     dataset = ViewDataset(
-        source, cfg.AUGMENT, num_views, cfg.INPUT.SIZE, cfg.SEED, mean_std, max_pixels
+        source,
+        cfg.AUGMENT,
+        cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS,
+        cfg.INPUT.SIZE,
+        cfg.SEED,
+        mean_std,
+        max_pixels,
+        num_queries=cfg.METHOD.NUM_QUERIES,
+        key_ops=key_ops,
+        small=SmallViews(small.COUNT, small.SIZE, tuple(small.SCALE)) if small.COUNT else None,
     )
     sampler = StepSampler(
         len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, first_step, last_step, rank, world_size
     )
     bad = BadImages(source, cfg.DATA.BAD_IMAGES, cfg.DATA.MAX_BAD_FRACTION)
     return TrainLoader(load_in_workers(dataset, sampler, cfg.DATA.NUM_WORKERS), dataset, bad)
+
+
+def key_recipe(cfg: Any) -> Any:
+    """Return the augmentations of the keys: their own, or those of the queries."""
+    return cfg.AUGMENT if cfg.AUGMENT_KEYS is None else cfg.AUGMENT_KEYS
 
 
 def load_in_workers(

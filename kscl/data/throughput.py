@@ -9,7 +9,8 @@ import cv2
 import numpy as np
 import torch
 
-from kscl.data.loader import ViewDataset, epoch_order
+from kscl.data.loader import epoch_order
+from kscl.data.view_dataset import ViewDataset
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,14 @@ def measure_budget(dataset: ViewDataset, workers: int, num_images: int = 16) -> 
 
 def _time_stages(dataset: ViewDataset, count: int) -> tuple[float, float]:
     """Return the median seconds per image for reading and decoding, and for its views."""
-    kind = np.uint8 if dataset.mean_std is None else np.float32
-    views = np.empty((dataset.num_views, 3, dataset.size, dataset.size), kind)
+    views, small = (None if x is None else x[0].numpy() for x in dataset.new_tensors(1))
+    assert views is not None
     seconds = []
     for index in epoch_order(dataset.seed, 0, len(dataset))[:count].tolist():
         start = time.perf_counter()
         picture, _, _ = dataset.read_picture(0, index)
         decoded = time.perf_counter()
-        dataset.fill(picture, (0, index), views)
+        dataset.fill(picture, (0, index), views, small)
         seconds.append((decoded - start, time.perf_counter() - decoded))
     decode, augment = np.median(seconds, axis=0)
     return float(decode), float(augment)

@@ -13,6 +13,7 @@ from kscl.engine.doubts import doubts
 from kscl.engine.metrics_log import means_of_last_epoch, read_metrics, thinned_curves
 from kscl.engine.state import TrainState
 from kscl.engine.world_size import WORLD_SIZE, WORLD_SIZES
+from kscl.method.cost import num_views
 from kscl.method.encoder import backbone_state_dict
 from kscl.records.provenance import code_version
 from kscl.records.record import Protocol, make_record, write_record
@@ -87,7 +88,7 @@ def export(
         **means,
         "minutes_per_epoch": state.seconds / 60 / cfg.SOLVER.EPOCHS,
         "images_per_second": images_per_second,
-        "views_per_second": images_per_second * (cfg.METHOD.NUM_SHOTS + 1),
+        "views_per_second": images_per_second * num_views(cfg),
         "bad_images": len(bad_images),
     }
     checks = [row for row in rows if KNN_TOP1 in row]

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from kscl.data.loader import Batch, ViewDataset, load_in_workers
+from kscl.data.loader import load_in_workers
 from kscl.data.open import ImageSource, Labels, open_source
+from kscl.data.view_dataset import Batch, ViewDataset
 from kscl.errors import KsclError
 from kscl.method.batch_norm import in_mode
 from kscl.runtime.distributed import gather, rank, world_size

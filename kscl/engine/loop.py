@@ -11,7 +11,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kscl.data.bad_images import BadImages
-from kscl.data.loader import Batch, TrainLoader
+from kscl.data.loader import TrainLoader
+from kscl.data.view_dataset import Batch
 from kscl.engine.export import KNN_TOP1, about_checkpoint
 from kscl.engine.knn import KnnCheck
 from kscl.engine.metrics_log import RunLog
@@ -97,10 +98,13 @@ def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch
     for batch in batches:
         with torch.cuda.stream(beside):
             views = batch.views.to(device, non_blocking=True)
+            small = None if batch.small is None else batch.small.to(device, non_blocking=True)
         now = torch.cuda.current_stream(device)
         now.wait_stream(beside)
-        views.record_stream(now)  # its memory is not used again before the step has ended
-        yield batch._replace(views=views)
+        for copied in (views, small):
+            if copied is not None:
+                copied.record_stream(now)  # its memory is not used again before the step has ended
+        yield batch._replace(views=views, small=small)
 
 
 def check_numbers(state: TrainState, checkpoints: Path) -> None:
@@ -116,10 +120,13 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
     cfg, learner, optimizer = state.cfg, state.learner, state.optimizer
     set_learning_rate(optimizer, learning_rate_at(cfg, state.step, state.steps_per_epoch))
     seed_step(cfg.SEED, state.step)
-    views = to_device(batch.views, cfg, state.device)  # (B, K+1, 3, H, W)
+    views = to_device(batch.views, cfg, state.device)  # (B, Q+K, 3, H, W)
     parts = cfg.SOLVER.GRAD_ACCUM_STEPS
+    smalls: Sequence[Tensor | None] = [None] * parts
+    if batch.small is not None:
+        smalls = to_device(batch.small, cfg, state.device).chunk(parts)  # (B, S, 3, h, w)
     totals: dict[str, Tensor] = {}
-    chunks = zip(views.chunk(parts), batch.instances.chunk(parts), strict=True)
+    chunks = zip(views.chunk(parts), batch.instances.chunk(parts), smalls, strict=True)
     for number, chunk in enumerate(chunks):
         with without_exchange(state.model) if number + 1 < parts else nullcontext():
             try:
@@ -144,11 +151,13 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
     state.step += 1
 
 
-def forward(state: TrainState, views: Tensor, instances: Tensor) -> dict[str, Tensor]:
-    """Return the loss and the metrics of views (B, K+1, 3, H, W) in the precision of the config."""
+def forward(
+    state: TrainState, views: Tensor, instances: Tensor, small: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return the loss and the metrics of views (B, Q+K, 3, H, W) in the precision of the config."""
     amp = state.cfg.SOLVER.AMP
     with autocast(state.device, AMP_TYPES[amp]):
-        return state.model(views, instances)
+        return state.model(views, instances, small)
 
 
 def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
@@ -157,8 +166,8 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def to_device(views: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
-    """Return views (B, K+1, 3, H, W) on the device, each view one dense block."""
-    views = views.to(device, non_blocking=True).transpose(0, 1)  # (K+1, B, 3, H, W)
+    """Return views (B, V, 3, H, W) on the device, each view one dense block."""
+    views = views.to(device, non_blocking=True).transpose(0, 1)  # (V, B, 3, H, W)
     if cfg.SOLVER.CHANNELS_LAST:
         views = views.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
     else:
@@ -184,12 +193,18 @@ def settle(state: TrainState) -> float:
     cfg, learner = state.cfg, state.learner
     before = {name: value.clone() for name, value in learner.state_dict().items()}
     count = cfg.SOLVER.BATCH_SIZE // (world_size() * cfg.SOLVER.GRAD_ACCUM_STEPS)
-    shape = (count, cfg.METHOD.NUM_SHOTS + 1, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(rank()))
-    views = to_device(noise, cfg, state.device)
+    generator = torch.Generator().manual_seed(rank())
+
+    def noise(number: int, size: int) -> Tensor:
+        shape = (count, number, 3, size, size)
+        return to_device(torch.randn(shape, generator=generator), cfg, state.device)
+
+    method, tiny = cfg.METHOD, cfg.VIEWS.SMALL
+    views = noise(method.NUM_QUERIES + method.NUM_SHOTS, cfg.INPUT.SIZE)
+    small = noise(tiny.COUNT, tiny.SIZE) if tiny.COUNT else None
     for _ in range(2):
         begun = time.perf_counter()
-        forward(state, views, torch.arange(count))["loss"].backward()
+        forward(state, views, torch.arange(count), small)["loss"].backward()
         if state.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begun

@@ -30,6 +30,7 @@ from kscl.engine.start import start_from_weights
 from kscl.engine.state import TrainState, build_state, check_room, restore
 from kscl.engine.world_size import HINTS, required, world_sizes
 from kscl.errors import KsclError
+from kscl.method.cost import num_views
 from kscl.records.fingerprint import fingerprint
 from kscl.records.record import RECORD_FILE
 from kscl.runtime.cpu import avoid_broken_amx, keep_freed_memory
@@ -82,7 +83,7 @@ class Run:
             state.step,
             state.total_steps,
             state.steps_per_epoch,
-            cfg.METHOD.NUM_SHOTS + 1,
+            num_views(cfg),
         ) as run_log:
             checkpoints = self.folder / CHECKPOINT_FOLDER
             return train(state, self.loader, self.knn, self.data, checkpoints, run_log, stop)

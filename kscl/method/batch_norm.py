@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -45,6 +45,19 @@ def copy_statistics(source: nn.Module, target: nn.Module) -> None:
     """Overwrite the statistics of `target` by those of `source`."""
     for theirs, ours in zip(statistics(source), statistics(target), strict=True):
         ours.copy_(theirs)
+
+
+@contextmanager
+def fixed_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
+    """Leave running statistics as they are in training mode too; batches are still normalized."""
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, before, strict=True):
+            norm.momentum = momentum
 
 
 @contextmanager

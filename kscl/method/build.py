@@ -6,15 +6,15 @@ from fvcore.common.config import CfgNode
 
 from kscl.errors import KsclError
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
-from kscl.method.encoder import Encoder, build_encoder
+from kscl.method.encoder import Encoder, build_encoder, feature_dim
 from kscl.method.learner import Learner
 from kscl.method.similarity import find_similarity
 from kscl.views.normalize import Normalize
 
 
 def encoder_of(cfg: CfgNode) -> Encoder:
-    """Return the encoder of a pretraining config."""
-    return build_encoder(
+    """Return the encoder of a pretraining config; it takes views of every size."""
+    encoder = build_encoder(
         cfg.BACKBONE.NAME,
         dict(cfg.BACKBONE.KWARGS),
         head=cfg.PROJECTOR.TYPE,
@@ -22,6 +22,9 @@ def encoder_of(cfg: CfgNode) -> Encoder:
         dim=cfg.PROJECTOR.DIM,
         input_size=cfg.INPUT.SIZE,
     )
+    if cfg.VIEWS.SMALL.COUNT:
+        feature_dim(encoder.backbone, cfg.VIEWS.SMALL.SIZE, "VIEWS.SMALL.SIZE")
+    return encoder
 
 
 def build_learner(cfg: CfgNode, num_images: int | None = None) -> Learner:
@@ -31,6 +34,8 @@ def build_learner(cfg: CfgNode, num_images: int | None = None) -> Learner:
         encoder_of(cfg),
         build_dictionary(cfg, num_images),
         num_shots=method.NUM_SHOTS,
+        num_queries=method.NUM_QUERIES,
+        num_small=cfg.VIEWS.SMALL.COUNT,
         rho=method.RHO,
         similarity=method.SIMILARITY,
         eigensolver=method.EIGH,

@@ -31,6 +31,15 @@ def check_settings(learner: Learner, key_encoder: str, key_batch_norm: str) -> N
             f"The cosine compares with one key, and there are {learner.num_shots}: take projection "
             "or mean_cosine."
         )
+    if learner.num_queries < 1 or learner.num_small < 0:
+        raise KsclError(
+            f"There are {learner.num_queries} queries and {learner.num_small} small ones, but an "
+            "image has at least one query."
+        )
+    if learner.symmetric and learner.num_queries != 1:
+        raise KsclError(
+            "In the symmetric loss each view is a query already: give one query, or small ones."
+        )
     if learner.eigensolver not in EIGENSOLVERS:
         raise KsclError(
             f"There is no eigensolver '{learner.eigensolver}': choose {', '.join(EIGENSOLVERS)}."
@@ -66,18 +75,32 @@ def check_settings(learner: Learner, key_encoder: str, key_batch_norm: str) -> N
         )
 
 
-def check_input(learner: Learner, views: Tensor, indices: Tensor | None) -> None:
-    """Raise an error that names what is wrong with views or indices."""
-    expected = learner.num_shots + 1
-    if views.ndim != 5 or views.shape[1] != expected or views.shape[2] != 3 or not len(views):
+def check_input(
+    learner: Learner, views: Tensor, indices: Tensor | None, small: Tensor | None = None
+) -> None:
+    """Raise an error that names what is wrong with views, small views or indices."""
+    queries = "one query" if learner.num_queries == 1 else f"{learner.num_queries} queries"
+    _check_views(
+        learner,
+        views,
+        learner.num_queries + learner.num_shots,
+        f"{queries} and {learner.num_shots} keys per image",
+        "METHOD.NUM_SHOTS, METHOD.NUM_QUERIES",
+    )
+    if (small is None) != (learner.num_small == 0):
         raise KsclError(
-            f"Views must be (B, {expected}, 3, H, W), one query and {learner.num_shots} keys per "
-            f"image, not {tuple(views.shape)}: METHOD.NUM_SHOTS and the data must agree."
+            f"The learner has {learner.num_small} small queries per image, and "
+            f"{'none were' if small is None else 'some were'} given: VIEWS.SMALL.COUNT and the "
+            "data must agree."
         )
-    if not views.is_floating_point() and not (
-        views.dtype == torch.uint8 and learner.normalize is not None
-    ):
-        raise KsclError(f"Views must be normalized floating point images, not {views.dtype}.")
+    if small is not None:
+        meaning = f"{learner.num_small} small queries per image"
+        _check_views(learner, small, learner.num_small, meaning, "VIEWS.SMALL.COUNT")
+        if len(small) != len(views):
+            raise KsclError(
+                f"Small queries of {len(small)} images do not belong to views of {len(views)}: "
+                "give both of the same images."
+            )
     if not isinstance(learner.dictionary, MemoryBank):
         return
     if indices is None or indices.shape != views.shape[:1]:
@@ -88,6 +111,18 @@ def check_input(learner: Learner, views: Tensor, indices: Tensor | None) -> None
             f"Indices from {first} to {last} do not fit a memory bank of {len(learner.dictionary)} "
             "images: build it for this data set."
         )
+
+
+def _check_views(learner: Learner, views: Tensor, expected: int, meaning: str, keys: str) -> None:
+    if views.ndim != 5 or views.shape[1] != expected or views.shape[2] != 3 or not len(views):
+        raise KsclError(
+            f"Views must be (B, {expected}, 3, H, W), {meaning}, not {tuple(views.shape)}: {keys} "
+            "and the data must agree."
+        )
+    if not views.is_floating_point() and not (
+        views.dtype == torch.uint8 and learner.normalize is not None
+    ):
+        raise KsclError(f"Views must be normalized floating point images, not {views.dtype}.")
 
 
 class FiniteCheck:

@@ -1,6 +1,7 @@
 """What a run costs: parameters, operations, memory, and the time of an epoch on given GPUs.
 
-    a step = forward and backward of the query (3 forward passes) + K forward passes of the keys
+    a step = forward and backward of each query (3 forward passes; a small one by its pixels)
+             + K forward passes of the keys
              + the transfer of each key view to another GPU and back (shuffled BatchNorm)
              + the products with the dictionary
 
@@ -131,9 +132,10 @@ def step_flops(cfg: CfgNode, costs: Costs) -> float:
 
 
 def dictionary_flops(cfg: CfgNode) -> float:
-    """Return the operations of one query: a product per stored vector, and one for its gradient."""
+    """Return the operations of an image: per query and stored vector a product and its gradient."""
     length, rank = dictionary_shape(cfg)
-    return 2 * 2 * length * rank * cfg.PROJECTOR.DIM
+    queries = cfg.METHOD.NUM_QUERIES + cfg.VIEWS.SMALL.COUNT
+    return 2 * 2 * queries * length * rank * cfg.PROJECTOR.DIM
 
 
 def dictionary_shape(cfg: CfgNode) -> tuple[int, int]:
@@ -170,7 +172,7 @@ def step_seconds(cfg: CfgNode, costs: Costs, gpu: Gpu, count: int, efficiency: f
 
 def loader_workers(cfg: CfgNode, seconds: float, count: int) -> int:
     """Return the workers per GPU that load as fast as steps of so many seconds take images."""
-    views = cfg.SOLVER.BATCH_SIZE * (cfg.METHOD.NUM_SHOTS + 1) / seconds
+    views = cfg.SOLVER.BATCH_SIZE * encoded_views(cfg) / seconds
     return math.ceil(views / VIEWS_PER_CORE / count)
 
 
@@ -205,15 +207,14 @@ def paper_efficiency() -> float:
 def memory_bytes(cfg: CfgNode, costs: Costs, count: int) -> dict[str, int]:
     """Return the memory of one GPU, by what it is needed for."""
     images = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.GRAD_ACCUM_STEPS)
-    views = cfg.METHOD.NUM_SHOTS + 1
     momentum_encoder = 0 if cfg.KEY_ENCODER.TYPE == "shared" else 1
     values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + momentum_encoder
     length, rank = dictionary_shape(cfg)
     stored = 0 if cfg.DICTIONARY.TYPE == "minibatch" else length * rank * cfg.PROJECTOR.DIM
     return {
         "weights, gradients, optimizer, key encoder": values * costs.parameters * FLOAT_BYTES,
-        "activations": images * trained_views(cfg) * costs.activation_bytes,
-        "views": images * views * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES,
+        "activations": round(images * trained_views(cfg) * costs.activation_bytes),
+        "views": round(images * encoded_views(cfg) * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES),
         "dictionary": stored * FLOAT_BYTES,
     }
 
@@ -223,12 +224,29 @@ BACKWARD = 2  # forward passes that a backward pass costs
 PASSES_OF_MOCO = 4  # a step's: the query forward and backward, one key forward
 
 
-def forward_passes(cfg: CfgNode) -> int:
+def forward_passes(cfg: CfgNode) -> float:
     """Return what a step costs per image, in forward passes of the encoder."""
-    return cfg.METHOD.NUM_SHOTS + 1 + BACKWARD * trained_views(cfg)
+    return encoded_views(cfg) + BACKWARD * trained_views(cfg)
 
 
-def trained_views(cfg: CfgNode) -> int:
-    """Return the number of views that gradients flow through."""
+def num_views(cfg: CfgNode) -> int:
+    """Return the number of views per image, of any size."""
+    return cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS + cfg.VIEWS.SMALL.COUNT
+
+
+def encoded_views(cfg: CfgNode) -> float:
+    """Return the number of views per image; a small one counts by its pixels."""
+    return cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS + small_views(cfg)
+
+
+def trained_views(cfg: CfgNode) -> float:
+    """Return the number of views that gradients flow through; a small one counts by its pixels."""
     end_to_end = cfg.METHOD.GRAD_THROUGH_KEYS or cfg.METHOD.SYMMETRIC
-    return cfg.METHOD.NUM_SHOTS + 1 if end_to_end else 1
+    keys = cfg.METHOD.NUM_SHOTS if end_to_end else 0
+    return cfg.METHOD.NUM_QUERIES + keys + small_views(cfg)
+
+
+def small_views(cfg: CfgNode) -> float:
+    """Return how many full-size views have as many pixels as an image's small ones."""
+    small = cfg.VIEWS.SMALL
+    return small.COUNT * (small.SIZE / cfg.INPUT.SIZE) ** 2 if small.COUNT else 0

@@ -62,7 +62,12 @@ class _Stored(nn.Module):
         return self.slots, self.rank
 
     def negatives(
-        self, query: Tensor, instance: Tensor, basis: Tensor, temperature: float
+        self,
+        query: Tensor,
+        instance: Tensor,
+        basis: Tensor,
+        temperature: float,
+        owners: Tensor | None = None,
     ) -> Negatives:
         """Compare queries (M, D) with every filled entry but their own."""
         slots, rank = self.filled()
@@ -162,10 +167,18 @@ class Minibatch(nn.Module):
         self.similarity = find_similarity(similarity)
 
     def negatives(
-        self, query: Tensor, instance: Tensor, basis: Tensor, temperature: float
+        self,
+        query: Tensor,
+        instance: Tensor,
+        basis: Tensor,
+        temperature: float,
+        owners: Tensor | None = None,
     ) -> Negatives:
-        """Compare queries (M, D) with the bases (N, L, D) of all other instances of the batch."""
-        everyone = gather(instance)  # (N,)
+        """Compare queries (M, D) with the bases (N, L, D) of all other instances of the batch.
+
+        `owners` (N,) are the instances of the bases, if those are not one per query.
+        """
+        everyone = gather(instance if owners is None else owners)  # (N,)
         own = instance[:, None] == everyone  # (M, N)
         # On a GPU it is not asked, as the answer would have to be waited for.
         if own.device.type == "cpu" and own.all(1).any():

@@ -151,7 +151,7 @@ def _is_plain(value: object, nested: int) -> bool:
 
 
 @torch.no_grad()
-def feature_dim(backbone: nn.Module, input_size: int) -> int:
+def feature_dim(backbone: nn.Module, input_size: int, key: str = "INPUT.SIZE") -> int:
     """Return the width of the pooled features, measured: timm has several names for it."""
     was_training = backbone.training
     try:
@@ -159,7 +159,8 @@ def feature_dim(backbone: nn.Module, input_size: int) -> int:
     except Exception as error:  # whatever a model does with images that do not suit it
         raise KsclError(
             f"The backbone cannot take images of {input_size} x {input_size} ({error}): change "
-            "INPUT.SIZE, or tell the backbone (BACKBONE.KWARGS, for instance img_size)."
+            f"{key}, or tell the backbone (BACKBONE.KWARGS, for instance img_size or "
+            "dynamic_img_size)."
         ) from error
     finally:
         backbone.train(was_training)

@@ -6,6 +6,9 @@
     negatives  ‖W̃_mᵀ v‖ for every other instance m of the dictionary
     loss       −log p(n|v), equation 3: the softmax of these lengths / τ
 
+An image may have several queries, full-size and small ones (multi-crop): its keys are embedded and
+fitted once, and the loss is the mean over all queries.
+
 One training step is
 
     losses = learner(views)              # any number of times, if gradients are accumulated
@@ -24,11 +27,12 @@ from kscl.method.batch_norm import (
     batch_norms,
     calibrate_batch_norm,
     copy_statistics,
+    fixed_statistics,
     in_mode,
     statistics,
 )
 from kscl.method.checks import FiniteCheck, check_finite, check_input, check_settings
-from kscl.method.dictionary import Dictionary, MemoryBank
+from kscl.method.dictionary import Dictionary, MemoryBank, Negatives
 from kscl.method.encoder import Encoder
 from kscl.method.kernels import full_precision
 from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
@@ -41,7 +45,9 @@ from kscl.runtime.shuffle import shuffled
 class Learner(nn.Module):
     """Holds all that changes in training: its state dict between two steps is the whole state.
 
-    num_shots          K; views are (B, K+1, 3, H, W) and view 0 is the query
+    num_shots          K, the number of keys per image
+    num_queries        Q; views are (B, Q+K, 3, H, W), the queries first
+    num_small          S, the number of small queries per image, a tensor (B, S, 3, h, w) of its own
     similarity         a name in `kscl.method.similarity.SIMILARITIES`
     eigensolver        a name in `kscl.method.subspace.EIGENSOLVERS`
     key_encoder        "momentum", a slow copy of the encoder; or "shared", the encoder itself
@@ -52,7 +58,8 @@ class Learner(nn.Module):
                        (minibatch dictionary, shared encoder). Its negatives are all K+1 subspaces,
                        each without one view, of every other instance; the other K subspaces of its
                        own instance, which contain it, do not count. So 1 + (K+1)(N−1) candidates:
-                       with K = 1 and cosine the 2N − 1 of SimCLR's NT-Xent.
+                       with K = 1 and cosine the 2N − 1 of SimCLR's NT-Xent. The loss of a small
+                       query is the mean over the K+1 subspaces of its instance.
     normalize          makes an encoder's input of views that are bytes; they stay bytes on their
                        way between ranks
     """
@@ -65,6 +72,8 @@ class Learner(nn.Module):
         dictionary: Dictionary,
         *,
         num_shots: int = 5,
+        num_queries: int = 1,
+        num_small: int = 0,
         rho: float = 0.4,
         similarity: str = "projection",
         eigensolver: str = "eigh",
@@ -80,6 +89,8 @@ class Learner(nn.Module):
         self.encoder = encoder
         self.dictionary = dictionary
         self.num_shots = num_shots
+        self.num_queries = num_queries
+        self.num_small = num_small
         self.rho = rho
         self.similarity = find_similarity(similarity)
         self.eigensolver = eigensolver
@@ -95,7 +106,7 @@ class Learner(nn.Module):
         self.key_encoder = None if self.shared else make_momentum_encoder(encoder)
         if self.key_encoder is not None:
             self._follow = MomentumUpdate(self.key_encoder, encoder, self.averaged_norm)
-        self._has_batch_norm = bool(batch_norms(encoder))
+        self._batch_norms = batch_norms(encoder)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self._steps = 0  # the same number, for which a GPU need not be asked
         self.check_finite = FiniteCheck()
@@ -104,29 +115,66 @@ class Learner(nn.Module):
         self.register_load_state_dict_post_hook(_begin_anew)
         self.train()
 
-    def forward(self, views: Tensor, indices: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the loss of views (B, K+1, 3, H, W), and detached figures of this rank's batch."""
-        check_input(self, views, indices)
+    def forward(
+        self, views: Tensor, indices: Tensor | None = None, small: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Return the loss of views (B, Q+K, 3, H, W), and detached figures of this rank's batch.
+
+        The figures are those of each image's first query, to compare settings by.
+        """
+        check_input(self, views, indices, small)
         self._check_loop()
-        query, keys = self._embed(views)  # (M, D), (M, K, D); M = B, or B(K+1) if symmetric
+        # (M, D), (B, E, D), (M, K, D); M = B, or B(K+1) if symmetric; E = Q − 1 + S
+        query, more, keys = self._embed(views, small)
         instance = self._instances(len(views), indices, query.device)  # (M,)
-        with full_precision(query, keys) as (query, keys):
+        with full_precision(query, more, keys) as (query, more, keys):
             embeddings = {"query_embeddings": query, "key_embeddings": keys}
+            if more.numel():
+                embeddings["further_query_embeddings"] = more
             try:
                 own = self.similarity.fit(keys, self.rho, self.eigensolver)  # basis (M, L, D)
             except torch.linalg.LinAlgError:
                 check_finite(self._steps, views, **embeddings)  # NaN has no eigenvalues
                 raise
             positive = self.similarity.own(query, own.basis)  # (M,)
-            negatives = self.dictionary.negatives(query, instance, own.basis, self.temperature)
+            negatives = self._negatives(query, more, instance, own.basis)
+            log_sum, more_log_sum = negatives.log_sum.split([len(query), more.shape[:2].numel()])
             # −log of exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))
-            loss = F.softplus(negatives.log_sum - positive / self.temperature).mean()
+            losses = F.softplus(log_sum - positive / self.temperature)  # (M,)
+            if more.numel():
+                losses = torch.cat([losses, self._more_losses(more, own.basis, more_log_sum)])
+            loss = losses.mean()
             self.check_finite(self._steps, views, **embeddings, loss=loss)
         own = Subspaces(*(part.detach() for part in own))
         if self.training:
             self._pending.append((own, instance))
             self._seen_weights = self._weights_version()
-        return {"loss": loss, **self._figures(query, own, positive, negatives.hardest)}
+        hardest = negatives.hardest[: len(query)]
+        return {"loss": loss, **self._figures(query, own, positive, hardest)}
+
+    def _negatives(self, query: Tensor, more: Tensor, instance: Tensor, basis: Tensor) -> Negatives:
+        """Compare the queries (M, D) and (B, E, D) with the other instances: (M + B · E,) each."""
+        owners = instance
+        if more.numel():
+            images, extra = more.shape[:2]
+            query = torch.cat([query, more.flatten(0, 1)])
+            of_image = instance.view(images, -1)[:, :1].expand(images, extra)  # (B, E)
+            instance = torch.cat([instance, of_image.flatten()])
+        return self.dictionary.negatives(query, instance, basis, self.temperature, owners)
+
+    def _more_losses(self, more: Tensor, basis: Tensor, log_sum: Tensor) -> Tensor:
+        """Return the losses (B · E,) of further queries (B, E, D), of bases (M, L, D).
+
+        An image has G = M / B subspaces: one, or one per view if symmetric.
+        """
+        images, extra = more.shape[:2]
+        own = basis.unflatten(0, (images, 1, -1))  # (B, 1, G, L, D)
+        groups = own.shape[2]
+        own = own.expand(images, extra, *own.shape[2:]).flatten(0, 2)  # (B · E · G, L, D)
+        positive = self.similarity.own(
+            more[:, :, None].expand(images, extra, groups, -1).flatten(0, 2), own
+        ).view(images * extra, groups)
+        return F.softplus(log_sum[:, None] - positive / self.temperature).mean(1)
 
     @torch.no_grad()
     def _figures(
@@ -180,7 +228,7 @@ class Learner(nn.Module):
             with torch.set_grad_enabled(self.grad_through_keys and torch.is_grad_enabled()):
                 return self._each(self.encoder, views)
         with torch.no_grad():
-            alone = not (self._has_batch_norm and self.key_encoder.training)  # of its companions
+            alone = not (self._batch_norms and self.key_encoder.training)  # of its companions
             if alone and views.device.type == "cpu":  # whose cache holds one view's batch
                 return self._each(self.key_encoder, views)
             if alone:
@@ -197,21 +245,41 @@ class Learner(nn.Module):
     def _input(self, views: Tensor) -> Tensor:
         return views if self.normalize is None else self.normalize(views)
 
-    def _embed(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the queries (M, D) and the keys (M, K, D) of each."""
+    def _embed(self, views: Tensor, small: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (M, D), further queries (B, E, D) and the keys (M, K, D) of the former."""
         if self.symmetric:
             every = self._each(self.encoder, views)  # (B, K+1, D)
             keys = leave_one_out(every).flatten(0, 1)  # (B(K+1), K, D)
-            return every.flatten(0, 1), keys if self.grad_through_keys else keys.detach()
+            more = every[:, :0] if small is None else self._embed_small(small)
+            return every.flatten(0, 1), more, keys if self.grad_through_keys else keys.detach()
+        keys = views[:, self.num_queries :]
         if self.training and self.averaged_norm and not self._pending and self._steps == 0:
             assert self.key_encoder is not None
             with in_mode(self.key_encoder, training=True):  # as the query encoder makes its own
                 calibrate_batch_norm(
-                    self.key_encoder, (self._input(view) for view in views[:, 1:].unbind(1))
+                    self.key_encoder, (self._input(view) for view in keys.unbind(1))
                 )
             average_(statistics(self.key_encoder))
             copy_statistics(self.key_encoder, self.encoder)
-        return self.encoder(self._input(views[:, 0])), self.embed_keys(views[:, 1:])
+        queries = self._together(views[:, : self.num_queries])  # (B, Q, D)
+        more = queries[:, 1:]
+        if small is not None:
+            more = torch.cat([more, self._embed_small(small)], 1)
+        return queries[:, 0], more, self.embed_keys(keys)
+
+    def _embed_small(self, small: Tensor) -> Tensor:
+        """Return embeddings (B, S, D) of small queries (B, S, 3, h, w).
+
+        Their BatchNorm batch is their own, and leaves the running statistics alone: those are for
+        keys and for users of the backbone, whose images have the full size.
+        """
+        with fixed_statistics(self._batch_norms):
+            return self._together(small)
+
+    def _together(self, views: Tensor) -> Tensor:
+        """Return embeddings (B, V, D) of views (B, V, 3, H, W), all of them in one batch."""
+        images = views.transpose(0, 1).flatten(0, 1)  # (V · B, 3, H, W)
+        return self.encoder(self._input(images)).unflatten(0, (-1, len(views))).transpose(0, 1)
 
     def _instances(self, batch: int, indices: Tensor | None, device: torch.device) -> Tensor:
         """Return a number (M,) per query that tells instances apart."""

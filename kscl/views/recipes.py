@@ -56,9 +56,11 @@ def _chance(default: float) -> Number:
     return Number(default, 0.0, 1.0)
 
 
+RANDOM_CROP = "random_resized_crop"
+
 # Meanings and units are torchvision's; the blur's sigma is in pixels of the picture it meets.
 OPS: dict[str, dict[str, Number | Pair]] = {
-    "random_resized_crop": {
+    RANDOM_CROP: {
         "scale": Pair((0.08, 1.0), 1e-4, 1.0),
         "ratio": Pair((3 / 4, 4 / 3), 0.01, 100.0),
     },
@@ -157,6 +159,11 @@ def _op_problems(op: object, where: str) -> list[str]:
 def _nearest(name: object, valid: Mapping[str, object]) -> str:
     close = difflib.get_close_matches(str(name), list(valid), n=1)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(valid)}"
+
+
+def with_scale(ops: Sequence[Mapping[str, Any]], scale: tuple[float, float]) -> list[Op]:
+    """Return the same recipe with random crops of this fraction of the area."""
+    return [{**op, "scale": scale} if op["op"] == RANDOM_CROP else dict(op) for op in ops]
 
 
 def with_defaults(ops: Sequence[Mapping[str, Any]]) -> list[Op]:

@@ -18,8 +18,9 @@ from torch.utils.data import Dataset
 from kscl.data.decode import read_picture
 from kscl.data.folder import FileSource
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
-from kscl.data.loader import Batch, EpochIndex, load_in_workers
+from kscl.data.loader import load_in_workers
 from kscl.data.open import open_source
+from kscl.data.view_dataset import Batch, EpochIndex
 from kscl.records.fingerprint import fingerprint
 from kscl.runtime.ranks import on_first_rank
 from linear_eval.data.views import to_bytes

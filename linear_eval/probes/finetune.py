@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from kscl.data.loader import Batch
+from kscl.data.view_dataset import Batch
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.precision import autocast

@@ -21,7 +21,8 @@ from fvcore.common.config import CfgNode
 from PIL import Image
 from torch import Tensor, nn
 
-from kscl.data.loader import Batch, StepSampler
+from kscl.data.loader import StepSampler
+from kscl.data.view_dataset import Batch
 from kscl.engine.schedule import set_learning_rate
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress

@@ -18,8 +18,9 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
 from kscl.config.merge import load_config
-from kscl.data.loader import Batch, build_train_loader
+from kscl.data.loader import build_train_loader
 from kscl.data.open import open_source
+from kscl.data.view_dataset import Batch
 from kscl.engine.loop import settle, take_step, to_device
 from kscl.engine.state import TrainState, build_state
 from kscl.runtime.cpu import keep_freed_memory

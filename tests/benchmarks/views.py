@@ -17,8 +17,8 @@ from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
 from kscl.data.decode import decode_image
-from kscl.data.loader import ViewDataset
 from kscl.data.open import open_source
+from kscl.data.view_dataset import ViewDataset
 from kscl.rng import Stream, uniforms
 from kscl.views.augment import carry_out, crop_and_resize
 from kscl.views.blur import blur

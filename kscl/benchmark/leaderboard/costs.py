@@ -7,7 +7,7 @@ from statistics import fmean
 from fvcore.common.config import CfgNode
 
 from kscl.benchmark.leaderboard.board import Board, Row
-from kscl.benchmark.leaderboard.details import inside, number
+from kscl.benchmark.leaderboard.details import inside, mapping, number
 from kscl.benchmark.leaderboard.reported import MINUTES_OF_PAPER
 from kscl.benchmark.leaderboard.tables import IDENTITY, identity, table, without_empty_columns
 from kscl.method.cost import PASSES_OF_MOCO, forward_passes
@@ -48,14 +48,21 @@ def _cost(row: Row, unit: float | None) -> list[str]:
     ]
 
 
-def _passes(row: Row) -> int | None:
+def _passes(row: Row) -> float | None:
     """Count forward passes; None for a record of another release, whose settings are not known."""
-    method = inside(row.pretrainings[0].record.config.values, "METHOD")
-    shots = number(inside(method, "NUM_SHOTS"))
-    flags = {key: inside(method, key) for key in ("GRAD_THROUGH_KEYS", "SYMMETRIC")}
-    if shots is None or not all(isinstance(flag, bool) for flag in flags.values()):
+    values = row.pretrainings[0].record.config.values
+    # An older release had one query, and no small ones.
+    method = {"NUM_QUERIES": 1, **mapping(inside(values, "METHOD"))}
+    small = {"COUNT": 0, "SIZE": 0, **mapping(inside(values, "VIEWS", "SMALL"))}
+    flags = {key: method.get(key) for key in ("GRAD_THROUGH_KEYS", "SYMMETRIC")}
+    numbers = {key: number(method.get(key)) for key in ("NUM_SHOTS", "NUM_QUERIES")}
+    crops = {key: number(small.get(key)) for key in ("COUNT", "SIZE")}
+    size = number(inside(values, "INPUT", "SIZE"))
+    known = None not in (*numbers.values(), *crops.values(), size)
+    if not known or not all(isinstance(flag, bool) for flag in flags.values()):
         return None
-    return forward_passes(CfgNode({"METHOD": {"NUM_SHOTS": int(shots), **flags}}))
+    cfg = {"METHOD": {**numbers, **flags}, "VIEWS": {"SMALL": crops}, "INPUT": {"SIZE": size}}
+    return forward_passes(CfgNode(cfg))
 
 
 def _minutes(row: Row) -> list[float]:

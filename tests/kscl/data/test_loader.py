@@ -12,9 +12,10 @@ import torch
 from kscl.config.defaults import pretrain_defaults
 from kscl.data import loader as train_loader
 from kscl.data.bad_images import replacement
-from kscl.data.loader import StepSampler, ViewDataset, epoch_order
+from kscl.data.loader import StepSampler, epoch_order
 from kscl.data.open import open_source
 from kscl.data.throughput import Budget, measure_budget
+from kscl.data.view_dataset import ViewDataset
 from kscl.errors import KsclError
 from kscl.views.normalize import normalize
 from kscl.views.recipes import MOCO_V2
@@ -87,6 +88,52 @@ def test_a_batch_holds_the_query_and_k_key_views_of_each_image(config):
         assert len(torch.unique(views.flatten(1), dim=0)) == 12, "no two views are alike"
     shown = torch.cat([batch.instances for batch in batches])
     assert shown.tolist() == epoch_order(0, 0, COUNT)[:20].tolist(), "the odd one is left out"
+
+
+def test_more_queries_and_small_ones_leave_the_other_views_as_they_are(config):
+    before = all_batches(config, last_step=2)
+    config.METHOD.NUM_QUERIES = 3
+    config.VIEWS.SMALL.COUNT, config.VIEWS.SMALL.SIZE = 2, 16
+    after = all_batches(config, last_step=2)
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(one.instances, other.instances)
+        assert torch.equal(one.views, other.views[:, [0, 3, 4]])  # the query and the keys
+        assert one.small is None
+        assert other.small.shape == (4, 2, 3, 16, 16)
+        for views in (other.views, other.small):
+            every = views.flatten(0, 1).flatten(1)
+            assert len(torch.unique(every, dim=0)) == len(every), "no two views are alike"
+
+
+def test_small_queries_show_the_part_of_the_image_that_their_scale_says(config, folder):
+    """A crop of all of a small picture keeps its mean; a crop of little of it does not."""
+    config.AUGMENT = [{"op": "random_resized_crop", "scale": [1.0, 1.0], "ratio": [1.25, 1.25]}]
+    config.VIEWS.SMALL.COUNT, config.VIEWS.SMALL.SIZE = 2, 32
+    spread = {}
+    for scale in ([1.0, 1.0], [0.05, 0.14]):
+        config.VIEWS.SMALL.SCALE = scale
+        (batch,) = all_batches(config, last_step=1)
+        shown = torch.cat([batch.views[:, :1], batch.small], 1).float()
+        spread[scale[0]] = (shown[:, :1] - shown[:, 1:]).abs().mean()
+    assert spread[1.0] == 0
+    assert spread[0.05] > 5
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_keys_may_have_a_recipe_of_their_own(config, workers):
+    before = all_batches(config, last_step=2)
+    config.AUGMENT_KEYS = [dict(op) for op in config.AUGMENT]
+    assert_same(before, all_batches(config, last_step=2))
+    config.DATA.NUM_WORKERS = workers
+    config.AUGMENT_KEYS = [{"op": "grayscale", "p": 1.0}]  # the middle square, in gray
+    for one, other in zip(before, all_batches(config, last_step=2), strict=True):
+        assert torch.equal(one.views[:, 0], other.views[:, 0])
+        keys = other.views[:, 1:]
+        assert torch.equal(keys[:, 0], keys[:, 1])
+        assert torch.equal(keys[:, :, 0], keys[:, :, 2])
+    config.AUGMENT_KEYS = [{"op": "turn"}]
+    with pytest.raises(KsclError, match="AUGMENT_KEYS"):
+        all_batches(config)
 
 
 def test_views_of_an_image_differ_between_epochs_and_seeds(config, folder):

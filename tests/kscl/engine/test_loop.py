@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from kscl.config.merge import load_config
-from kscl.data.loader import Batch, build_train_loader
+from kscl.data.loader import build_train_loader
 from kscl.data.open import open_source
+from kscl.data.view_dataset import Batch
 from kscl.engine.loop import report, seed_step, settle, take_step, to_device
 from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
 from kscl.engine.state import TrainState, Window, build_state, check_room, restore, save, stopped

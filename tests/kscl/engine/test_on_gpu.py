@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kscl.backbone_file import read_plain
 from kscl.config.merge import load_config
-from kscl.data.loader import Batch
+from kscl.data.view_dataset import Batch
 from kscl.engine import loop, state
 from kscl.engine.checkpoint import find_checkpoints, step_of
 from kscl.engine.state import TrainState, build_state, restore
@@ -57,6 +57,10 @@ CASES: dict[str, tuple[list[Any], tuple[int, int, int]]] = {
         (0, 0, 5),
     ),
     "memory bank": ([*K5, *BANK, "DICTIONARY.BANK_MOMENTUM", 0.5], (3, 3, 5)),
+    "several queries of two sizes": (
+        [*K5, "METHOD.NUM_QUERIES", 2, "VIEWS.SMALL.COUNT", 2, "VIEWS.SMALL.SIZE", 16],
+        (1, 1, 5),
+    ),
     "kscl by Jacobi rotations": ([*K5, "METHOD.EIGH", "jacobi"], (0, 0, 5)),
     "bf16, channels last, clipped": (
         [*K5, "SOLVER.AMP", "bf16", "SOLVER.CHANNELS_LAST", True, "SOLVER.CLIP_GRAD_NORM", 1.0],
@@ -93,7 +97,7 @@ class Loader:
         self.told = ""
 
     def __iter__(self) -> Iterator[Batch]:
-        size, shots = self.cfg.INPUT.SIZE, self.cfg.METHOD.NUM_SHOTS
+        size, method, tiny = self.cfg.INPUT.SIZE, self.cfg.METHOD, self.cfg.VIEWS.SMALL
         count = self.cfg.SOLVER.BATCH_SIZE // self.ranks
         for step in range(self.first, STEPS):
             if step == MEASURED:  # what came before is the step before
@@ -102,14 +106,16 @@ class Loader:
             METER.reset()
             METER.step += 1
             numbers = torch.Generator().manual_seed(step)
-            shape = (count, shots + 1, 3, size, size)
+            shape = (count, method.NUM_QUERIES + method.NUM_SHOTS, 3, size, size)
             views = torch.randint(0, 256, shape, dtype=torch.uint8, generator=numbers)
+            small = views[:, : tiny.COUNT, :, : tiny.SIZE, : tiny.SIZE] if tiny.COUNT else None
             if not self.cfg.DATA.NORMALIZE_ON_DEVICE:
                 views = views.float() / 100 - 1
             chosen = torch.randperm(96, generator=numbers)[:count]
             if torch.cuda.is_available():
                 views, chosen = views.pin_memory(), chosen.pin_memory()
-            yield Batch(views, chosen, [])
+                small = None if small is None else small.pin_memory()
+            yield Batch(views, chosen, [], small)
 
 
 class Log:

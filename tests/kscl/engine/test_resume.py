@@ -37,7 +37,10 @@ LONGEST_WAIT = 0.3  # seconds, about a tenth of what a run takes
 SETTINGS: dict[str, list[object]] = {
     "queue, SGD": [],
     "memory bank, AdamW": ["DICTIONARY.TYPE", "memory_bank", "SOLVER.OPTIMIZER", "adamw"],
-    "two ranks, averaged statistics": ["KEY_ENCODER.BATCH_NORM", "eval"],
+    "two ranks, averaged statistics": [
+        *("KEY_ENCODER.BATCH_NORM", "eval", "METHOD.NUM_QUERIES", 2, "SOLVER.GRAD_ACCUM_STEPS", 2),
+        *("VIEWS.SMALL.COUNT", 2, "VIEWS.SMALL.SIZE", 16, "AUGMENT_KEYS", "moco_v1"),
+    ],
     # Sums of three depend on their order, so the buckets of gradients must be the same ones too.
     "three ranks": ["SOLVER.BATCH_SIZE", 24],
 }

@@ -62,6 +62,10 @@ def test_a_step_costs_three_forward_passes_of_the_query_and_one_a_key(costs):
     assert [forward_passes(load_config(None, ["METHOD.NUM_SHOTS", k])) for k in "135"] == [4, 6, 8]
     simclr = load_config("configs/pretrain/simclr_r50_200ep.yaml")
     assert forward_passes(simclr) == 6  # both views are trained
+    more = ["METHOD.NUM_SHOTS", "3", "METHOD.NUM_QUERIES", "2"]
+    small = ["VIEWS.SMALL.COUNT", "4", "VIEWS.SMALL.SIZE", "112"]  # a quarter of the pixels each
+    assert forward_passes(load_config(None, more)) == 3 * 2 + 3
+    assert forward_passes(load_config(None, [*more, *small])) == 3 * 2 + 3 * 1 + 3
     assert step_flops(load_config(), costs) == pytest.approx(
         256 * 8 * costs.forward_flops, rel=0.02
     )

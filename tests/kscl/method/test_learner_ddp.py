@@ -35,6 +35,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_shots": 1, "similarity": "cosine", "symmetric": True, **END_TO_END},
     ),
     "symmetric": ("minibatch", {"num_shots": 3, "rho": 0.9, "symmetric": True, **END_TO_END}),
+    "several queries": ("queue", {"num_shots": 3, "rho": 0.9, "num_queries": 2, "num_small": 2}),
+    "SimCLR with small queries": (
+        "minibatch",
+        {"num_shots": 1, "similarity": "cosine", "symmetric": True, "num_small": 2, **END_TO_END},
+    ),
 }
 
 
@@ -58,10 +63,10 @@ def make(case: str) -> Learner:
     return Learner(encoder, dictionary, momentum=0.9, **settings).double()
 
 
-def batch_of(step: int, shots: int) -> tuple[Tensor, Tensor]:
+def batch_of(step: int, views: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(step)
-    views = torch.randn(RANKS * BATCH, shots + 1, 3, 6, 6, generator=generator).double()
-    return views, torch.randperm(IMAGES, generator=generator)[: RANKS * BATCH]
+    images = torch.randn(RANKS * BATCH, views, 3, 6, 6, generator=generator).double()
+    return images, torch.randperm(IMAGES, generator=generator)[: RANKS * BATCH]
 
 
 def train(learner: Learner, forward: nn.Module, part: slice) -> dict[str, Any]:
@@ -69,9 +74,12 @@ def train(learner: Learner, forward: nn.Module, part: slice) -> dict[str, Any]:
     optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
     losses = []
     for step in range(STEPS):
-        views, indices = batch_of(step, learner.num_shots)
+        views, indices = batch_of(step, learner.num_queries + learner.num_shots)
+        small = (
+            batch_of(step, learner.num_small)[0][part, ..., :4, :4] if learner.num_small else None
+        )
         optimizer.zero_grad()
-        loss = forward(views[part], indices[part])["loss"]
+        loss = forward(views[part], indices[part], small)["loss"]
         loss.backward()
         optimizer.step()
         learner.after_step()
@@ -117,7 +125,7 @@ def mates_of_keys() -> Tensor:
 
 def message_of_nan() -> str:
     learner = make("queue")
-    views, _ = batch_of(0, 3)
+    views, _ = batch_of(0, 4)
     if rank() == 1:
         views[0, 0] = torch.nan
     try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kscl.config.merge import load_config
-from kscl.data.loader import Batch
+from kscl.data.view_dataset import Batch
 from kscl.engine.loop import take_step
 from kscl.engine.state import TrainState, Window, build_state
 from kscl.errors import KsclError

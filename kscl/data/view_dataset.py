@@ -1,0 +1,187 @@
+"""Views of numbered images: each image is read and decoded once, and all its views are made of it.
+
+Every view has random numbers of its own, by (seed, epoch, index, view): more queries or small ones
+leave the other views as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+from kscl.data.bad_images import MOST_REPLACEMENTS, replacement
+from kscl.data.decode import read_picture
+from kscl.data.formats import MAX_PIXELS, UnreadableImage
+from kscl.data.source import ImageSource
+from kscl.errors import KsclError
+from kscl.rng import Stream, uniforms
+from kscl.views.augment import make_views, numbers_needed
+from kscl.views.normalize import normalize_planes
+from kscl.views.recipes import Op, with_defaults, with_scale
+
+EpochIndex = tuple[int, int]  # epoch, and index of the image
+
+
+class Batch(NamedTuple):
+    """What the encoder gets, and what was met on the way."""
+
+    views: torch.Tensor  # (B, V, 3, H, W), in pretraining queries, then keys; uint8 or float32
+    instances: torch.Tensor  # (B,) int64, the index of the image shown
+    bad: list[tuple[int, str]]  # index of each unreadable image met, and the reason
+    small: torch.Tensor | None = None  # (B, S, 3, h, w), more queries
+
+
+@dataclass(frozen=True)
+class SmallViews:
+    """Small crops of each image, which are queries as well."""
+
+    count: int
+    size: int  # width and height in pixels
+    scale: tuple[float, float]  # fraction of the image's area
+
+
+class _Part(NamedTuple):
+    """Views of one recipe that draw their numbers from one stream, one after the other."""
+
+    stream: Stream
+    ops: list[Op]
+    first: int  # index in the tensor of views of this size
+    end: int
+    small: bool = False
+
+    @property
+    def num_numbers(self) -> int:
+        """Return how many random numbers are set aside for these views."""
+        return numbers_needed(self.ops, self.end - self.first)
+
+
+class ViewDataset(Dataset[Batch]):
+    """Images by (epoch, index), each decoded once and turned into views.
+
+    Of the `num_views` full-size views the first `num_queries` are queries. The others are keys,
+    which have a recipe of their own if `key_ops` is given.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        ops: Sequence[dict[str, Any]],
+        num_views: int,
+        size: int,
+        seed: int,
+        mean_std: tuple[Sequence[float], Sequence[float]] | None = None,
+        max_pixels: int = MAX_PIXELS,
+        *,
+        num_queries: int = 1,
+        key_ops: Sequence[dict[str, Any]] | None = None,
+        small: SmallViews | None = None,
+    ) -> None:
+        self.source = source
+        self.num_views = num_views
+        self.size = size
+        self.seed = seed
+        self.mean_std = mean_std  # given: float32 normalized here; None: uint8
+        self.max_pixels = max_pixels
+        self.small = small
+        queries = with_defaults(ops)
+        keys = queries if key_ops is None else with_defaults(key_ops)
+        views = [
+            _Part(Stream.VIEWS, queries, 0, 1),
+            _Part(Stream.VIEWS, keys, num_queries, num_views),
+            _Part(Stream.MORE_QUERIES, queries, 1, num_queries),
+        ]
+        if small is not None:
+            crops = with_scale(queries, small.scale)
+            views.append(_Part(Stream.SMALL_QUERIES, crops, 0, small.count, small=True))
+        self.parts = [part for part in views if part.first < part.end]
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, wanted: EpochIndex) -> Batch:
+        return self.__getitems__([wanted])
+
+    def __getitems__(self, wanted: list[EpochIndex]) -> Batch:
+        """Return one batch; an image that cannot be read is replaced by another."""
+        views, small = self.new_tensors(len(wanted))
+        shown, bad = [], []
+        for row, epoch_index in enumerate(wanted):
+            picture, index, met = self.read_picture(*epoch_index)
+            into = views[row].numpy(), None if small is None else small[row].numpy()
+            self.fill(picture, epoch_index, *into)
+            shown.append(index)
+            bad.extend(met)
+        return Batch(views, torch.tensor(shown), bad, small)
+
+    def new_tensors(self, batch: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return room for the views of a batch: (B, V, 3, H, W), and (B, S, 3, h, w) or None."""
+        dtype = torch.float32 if self.mean_std else torch.uint8
+        views = _new_tensor((batch, self.num_views, 3, self.size, self.size), dtype)
+        if self.small is None:
+            return views, None
+        shape = (batch, self.small.count, 3, self.small.size, self.small.size)
+        return views, _new_tensor(shape, dtype)
+
+    def fill(
+        self,
+        picture: np.ndarray,
+        epoch_index: EpochIndex,
+        views: np.ndarray,
+        small: np.ndarray | None = None,
+    ) -> None:
+        """Write the views of one decoded image into (V, 3, H, W) and (S, 3, h, w)."""
+        epoch, index = epoch_index
+        needed: Counter[Stream] = Counter()
+        for part in self.parts:
+            needed[part.stream] += part.num_numbers
+        drawn = {
+            stream: uniforms(self.seed, epoch, stream, index, count)
+            for stream, count in needed.items()
+        }
+        for part in self.parts:
+            numbers, drawn[part.stream] = np.split(drawn[part.stream], [part.num_numbers])
+            target = small if part.small else views
+            assert target is not None
+            self._fill_part(picture, part.ops, numbers, target[part.first : part.end])
+
+    def _fill_part(
+        self, picture: np.ndarray, ops: list[Op], numbers: np.ndarray, target: np.ndarray
+    ) -> None:
+        size = target.shape[-1]
+        if self.mean_std is None:
+            make_views(picture, ops, size, numbers, target)
+            return
+        views = np.empty(target.shape, np.uint8)
+        make_views(picture, ops, size, numbers, views)
+        normalize_planes(views, *self.mean_std, target)
+
+    def read_picture(self, epoch: int, index: int) -> tuple[np.ndarray, int, list[tuple[int, str]]]:
+        """Return the image or its first readable replacement, its index, and what was bad."""
+        bad: list[tuple[int, str]] = []
+        shown = index
+        for attempt in range(MOST_REPLACEMENTS):
+            try:
+                return read_picture(self.source, shown, self.max_pixels), shown, bad
+            except UnreadableImage as error:
+                bad.append((shown, str(error)))
+            shown = replacement(self.seed, epoch, index, attempt, len(self.source))
+        raise KsclError(
+            f"{MOST_REPLACEMENTS} images in a row could not be read from {self.source.where}. "
+            f"The last is {self.source.name(bad[-1][0])} ({bad[-1][1]}). Check that the storage "
+            "is still there."
+        )
+
+
+def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return an empty tensor; in a worker, in memory that the main process sees too."""
+    tensor = torch.empty(0, dtype=dtype)
+    if get_worker_info() is not None:
+        num_bytes = int(np.prod(shape)) * tensor.element_size()
+        tensor.set_(torch.UntypedStorage._new_shared(num_bytes))
+    return tensor.resize_(shape)
