@@ -68,6 +68,8 @@ def test_the_ids_of_random_streams_never_change():
         "VIEWS": 1,
         "REPLACEMENT": 2,
         "PROBE": 3,
+        "MORE_QUERIES": 4,
+        "SMALL_QUERIES": 5,
         "HELD_OUT": 16,
         "FEW_SHOT": 17,
         "CALIBRATION": 18,
