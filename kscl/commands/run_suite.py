@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -38,6 +37,7 @@ from kscl.benchmark.suite.execute import (
     look,
     run_stages,
 )
+from kscl.benchmark.suite.shell import FORMATS, commands_text
 from kscl.benchmark.suite.spec import Suite, read_suite
 from kscl.benchmark.suite.stages import Stage, plan
 from kscl.engine.run_dir import only_run_in
@@ -47,7 +47,7 @@ from kscl.runtime.machine import usable_cores
 
 EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml
   python tools/run_suite.py configs/suites/own_data.yaml --dry-run
-  python tools/run_suite.py configs/suites/paper.yaml --print-commands > jobs.sh
+  python tools/run_suite.py configs/suites/paper.yaml --print-commands --format make > jobs.mk
   python tools/run_suite.py configs/suites/paper.yaml --slurm configs/slurm/example.yaml
   python tools/run_suite.py configs/suites/paper.yaml --status
 """
@@ -68,6 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--print-commands",
         action="store_true",
         help="print the commands of all stages, in order, for a scheduler of your own",
+    )
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        default=FORMATS[0],
+        help="of --print-commands: a list, or with dependencies a shell script or a makefile",
     )
     parser.add_argument(
         "--jobs",
@@ -103,11 +109,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.insert:
         board = stages[-1]
         stages[-1] = replace(board, arguments=(*board.arguments, "--insert", *arguments.insert))
-    if arguments.print_commands:
-        for stage in stages:
-            print(shlex.join(stage.command))
-        return 0
     state_dir = Path(suite.output_dir) / STATE_FOLDER
+    if arguments.print_commands:
+        print(commands_text(stages, state_dir, arguments.format), end="")
+        return 0
     if arguments.slurm or arguments.status or arguments.cancel:
         return _on_slurm(arguments, suite, stages, state_dir)
     states = look(stages, state_dir)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kscl.benchmark.slurm.profile import Profile, Resources
 from kscl.benchmark.suite.execute import file_name, note_path, program_path
+from kscl.benchmark.suite.shell import board_command
 from kscl.benchmark.suite.stages import Stage
 
 SCRIPTS = "slurm"  # the folder of scripts inside the state folder
@@ -125,14 +126,8 @@ def _one(word: str) -> str:
 
 def _command(stage: Stage, asked: Resources) -> str:
     words = [program_path(stage.program), *stage.arguments]
-    if stage.kind == "board":  # it shows what there is, also if a stage has failed
-        shown = [need.folder for need in stage.needs if need.folder in words]
-        rest = [word for word in words[1:] if word not in shown]
-        folders = " ".join(map(shlex.quote, shown))
-        return (
-            f'made=()\nfor folder in {folders}; do [ -e "$folder" ] && made+=("$folder"); done\n'
-            f'{shlex.quote(words[0])} "${{made[@]}}" {shlex.join(rest)}'
-        )
+    if stage.kind == "board":
+        return board_command(stage, words[0])
     if asked.nodes == 1:
         return shlex.join(words)
     place = words.index("--num-gpus")

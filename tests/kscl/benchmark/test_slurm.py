@@ -22,8 +22,8 @@ from kscl.benchmark.slurm.script import batch_script, log_path, script_path
 from kscl.benchmark.slurm.submit import cancel_all, missing_stages, set_statuses, submit_all
 from kscl.benchmark.suite.execute import look, note_path
 from kscl.benchmark.suite.stages import Stage
+from kscl.commands.run_suite import main
 from kscl.errors import KsclError
-from tests.helpers.commands import tool
 from tests.helpers.runs import wait_until
 from tests.kscl.benchmark.test_suite import smoke_suite
 
@@ -290,16 +290,15 @@ def test_all_that_is_wrong_in_a_profile_is_told_at_once(tmp_path):
         assert name in str(caught.value)
 
 
-def test_a_dry_run_prints_every_script_and_submits_nothing(tmp_path, cluster):
+def test_a_dry_run_prints_every_script_and_submits_nothing(tmp_path, cluster, capsys):
     (cluster / "squeue").write_text("#!/bin/sh\n")
     (cluster / "squeue").chmod(0o755)
     profile = tmp_path / "profile.yaml"
     profile.write_text("resources: {partition: main}\n")
     suite = smoke_suite(tmp_path)
-    words = ["--slurm", profile, "--dry-run", "--skip-check"]
-    done = tool("run_suite", suite, *words)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("#!/bin/bash") == 10
-    assert "afterok:kscl/seed0/pretrain" in done.stdout
+    assert main([str(suite), "--slurm", str(profile), "--dry-run", "--skip-check"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("#!/bin/bash") == 10
+    assert "afterok:kscl/seed0/pretrain" in told
     assert not (cluster / "n").exists()
     assert not (tmp_path / "output").exists()
