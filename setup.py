@@ -100,6 +100,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
+            "kscl-check-submission = kscl.commands.check_submission:main",
             "kscl-convert = detection.commands.convert:main",
             "kscl-doctor = kscl.commands.doctor:main",
             "kscl-export = kscl.commands.export:main",
@@ -116,6 +117,7 @@ setup(
             "kscl-run-suite = kscl.commands.run_suite:main",
             "kscl-score = detection.commands.score:main",
             "kscl-start = kscl.commands.start:main",
+            "kscl-submit = kscl.commands.submit:main",
             "kscl-train-net = detection.commands.train_net:main",
             "kscl-visualize-basis = kscl.commands.visualize_basis:main",
             "kscl-visualize-detections = detection.commands.visualize_detections:main",
