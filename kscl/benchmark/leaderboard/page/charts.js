@@ -1,5 +1,6 @@
 // Draws axes, dots and lines. A chart is an SVG as wide as the element it is in.
 
+const BAR = 10; // pixels from one bar to the next
 const MARGIN = { top: 28, right: 18, bottom: 40, left: 48 };
 
 // Ticks at round numbers, the first at or below `low` and the last at or above `high`.
@@ -110,39 +111,57 @@ function spreadOut(pixels, step) {
 
 const empty = (place, words) => place.replaceChildren(el("p", { class: "quiet empty" }, words));
 
-// Names from top to bottom, a bar from 0 for each entry: [{name, series, values, intervals?}].
+// A frame for bars: from left to right the values, from top to bottom `height` pixels of lines.
+function barFrame(place, values, left, height, label) {
+  const width = Math.max(240, place.clientWidth);
+  const scale = scaleOf({ values: [0, ...values] }, (width - left) / 90);
+  const px = (v) => left + scale.at(v) * (width - left - MARGIN.right);
+  const root = svg("svg", { width, height: height + 30, role: "img", "aria-label": label, class: "chart bars" });
+  for (const tick of scale.ticks) {
+    root.append(svg("line", { class: "gridline", x1: px(tick), x2: px(tick), y1: 4, y2: height + 4 }),
+      svg("text", { class: "tick", x: px(tick), y: height + 20, "text-anchor": "middle" }, short(tick)));
+  }
+  place.replaceChildren(root);
+  return { root, px };
+}
+
+function bar({ root, px }, y, { value, interval, series: color, words }) {
+  const [from, to] = [Math.min(px(0), px(value)), Math.max(px(0), px(value))];
+  root.append(svg("g", { class: `s${color}` }, svg("title", {}, words),
+    svg("rect", { class: "bar", x: from, y, width: Math.max(1, to - from), height: BAR - 2 }),
+    interval ? svg("line", { class: "whisker", x1: px(interval[0]), x2: px(interval[1]),
+      y1: y + BAR / 2 - 1, y2: y + BAR / 2 - 1 }) : ""));
+}
+
+// Names from top to bottom, a bar from 0 for each entry: [{name, series, values: {name: v}}].
 function barChart(place, entries, names, label) {
   const width = Math.max(240, place.clientWidth);
   const left = Math.min(width * 0.35, 12 + 7 * Math.max(...names.map((name) => name.length)));
-  const [thick, step] = [10, 10 * entries.length + 8];
-  const height = 34 + step * names.length;
-  const ends = entries.flatMap((entry) => names.flatMap((name) =>
-    [entry.values[name], ...(entry.intervals?.[name] || [])])).filter(isNumber);
-  const scale = scaleOf({ values: [0, ...ends] }, (width - left) / 90);
-  const px = (v) => left + scale.at(v) * (width - left - MARGIN.right);
-  const root = svg("svg", { width, height, role: "img", "aria-label": label, class: "chart bars" });
-  for (const tick of scale.ticks) {
-    root.append(svg("line", { class: "gridline", x1: px(tick), x2: px(tick), y1: 4, y2: height - 26 }),
-      svg("text", { class: "tick", x: px(tick), y: height - 10, "text-anchor": "middle" }, short(tick)));
-  }
+  const step = BAR * entries.length + 8;
+  const values = entries.flatMap((entry) => names.map((name) => entry.values[name])).filter(isNumber);
+  const drawn = barFrame(place, values, left, step * names.length, label);
   const room = Math.max(3, Math.floor((left - 12) / 7));
   names.forEach((name, i) => {
     const top = 8 + step * i;
-    root.append(svg("text", { class: "tick", x: left - 10, y: top + (thick * entries.length) / 2 + 4,
+    drawn.root.append(svg("text", { class: "tick", x: left - 10, y: top + (BAR * entries.length) / 2 + 4,
       "text-anchor": "end" }, svg("title", {}, name), name.length > room ? `${name.slice(0, room - 1)}…` : name));
     entries.forEach((entry, j) => {
       const value = entry.values[name];
       if (!isNumber(value)) return;
-      const [from, to, y] = [Math.min(px(0), px(value)), Math.max(px(0), px(value)), top + thick * j];
-      const interval = entry.intervals?.[name];
-      root.append(svg("g", { class: `s${entry.series}` },
-        svg("title", {}, `${name}: ${fixed(value, 2)} · ${entry.name}`),
-        svg("rect", { class: "bar", x: from, y, width: Math.max(1, to - from), height: thick - 2 }),
-        interval ? svg("line", { class: "whisker", x1: px(interval[0]), x2: px(interval[1]),
-          y1: y + thick / 2 - 1, y2: y + thick / 2 - 1 }) : ""));
+      bar(drawn, top + BAR * j, { value, series: entry.series, words: `${name}: ${fixed(value, 2)} · ${entry.name}` });
     });
   });
-  place.replaceChildren(root);
+}
+
+// One bar for each entry, its name above it: names of rows are long. [{name, value, interval, series}]
+function rowBars(place, entries, label) {
+  const step = 34;
+  const values = entries.flatMap(({ value, interval }) => [value, ...(interval || [])]);
+  const drawn = barFrame(place, values, 8, step * entries.length, label);
+  entries.forEach((entry, i) => {
+    drawn.root.append(svg("text", { class: "tick", x: 8, y: step * i + 16 }, `${entry.name}: ${fixed(entry.value, 2)}`));
+    bar(drawn, step * i + 21, { ...entry, words: `${entry.name}: ${fixed(entry.value, 2)}` });
+  });
 }
 
 // Classes from top to bottom, a dot for each row: entries are [{name, series, values: {class: v}}].

@@ -44,7 +44,7 @@ const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2
 const signedEnds = (ends) => (ends ? `${signed(ends[0])} to ${signed(ends[1])}` : "");
 
 function smallTable(id, header, lines) {
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": id },
+  return el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Table of ${id}` },
     el("table", { class: "small", id },
       el("thead", {}, el("tr", {}, header.map((name) => el("th", { scope: "col" }, name)))),
       el("tbody", {}, lines.map(([first, ...cells]) => el("tr", {},

@@ -55,11 +55,14 @@ function toggleMethod(chip, method) {
   filter();
 }
 
+// A name in a list is cut if it is long; this one is whole.
+const fullName = ({ id, hash, name }) => `${id} · ${hash}${name.split(hash)[1] || ""}`;
+
 function chooseProtocol(protocol) {
   state.protocol = protocol;
   const chosen = DATA.protocols[protocol];
   byId("protocol-note").textContent = chosen
-    ? `Ranked by ${chosen.labels[chosen.metrics.indexOf(chosen.headline)]} · protocol hash ${chosen.hash}` : "";
+    ? `${fullName(chosen)} · ranked by ${chosen.labels[chosen.metrics.indexOf(chosen.headline)]}` : "";
   byId("reported").closest("label").hidden = !chosen?.reported.length;
   if (chosen) byId("metric").value = `${protocol}/${chosen.headline}`;
   buildTable();

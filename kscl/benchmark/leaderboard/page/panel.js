@@ -94,9 +94,10 @@ function resultTable([i, result]) {
   return el("div", { class: "result" },
     el("p", {}, el("strong", {}, protocol.id), " ", code(protocol.hash), " ",
       el("span", { class: "quiet" }, counts)),
-    el("div", { class: "scroll" }, el("table", { class: "small" },
-      el("thead", {}, el("tr", {}, ["metric", "mean ± std", "95 % interval", "each pretraining seed", "test"].map((name) =>
-        el("th", { scope: "col" }, name)))), el("tbody", {}, rows))),
+    el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Results under ${protocol.id}` },
+      el("table", { class: "small" },
+        el("thead", {}, el("tr", {}, ["metric", "mean ± std", "95 % interval", "each pretraining seed", "test"].map((name) =>
+          el("th", { scope: "col" }, name)))), el("tbody", {}, rows))),
     fold("Protocol definition", () => json(pooled(protocol.definition))));
 }
 

@@ -4,6 +4,7 @@ const MAX_CURVES = 24;
 const MAX_CLASS_ROWS = 6;
 const MAX_CLASSES = 24;
 const MAX_KEYS = 12;
+const MAX_BARS = 20;
 const COLORS = 6;
 
 const series = new Map(); // method → the index of its color
@@ -93,14 +94,29 @@ function plotRho(place, chosen) {
   scatter(place, chosen, found, axis, (all) => lines(all, "K", () => false));
 }
 
+function hoursOf(row) {
+  const hours = (row.epochs * row.figures.minutes_per_epoch) / 60;
+  return hours > 0 ? hours : null;
+}
+
 function plotCost(place, chosen) {
-  const hours = (row) => (row.epochs * row.figures.minutes_per_epoch) / 60;
-  const found = points(chosen, hours).filter((point) => point.x > 0);
+  const found = points(chosen, hoursOf);
   const values = found.map((point) => point.x);
   const log = Math.max(...values) > 20 * Math.min(...values);
-  const words = (row) => `${short(hours(row))} h${row.machine ? ` on ${row.machine}` : ""} ${row.note || ""}`;
+  const words = (row) => `${short(hoursOf(row))} h${row.machine ? ` on ${row.machine}` : ""} ${row.note || ""}`;
   scatter(place, chosen, found,
     { name: "cost", label: `hours of pretraining${log ? " (log)" : ""}`, log, words });
+}
+
+// Every row by its name, best first; published ones too when they are shown.
+function plotBars(place, chosen) {
+  const found = points(chosen, () => 0).sort((a, b) => b.measure.mean - a.measure.mean).slice(0, MAX_BARS);
+  if (!found.length) return empty(place, `No row here has ${chosen.label}.`);
+  const entry = ({ row, measure }) => {
+    const name = rowName(row) + (row.metrics ? " (reported)" : "");
+    return { name, value: measure.mean, interval: measure.interval, series: seriesOf(row.method) };
+  };
+  return rowBars(place, found.map(entry), `${chosen.label}: ${counted(found.length, "row")}`);
 }
 
 function curveNames() {
@@ -151,9 +167,21 @@ function drawPlots() {
   if (!DATA.protocols.length) return;
   const chosen = chosenMetric();
   const rows = bestFirst(chosen).filter(passes);
-  plotShots(byId("plot-shots"), chosen);
-  plotRho(byId("plot-rho"), chosen);
-  plotCost(byId("plot-cost"), chosen);
+  byId("metric-note").textContent = `${chosen.label} under ${fullName(DATA.protocols[chosen.protocol])}`;
+  // A panel with a point or two, each of one seed, shows nothing that bars do not show better.
+  const panels = { shots: (row) => row.K, rho: (row) => row.rho, cost: hoursOf };
+  const oneSeed = points(chosen, () => 0).every(({ measure }) => !(measure.values?.length > 1));
+  const fewest = oneSeed ? 3 : 2;
+  const lonely = Object.keys(panels).filter((panel) => points(chosen, panels[panel]).length < fewest);
+  for (const panel of Object.keys(panels)) {
+    byId(`plot-${panel}`).replaceChildren();
+    byId(`plot-${panel}`).closest(".card").hidden = lonely.includes(panel);
+  }
+  byId("plot-bars").closest(".card").hidden = !lonely.length;
+  if (lonely.length) plotBars(byId("plot-bars"), chosen);
+  if (!lonely.includes("shots")) plotShots(byId("plot-shots"), chosen);
+  if (!lonely.includes("rho")) plotRho(byId("plot-rho"), chosen);
+  if (!lonely.includes("cost")) plotCost(byId("plot-cost"), chosen);
   plotCurves(byId("plot-curves"), rows, byId("curve").value);
   plotClasses(byId("plot-classes"), rows, chosen.protocol);
   const drawn = rows.filter((row) => row.curves.length || resultOf(row, chosen.protocol));
@@ -191,6 +219,7 @@ function buildPlots() {
   const curve = el("select", { id: "curve", "aria-label": "Curve", on: { change: drawPlots } },
     curveNames().map((name) => el("option", {}, name)));
   byId("charts").append(
+    card("plot-bars", "Rows side by side", `At most ${MAX_BARS} rows, best first. Whiskers are 95 % intervals.`),
     card("plot-shots", "Against K", "Whiskers are 95 % intervals; rings are reported values."),
     card("plot-rho", "Against ρ", "Lines join rows that differ in nothing else."),
     card("plot-cost", "Accuracy against cost", "Hours on different machines are not comparable; the tooltip names the machine."),

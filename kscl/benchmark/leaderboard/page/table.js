@@ -6,13 +6,15 @@ const state = { protocol: -1, methods: new Set(), search: "", reported: true, ke
 const view = { columns: [], rows: [], reported: [], shown: [], placed: 0 };
 
 function buildTable() {
-  view.columns = columnsOf(DATA, state.protocol);
+  const published = state.protocol < 0 ? [] : DATA.protocols[state.protocol].reported;
+  const mine = state.protocol < 0
+    ? DATA.rows : DATA.rows.filter((row) => resultOf(row, state.protocol));
+  const rows = [...mine, ...published];
+  view.columns = columnsOf(DATA, state.protocol).filter((column) => column.key === "method"
+    || rows.some((row) => column.value(row) !== null && column.value(row) !== ""));
   if (!view.columns.some((column) => column.key === state.key)) {
     state.key = null; // in the order of the board: best first
   }
-  const mine = state.protocol < 0
-    ? DATA.rows : DATA.rows.filter((row) => resultOf(row, state.protocol));
-  const published = state.protocol < 0 ? [] : DATA.protocols[state.protocol].reported;
   const entry = (row) => ({ row, tr: null, panel: null, words: wordsOf(row) });
   view.rows = ordered(mine).map(entry);
   view.reported = published.map(entry);
@@ -110,7 +112,7 @@ function makeRow(entry) {
     const shown = column.cell(row);
     if (column.key !== "method") return el("td", { class: cellClass(column) }, shown);
     const inside = el("button", { type: "button", class: "open", "aria-expanded": "false",
-      "aria-label": `${rowName(row)}, details`, on: { click: () => toggle(entry) } }, shown);
+      on: { click: () => toggle(entry) } }, shown, el("span", { class: "unseen" }, "details"));
     return el("th", { scope: "row", class: cellClass(column) },
       el("div", { class: "name" }, row.metrics ? "" : pickBox(row), inside));
   });
