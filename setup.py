@@ -114,6 +114,7 @@ setup(
             "kscl-prepare-data = kscl.commands.prepare_data:main",
             "kscl-pretrain = kscl.commands.pretrain:main",
             "kscl-profile-step = kscl.commands.profile_step:main",
+            "kscl-reproduce = kscl.commands.reproduce:main",
             "kscl-run-suite = kscl.commands.run_suite:main",
             "kscl-score = detection.commands.score:main",
             "kscl-start = kscl.commands.start:main",

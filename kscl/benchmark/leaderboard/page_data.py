@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
@@ -175,8 +176,15 @@ def _record(file: RecordFile, folder: Path, pool: _Pool) -> Json:
         "hardware": pool.put(record.hardware),
         "certificate": pool.put(details["certificate"]) if "certificate" in details else None,
         "file": {"shown": file.shown, "link": _link(file.path, folder)},
+        "command": f"python tools/reproduce.py {shlex.quote(_from_here(file))}",
         "files": [{"shown": role, "link": _link(path, folder)} for role, path in files if path],
     }
+
+
+def _from_here(file: RecordFile) -> str:
+    """Return the path of a record for a command, if it is below the working folder."""
+    path = os.path.relpath(file.path)
+    return file.shown if path.startswith("..") else path
 
 
 def _print(given: object) -> Json:

@@ -64,9 +64,19 @@ function entryFacts(row) {
     ["Pretraining data", row.data && code(row.data)],
     ["Pretraining seeds", seeds.join(", ")],
     ["Measured on", row.machine],
+    ["Reproduce this row", commandsOf(row)],
     ["Code", [`version ${version}, source `, code(source || "?"), commit ? `, commit ${commit.slice(0, 10)}` : "",
       dirty ? ", with uncommitted changes" : ""]],
   ]);
+}
+
+// One command for each protocol: it makes the pretraining and the evaluation again.
+function commandsOf(row) {
+  const first = new Map();
+  for (const record of row.records) {
+    if (record.kind !== "pretrain" && !first.has(record.protocol)) first.set(record.protocol, record.command);
+  }
+  return [...first.values()].map((command) => el("div", {}, code(command)));
 }
 
 // The results, the one of the chosen protocol first.

@@ -1,0 +1,245 @@
+"""Make a number again from its record: a suite file, what differs here, a run, and a verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kscl.benchmark.leaderboard.board import HEADLINE, Measure
+from kscl.benchmark.leaderboard.details import inside, machine, mapping, text
+from kscl.benchmark.leaderboard.linking import label, made_backbone
+from kscl.benchmark.leaderboard.reading import RecordFile
+from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.stale import stale_reasons
+from kscl.config.tree import leaves_without, nested
+from kscl.errors import KsclError
+from kscl.records.provenance import code_version, library_versions, source_hash
+from kscl.records.record import Record, find_records, read_record
+from kscl.runtime.files import write_atomically
+from kscl.runtime.machine import hardware
+
+CONTENDER = "row"
+RANDOM = "random"
+SUITE_FILE = "suite.yaml"
+SET_BY_SUITE = ("OUTPUT_DIR", "SEED", "LABEL", "BACKBONE.WEIGHTS", "MODEL.WEIGHTS", "_BASE_")
+LEVELS_UP = 4  # folders above a record in which its pretraining's record is looked for
+PATH_KEYS = ("DATA.TRAIN", "DATA.VAL", "DATASETS.TRAIN", "DATASETS.TEST")
+
+Settings = Mapping[str, Mapping[str, str]]  # kind of record → key → value
+
+
+@dataclass(frozen=True)
+class Origin:
+    """An evaluation's record, the pretraining that made its backbone, and where both were found."""
+
+    record: Record
+    path: Path
+    pretraining: Record | None
+    folder: Path
+
+    @property
+    def records(self) -> list[Record]:
+        """Return the records of all stages, in their order."""
+        return [*([self.pretraining] if self.pretraining else []), self.record]
+
+
+def origin(path: Path, folder: Path | None = None) -> Origin:
+    """Find what a record was made from, in `folder` or in those above the record."""
+    record = read_record(path)
+    if record.kind == "pretrain":
+        raise KsclError(f"{path}: Name an evaluation's record; its pretraining is found by it.")
+    place = path.resolve().parent
+    if is_random(record):
+        return Origin(record, path, None, folder or place)
+    here = Path.cwd()
+    above = [it for it in [place, *place.parents][:LEVELS_UP] if not here.is_relative_to(it)]
+    wanted = record.inputs.get("backbone")
+    for searched in [folder] if folder else above:
+        for found in find_records(searched).records.values():
+            if found.kind == "pretrain" and wanted and made_backbone(found) == wanted:
+                return Origin(record, path, found, searched)
+    raise KsclError(
+        f"{path}: The record of the pretraining that made its backbone {str(wanted)[:16]} was not "
+        "found. Name the folder that has it with --records."
+    )
+
+
+def is_random(record: Record) -> bool:
+    """Tell whether an evaluation started from random weights."""
+    about = mapping(record.details.get("backbone"))
+    return RANDOM in (about.get("weights"), about.get("method"), about.get("layout"))
+
+
+def write_suite(start: Origin, output_dir: Path, settings: Settings) -> Path:
+    """Write the configs and the suite that run every stage again."""
+    record, made = start.record, start.pretraining
+    contender: dict[str, Any]
+    if made is not None:
+        config = _config(made, output_dir / "pretrain.yaml", settings)
+        contender = {"pretrain": str(config), "overrides": {"LABEL": label(made)}}
+        seed = made.seed
+    else:
+        about = mapping(record.details.get("backbone"))
+        kwargs = about.get("kwargs") or about.get("arch_kwargs") or {}
+        contender = {"arch": about.get("arch"), "kwargs": kwargs}
+        name = text(about.get("method")) or record.name
+        contender |= {"overrides": {"LABEL": name}} if name != CONTENDER else {}
+        seed = record.seed
+    evaluation: dict[str, Any] = {
+        "config": str(_config(record, output_dir / f"{record.kind}.yaml", settings))
+    }
+    if record.seed != seed:
+        if record.kind != "detection" or seed != 0 or record.seed < 0:
+            raise KsclError(
+                f"{start.path}: It was evaluated with seed {record.seed} and pretrained with seed "
+                f"{seed}; a suite uses one seed for both. Reproduce a record whose seeds are equal."
+            )
+        evaluation["trials"] = record.seed + 1
+    suite = {
+        "name": f"Reproduction of {record.id[:16]}",
+        "output_dir": str(output_dir / "output"),
+        "seeds": [seed],
+        "contenders": {CONTENDER: contender},
+        "evaluations": {record.kind: evaluation},
+    }
+    path = output_dir / SUITE_FILE
+    write_atomically(path, yaml.safe_dump(suite, sort_keys=False).encode())
+    return path
+
+
+def _config(record: Record, path: Path, settings: Settings) -> Path:
+    values = leaves_without(record.config.values, SET_BY_SUITE)
+    given = settings.get(record.kind, {})
+    unknown = [key for key in given if key not in values]
+    if unknown:
+        raise KsclError(f"--set {record.kind}.{unknown[0]}: The record has no such setting.")
+    values |= {key: yaml.safe_load(value) for key, value in given.items()}
+    write_atomically(path, yaml.safe_dump(nested(values), sort_keys=False).encode())
+    return path
+
+
+def missing_data(start: Origin, settings: Settings) -> list[str]:
+    """Return one sentence for each set of a stage that is not on this machine."""
+    found = []
+    for record in start.records:
+        for key in PATH_KEYS:
+            if key in settings.get(record.kind, {}):
+                continue
+            value = inside(record.config.values, *key.split("."))
+            for name in value if isinstance(value, list) else [value]:
+                path = str(name or "").removeprefix("voc:").removeprefix("coco:").split(":")[0]
+                if path and not Path(path).exists():
+                    found.append(
+                        f"{record.kind}: {key} {name} is not here. Name it with "
+                        f"--set {record.kind}.{key}=PATH."
+                    )
+    return found
+
+
+def differences_here(start: Origin, settings: Settings) -> list[str]:
+    """Return one sentence for everything that is not as it was: code, data, libraries, machine."""
+    found = []
+    for record in start.records:
+        file = RecordFile(record, start.path, start.folder, record.kind)
+        if not settings.get(record.kind):
+            reasons = stale_reasons([file], source_hash).get(record.id, [])
+            found += [f"{record.kind}: {reason}" for reason in reasons]
+        now, then = code_version(record.kind), record.code
+        if now["commit"] != then.commit:
+            found.append(f"{record.kind}: The commit was {then.commit} and is {now['commit']}.")
+        if then.dirty:
+            found.append(f"{record.kind}: The code had changes that no commit holds.")
+    versions = library_versions()
+    for name, then_version in start.record.libraries.items():
+        if versions.get(name) != then_version:
+            found.append(f"{name} was {then_version} and is {versions.get(name)}.")
+    here = dataclasses.replace(start.record, hardware=hardware())
+    if machine(here) != machine(start.record):
+        found.append(f"The machine was {machine(start.record)} and is {machine(here)}.")
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the new number compares with the old one."""
+
+    metric: str
+    old: float
+    new: float
+    interval: tuple[float, float] | None
+    interval_is: str
+
+    @property
+    def inside(self) -> bool | None:
+        """Tell whether the new number is inside the old interval; None if there is none."""
+        if self.interval is None:
+            return None
+        return self.interval[0] <= self.new <= self.interval[1]
+
+    def sentence(self) -> str:
+        """Return the verdict in words."""
+        said = f"{self.metric} was {self.old:.2f} and is {self.new:.2f}"
+        if self.interval is None:
+            return f"{said}. The record has no interval (one seed, and none of its own)."
+        low, high = self.interval
+        where = "inside" if self.inside else "OUTSIDE"
+        return (
+            f"{said}: {where} the old 95 % interval {low:.2f} to {high:.2f} ({self.interval_is})."
+        )
+
+
+def verdict(start: Origin, output_dir: Path) -> Verdict:
+    """Compare the new record with the old one; they must have been measured in the same way."""
+    record = start.record
+    made = find_records(output_dir / "output").records.values()
+    mine = [it for it in made if it.kind == record.kind and it.seed == record.seed]
+    same = [it for it in mine if it.protocol.hash == record.protocol.hash]
+    if not same:
+        differing = _differing(record, mine[0]) if mine else "nothing was measured"
+        raise KsclError(
+            f"The new number is not comparable with the old one: under {record.protocol.id} "
+            f"{record.protocol.hash}, {differing}."
+        )
+    metric = HEADLINE[record.kind]
+    measure = _measure(start, metric)
+    return Verdict(
+        metric,
+        record.metrics[metric],
+        same[0].metrics[metric],
+        measure.interval if measure else None,
+        measure.interval_is if measure else "",
+    )
+
+
+def _differing(old: Record, new: Record) -> str:
+    then, now = (leaves_without(it.protocol.definition, ()) for it in (old, new))
+    keys = [key for key in {**then, **now} if then.get(key) != now.get(key)]
+    shown = [f"{key} was {then.get(key)!r} and is {now.get(key)!r}" for key in keys]
+    return "; ".join(shown) or "the protocol's name differs"
+
+
+def _measure(start: Origin, metric: str) -> Measure | None:
+    """Return the old number's row, as the board of its folder shows it."""
+    board = build_board([start.folder], check_stale=False, with_reported=False)
+    for row in board.rows:
+        for result in row.results.values():
+            if any(file.id == start.record.id for file in result.records):
+                return result.measures.get(metric)
+    return None
+
+
+def parse_settings(words: Sequence[str]) -> Settings:
+    """Return KIND.KEY=VALUE words as kind → key → value."""
+    found: dict[str, dict[str, str]] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        kind, dot, key = name.partition(".")
+        if not equals or not dot:
+            raise KsclError(f"--set {word}: Write KIND.KEY=VALUE, as in linear.DATA.TRAIN=photos.")
+        found.setdefault(kind, {})[key] = value
+    return found

@@ -1,0 +1,75 @@
+"""Make a number again from its record, and tell whether it lies inside the old interval.
+
+A suite file and its configs are written from the record and from that of its pretraining; data,
+code, versions and machine are compared with what was recorded; the suite is run; and the new
+number is compared. Exit code 1 if it lies outside.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from kscl import cli
+from kscl.benchmark.reproduce import (
+    differences_here,
+    missing_data,
+    origin,
+    parse_settings,
+    verdict,
+    write_suite,
+)
+from kscl.benchmark.suite.execute import program_path
+from kscl.errors import KsclError
+
+EXAMPLES = """  python tools/reproduce.py output/demo/kscl/seed0/linear-1a2b3c4d/record.json
+  python tools/reproduce.py results/demo/linear-0123456789abcdef.record.json --dry-run
+  python tools/reproduce.py results/x/knn-0123456789abcdef.record.json --set knn.DATA.TRAIN=photos
+"""
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument("record", type=Path, metavar="RECORD", help="the record of an evaluation")
+    about = "folder with the record of its pretraining (default: searched above RECORD)"
+    parser.add_argument("--records", type=Path, metavar="FOLDER", help=about)
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KIND.KEY=VALUE",
+        help="a setting of a stage, such as where its data is here; may be repeated",
+    )
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        help="folder for suite, configs and runs (default: output/reproduce/ID)",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="write the suite and say what differs, and stop"
+    )
+    given = parser.parse_args(argv)
+    settings = parse_settings(given.set)
+    start = origin(given.record, given.records)
+    folder = given.output_dir or Path("output/reproduce", start.record.id[:16])
+    suite = write_suite(start, folder, settings)
+    print(f"Written: {suite}")
+    for sentence in differences_here(start, settings) or [
+        "Nothing that was recorded differs here."
+    ]:
+        print(f"Differs: {sentence}" if not sentence.startswith("Nothing") else sentence)
+    missing = missing_data(start, settings)
+    if given.dry_run:
+        print("".join(f"Missing: {sentence}\n" for sentence in missing), end="")
+        return 0
+    if missing:
+        raise KsclError(" ".join(missing))
+    ended = subprocess.run([program_path("kscl-run-suite"), str(suite)])
+    if ended.returncode:
+        return ended.returncode
+    found = verdict(start, folder)
+    print(found.sentence())
+    return 1 if found.inside is False else 0
