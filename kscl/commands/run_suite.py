@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-
-from tabulate import tabulate
 
 from kscl import cli
 from kscl.benchmark.slurm.profile import read_profile
@@ -30,19 +27,18 @@ from kscl.benchmark.suite.check import check_stages, refuse
 from kscl.benchmark.suite.execute import (
     DONE,
     FAILED,
-    RUNNING,
     STOPPED,
     WAITS,
     State,
     look,
     run_stages,
 )
+from kscl.benchmark.suite.progress import Lines, LiveTable, table, tail
 from kscl.benchmark.suite.shell import FORMATS, commands_text
 from kscl.benchmark.suite.spec import Suite, read_suite
 from kscl.benchmark.suite.stages import Stage, plan
 from kscl.engine.run_dir import only_run_in
 from kscl.errors import KsclError
-from kscl.runtime.logs import clock
 from kscl.runtime.machine import usable_cores
 
 EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml
@@ -123,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse(check_stages(states, state_dir, suite.output_dir, max(jobs, usable_cores())))
     if arguments.dry_run:
         return 0
-    show = _LiveTable(jobs) if sys.stderr.isatty() else _Lines(states)
+    show = LiveTable(jobs) if sys.stderr.isatty() else Lines(states, jobs)
     code = run_stages(states, state_dir, show, jobs)
     if any(state.status == STOPPED for state in states):
         print("Stopped. Run it again to continue.")
@@ -176,72 +172,7 @@ def _on_slurm(
 def _print_failures(states: list[State]) -> None:
     for state in states:
         if state.status == FAILED and state.log is not None:
-            print(f"\n{state.stage.name} failed. The end of {state.log}:\n{_tail(state.log)}")
-
-
-def table(states: list[State], jobs: int = 1) -> str:
-    """Return one line per stage, and how long the rest may take."""
-    rows = [(state.stage.name, state.status, _time(state)) for state in states]
-    lines = tabulate(rows, tablefmt="plain", disable_numparse=True)
-    left = [state for state in states if state.status != DONE]
-    known = [state.expected for state in left if state.expected is not None]
-    unknown = len(left) - len(known)
-    summary = f"{len(states) - len(left)} of {len(states)} stages done"
-    if known:
-        summary += f", about {clock(sum(known) / jobs)} left"
-    if left and unknown:
-        summary += f" (without {unknown} of unknown time)" if known else ", time not known yet"
-    return f"{lines}\n{summary}"
-
-
-def _time(state: State) -> str:
-    if state.status in (DONE, RUNNING, FAILED) and state.seconds is not None:
-        note = clock(state.seconds)
-        if state.status == RUNNING and state.expected:
-            note += f" of about {clock(state.expected)}"
-        return note
-    return f"about {clock(state.expected)}" if state.expected else ""
-
-
-class _LiveTable:
-    """Draw the table on a terminal, over the one before."""
-
-    def __init__(self, jobs: int) -> None:
-        self.jobs, self.height = jobs, 0
-
-    def __call__(self, states: list[State]) -> None:
-        running = [state for state in states if state.status == RUNNING]
-        lines = table(states, self.jobs).splitlines() + [_last_line(state) for state in running]
-        sys.stderr.write(f"\033[{self.height}F" if self.height else "")
-        sys.stderr.write("".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
-        sys.stderr.flush()
-        self.height = len(lines)
-
-
-def _last_line(state: State) -> str:
-    width = shutil.get_terminal_size().columns - 1
-    return f"{state.stage.name}: {_tail(state.log, 1) if state.log else ''}"[:width]
-
-
-class _Lines:
-    """Print a line whenever a stage begins or ends; for output that is not a terminal."""
-
-    def __init__(self, states: list[State]) -> None:
-        self.shown = {state.stage.name: state.status for state in states}
-
-    def __call__(self, states: list[State]) -> None:
-        for state in states:
-            if state.status != self.shown[state.stage.name]:
-                self.shown[state.stage.name] = state.status
-                print(f"{state.stage.name}: {state.status} {_time(state)}".rstrip(), flush=True)
-
-
-def _tail(path: Path, lines: int = 15) -> str:
-    try:
-        text = path.read_text(errors="replace")[-20_000:]
-    except OSError:
-        return ""
-    return "\n".join(text.replace("\r", "\n").rstrip().splitlines()[-lines:])
+            print(f"\n{state.stage.name} failed. The end of {state.log}:\n{tail(state.log)}")
 
 
 def _print_board(folder: Path) -> None:

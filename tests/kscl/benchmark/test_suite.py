@@ -143,7 +143,7 @@ def test_the_dry_run_tells_what_is_done_and_what_is_to_do(undisturbed, tmp_path,
         shown[suite.parent] = capsys.readouterr().out
     assert "kscl/seed0/pretrain" in shown[undisturbed]
     assert "9 of 10 stages done" in shown[undisturbed]
-    assert "0 of 10 stages done, time not known yet" in shown[tmp_path]
+    assert "Time to go not known yet; 0 of 10 stages done" in shown[tmp_path]
     assert not (tmp_path / "output").exists()
 
 
