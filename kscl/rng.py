@@ -25,6 +25,7 @@ class Stream(enum.IntEnum):
     PROBE = 3  # the images that are read first, to see whether any can be read
     MORE_QUERIES = 4  # crops, flips and colors of an image's second query and the next
     SMALL_QUERIES = 5  # those of its small queries
+    BUFFER = 6  # how far an image of a remote shard moves in an epoch
     # linear evaluation
     HELD_OUT = 16  # the training images on which a grid's best point is chosen
     FEW_SHOT = 17  # the images per class of a low-shot probe

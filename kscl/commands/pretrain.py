@@ -13,6 +13,7 @@ from kscl.engine.check import check_pretraining
 from kscl.engine.run import Job, run
 from kscl.engine.world_size import add_world_size_argument
 from kscl.runtime.launch import launch
+from kscl.runtime.paths import add_path_handler_argument, register_handler
 
 EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled OUTPUT_DIR output/mine
@@ -28,9 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
     add_world_size_argument(arguments)
+    add_path_handler_argument(arguments)
     cli.add_check_arguments(arguments)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
+    for handler in given.path_handler:
+        register_handler(handler)
     if given.check:
         return cli.tell_problems(
             lambda: check_pretraining(

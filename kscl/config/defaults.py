@@ -28,6 +28,8 @@ def pretrain_defaults() -> CfgNode:
     cfg.DATA.MAX_PIXELS = 178_956_970
     # The folder for the index of image files; "" is the user's cache folder.
     cfg.DATA.CACHE_DIR = ""
+    # Gigabytes of remote tar shards that are kept in the cache folder at most; 0 keeps all.
+    cfg.DATA.CACHE_GB = 0.0
     # Send views from the workers as bytes and normalize them on the training device.
     cfg.DATA.NORMALIZE_ON_DEVICE = True
 
@@ -157,6 +159,7 @@ WITHOUT_EFFECT_ON_RESULTS = (
     "DATA.TRAIN",  # the fingerprint of the data replaces it
     "DATA.NUM_WORKERS",
     "DATA.CACHE_DIR",
+    "DATA.CACHE_GB",
     "SOLVER.CUDNN_BENCHMARK",
     "CHECKPOINT",
     "EVAL",

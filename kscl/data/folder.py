@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from iopath.common.file_io import g_pathmgr
-
 from kscl.data.annotated.voc_files import image_files, read_split
 from kscl.data.formats import is_image
 from kscl.data.index_cache import cache_folder, load_index, save_index, stamps
@@ -17,6 +15,7 @@ from kscl.data.packed_names import Names
 from kscl.data.source import Labels, Lost, is_remote, join, number_classes, read_file
 from kscl.data.walk import Walk, walk_files
 from kscl.errors import KsclError
+from kscl.runtime.paths import path_manager
 
 
 class FileSource:
@@ -49,7 +48,7 @@ class FileSource:
         path = self.name(index)
         if not is_remote(path):  # iopath costs more than reading a small local file does
             return read_file(path)
-        with g_pathmgr.open(path, "rb") as file:
+        with path_manager.open(path, "rb") as file:
             return file.read()
 
     @cached_property
@@ -65,7 +64,7 @@ def open_list(where: str) -> FileSource:
     """Open a text file with one path per line, relative to it; a class number may follow."""
     try:
         if is_remote(where):
-            with g_pathmgr.open(where, "rb") as file:
+            with path_manager.open(where, "rb") as file:
                 content = file.read()
         else:
             content = read_file(where)
@@ -147,11 +146,11 @@ def _walk_local(root: str) -> tuple[list[str], Walk]:
 
 
 def _walk_remote(root: str, prefix: str = "") -> Iterator[str]:
-    for entry in g_pathmgr.ls(join(root, prefix) if prefix else root):
+    for entry in path_manager.ls(join(root, prefix) if prefix else root):
         path = prefix + entry.rstrip("/").rpartition("/")[2]
         if is_image(path) or _is_tar(path):
             yield path
-        elif g_pathmgr.isdir(join(root, path)):
+        elif path_manager.isdir(join(root, path)):
             yield from _walk_remote(root, f"{path}/")
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kscl.data.bad_images import BadImages, check_some_image_reads
+from kscl.data.remote import RemoteShards
 from kscl.data.source import ImageSource
 from kscl.data.view_dataset import Batch, EpochIndex, SmallViews, ViewDataset
 from kscl.errors import KsclError
@@ -28,6 +29,13 @@ from kscl.views.recipes import check_recipe
 def epoch_order(seed: int, epoch: int, num_images: int) -> np.ndarray:
     """Return the order in which an epoch shows the images."""
     return permutation(seed, epoch, Stream.ORDER, num_images)
+
+
+def order_of(source: ImageSource, seed: int, epoch: int) -> np.ndarray:
+    """Return the order in which an epoch shows the images of a source."""
+    if isinstance(source, RemoteShards):
+        return source.epoch_order(seed, epoch)
+    return epoch_order(seed, epoch, len(source))
 
 
 def steps_per_epoch(num_images: int, batch_size: int) -> int:
@@ -61,6 +69,7 @@ class StepSampler:
         world_size: int = 1,
         *,
         drop_last: bool = True,
+        source: ImageSource | None = None,
     ) -> None:
         if drop_last and batch_size % world_size:
             raise KsclError(
@@ -72,6 +81,7 @@ class StepSampler:
         self.seed = seed
         self.steps = range(first_step, last_step)
         self.rank, self.world_size = rank, world_size
+        self.source = source  # if it has an order of its own
         whole, rest = divmod(num_images, batch_size)
         self.steps_per_epoch = (
             steps_per_epoch(num_images, batch_size) if drop_last else whole + bool(rest)
@@ -85,10 +95,15 @@ class StepSampler:
         for step in self.steps:
             epoch, number = divmod(step, self.steps_per_epoch)
             if epoch != known_epoch:
-                known_epoch, order = epoch, epoch_order(self.seed, epoch, self.num_images)
+                known_epoch, order = epoch, self._order(epoch)
             batch = order[number * self.batch_size : (number + 1) * self.batch_size].tolist()
             first, end = (r * len(batch) // self.world_size for r in (self.rank, self.rank + 1))
             yield [(epoch, index) for index in batch[first:end]]
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self.source is not None:
+            return order_of(self.source, self.seed, epoch)
+        return epoch_order(self.seed, epoch, self.num_images)
 
 
 class TrainLoader:
@@ -160,9 +175,8 @@ def build_train_loader(
         key_ops=key_ops,
         small=SmallViews(small.COUNT, small.SIZE, tuple(small.SCALE)) if small.COUNT else None,
     )
-    sampler = StepSampler(
-        len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, first_step, last_step, rank, world_size
-    )
+    steps = (first_step, last_step, rank, world_size)
+    sampler = StepSampler(len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, *steps, source=source)
     bad = BadImages(source, cfg.DATA.BAD_IMAGES, cfg.DATA.MAX_BAD_FRACTION)
     return TrainLoader(load_in_workers(dataset, sampler, cfg.DATA.NUM_WORKERS), dataset, bad)
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
-from iopath.common.file_io import g_pathmgr
 
 from kscl.data.formats import is_image
 from kscl.data.index_cache import Arrays, cache_folder, load_index, modified_ns, save_index, stamps
@@ -97,32 +96,30 @@ def _choices(braces: str) -> list[str]:
 
 def open_shards(where: str, shards: list[str], cache_dir: str = "") -> ShardSource:
     """Open tar files; each is looked through once, and where its images lie is cached."""
-    local = [_local_copy(shard) for shard in shards]
+    local = [_existing(shard) for shard in shards]
     cache, key = cache_folder(cache_dir), "\n".join(local)
     index = load_index(cache, key)
     if index is None:
         index = _index_shards(local)
         save_index(cache, key, index)
-    source = ShardSource(where, local, index)
-    if not len(source):
-        raise KsclError(
-            f"{where} holds no image: none of its {len(local)} shards has a member like "
-            "000017.jpg. Pack the images in the WebDataset layout."
-        )
-    return source
+    return ShardSource(where, local, index)
 
 
-def _local_copy(shard: str) -> str:
-    if not g_pathmgr.isfile(shard):
+def _existing(shard: str) -> str:
+    if not os.path.isfile(shard):
         raise KsclError(f"The shard {shard} is not a file. Check the path.")
-    # A remote shard is fetched once: reading in any order needs it near.
-    return g_pathmgr.get_local_path(shard) if is_remote(shard) else os.path.abspath(shard)
+    return os.path.abspath(shard)
 
 
 def _index_shards(shards: list[str]) -> Arrays:
     started = time.time_ns()
     times = [modified_ns(shard) for shard in shards]
-    scanned = [_scan(path) for path in shards]
+    scanned = [scan(path) for path in shards]
+    return {**pack_samples(scanned), **stamps(shards, times, started)}
+
+
+def pack_samples(scanned: list[tuple[list[Sample], list[Lost]]]) -> Arrays:
+    """Turn what was found in every shard into arrays for an index on disk."""
     found = [(number, *sample) for number, (samples, _) in enumerate(scanned) for sample in samples]
     shard, name, offset, size, label = zip(*found, strict=True) if found else ((),) * 5
     names, classes = Names.pack(name), Names.pack(label)
@@ -135,12 +132,14 @@ def _index_shards(shards: list[str]) -> Arrays:
         "class_text": classes.text,
         "class_ends": classes.ends,
         **pack_lost([lost for _, damage in scanned for lost in damage]),
-        **stamps(shards, times, started),
     }
 
 
-def _scan(path: str) -> tuple[list[Sample], list[Lost]]:
-    """Return the first image of every sample in a shard, and what damage has hidden."""
+def scan(path: str, name: str = "") -> tuple[list[Sample], list[Lost]]:
+    """Return the first image of every sample in a shard, and what damage has hidden.
+
+    `name` is what the user calls the shard, if it is another file's copy.
+    """
     images: dict[str, Member] = {}
     classes: dict[str, str] = {}
     gaps: list[Gap] = []
@@ -157,17 +156,17 @@ def _scan(path: str) -> tuple[list[Sample], list[Lost]]:
                 file.seek(member.offset)
                 classes[key] = file.read(min(member.size, 4096)).decode(errors="replace").strip()
     samples = [(*image, classes.get(key, "")) for key, image in images.items()]
-    return samples, list(_lost(path, gaps, samples))
+    return samples, list(_lost(path, name or path, gaps, samples))
 
 
-def _lost(path: str, gaps: list[Gap], samples: list[Sample]) -> Iterator[Lost]:
+def _lost(path: str, name: str, gaps: list[Gap], samples: list[Sample]) -> Iterator[Lost]:
     """Estimate how many images a gap has swallowed by what the others take of the file."""
     intact = os.path.getsize(path) - sum(gap.size for gap in gaps)
     for gap in gaps:
         count = max(1, round(gap.size * len(samples) / max(intact, 1)))
         where = f"after the member {gap.after}" if gap.after else "at its start"
         yield Lost(
-            f"{path} at byte {gap.offset}",
+            f"{name} at byte {gap.offset}",
             f"the tar header {where} is damaged; copy or pack the shard again",
             count,
         )

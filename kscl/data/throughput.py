@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import torch
 
-from kscl.data.loader import epoch_order
+from kscl.data.loader import order_of
 from kscl.data.view_dataset import ViewDataset
 
 
@@ -66,7 +66,7 @@ def _time_stages(dataset: ViewDataset, count: int) -> tuple[float, float]:
     views, small = (None if x is None else x[0].numpy() for x in dataset.new_tensors(1))
     assert views is not None
     seconds = []
-    for index in epoch_order(dataset.seed, 0, len(dataset))[:count].tolist():
+    for index in order_of(dataset.source, dataset.seed, 0)[:count].tolist():
         start = time.perf_counter()
         picture, _, _ = dataset.read_picture(0, index)
         decoded = time.perf_counter()

@@ -31,7 +31,7 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
         yield Problem("batch", "SOLVER.BATCH_SIZE", str(error), "")
     if not is_later(cfg.DATA.TRAIN, later):
         try:
-            source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
+            source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
             check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
             num_images = len(source)
         except KsclError as error:

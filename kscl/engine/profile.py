@@ -92,7 +92,9 @@ class _Clock:
 
 def profile_step(cfg: CfgNode, steps: int) -> StepProfile:
     """Take steps on the images of the config, and return what one of them takes on this rank."""
-    source = first_rank_first(lambda: open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR))
+    source = first_rank_first(
+        lambda: open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
+    )
     per_epoch = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
     state = build_state(cfg, len(source), per_epoch, device())
     loader = build_train_loader(

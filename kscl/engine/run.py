@@ -18,6 +18,7 @@ from kscl.backbone_file import read_plain
 from kscl.config.tree import save_config
 from kscl.data.loader import TrainLoader, build_train_loader, steps_per_epoch
 from kscl.data.open import ImageSource, open_source
+from kscl.data.remote import RemoteShards
 from kscl.data.throughput import measure_budget
 from kscl.engine.announce import announce
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER
@@ -122,7 +123,8 @@ def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
     if (folder / RECORD_FILE).exists():
         log.info("This run has ended: %s.", folder / RECORD_FILE)
         return None
-    source = first_rank_first(lambda: open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR))
+    where = (cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
+    source = first_rank_first(lambda: open_source(*where))
     data = on_first_rank(lambda: data_fingerprint(cfg.DATA.TRAIN, source, cfg.DATA.CACHE_DIR))
     steps = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
     state = build_state(cfg, len(source), steps, device())
@@ -178,10 +180,13 @@ def claim(job: Job, held: contextlib.ExitStack) -> Checkpoint | None:
 
 
 def data_fingerprint(where: str, source: ImageSource, cache_dir: str = "") -> dict[str, Any]:
-    """Hash names, sizes and sampled contents; no sizes if the data is not a path."""
+    """Hash names, sizes and sampled contents; of remote shards the hashes of all contents."""
     if Path(where).exists():
         return {**fingerprint(where, cache_dir).as_dict(), "images": len(source)}
     digest = hashlib.sha256()
+    if isinstance(source, RemoteShards):
+        digest.update("\n".join(source.sha256).encode())
+        return {"hash": digest.hexdigest()[:16], "images": len(source)}
     for index in range(len(source)):
         digest.update(f"{source.name(index)}\0".encode("utf-8", "surrogateescape"))
     for index in range(0, len(source), max(1, len(source) // SAMPLED_IMAGES)):

@@ -1,23 +1,38 @@
-"""The project's PathManager: local paths as they are, and http(s) addresses as cached files."""
+"""The project's PathManager: local paths as they are, and remote files fetched whole into a cache.
+
+http(s) is built in. A handler of iopath for another scheme is named by --path-handler, or by
+$KSCL_PATH_HANDLERS, which every process of a run inherits.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import http.client
+import importlib
 import logging
-import socket
+import os
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlparse
+from typing import IO, Any
 
-from iopath.common.download import download
-from iopath.common.file_io import HTTPURLHandler, PathManager, file_lock
+from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager, file_lock
 
 from kscl.errors import KsclError
+from kscl.runtime.failures import DISK_FULL
 
 log = logging.getLogger(__name__)
 
 DOWNLOADS = "downloads"  # the folder of downloaded files inside the cache folder
-TIMEOUT_SECONDS = 60  # without a single byte
+STALL_SECONDS = 60.0  # without a single byte
+ATTEMPTS = 5
+BACKOFF_SECONDS = 1.0  # before the second attempt, and twice as long before each further one
+TEMPORARY = (408, 425, 429)  # of the answers below 500; the others will not change
+HANDLERS_VARIABLE = "KSCL_PATH_HANDLERS"
 
 
 class CachedUrls(HTTPURLHandler):
@@ -29,36 +44,58 @@ class CachedUrls(HTTPURLHandler):
     def _get_supported_prefixes(self) -> list[str]:
         return ["http://", "https://"]
 
+    def _open(self, path: str, mode: str = "r", buffering: int = -1, **kwargs: Any) -> IO[Any]:
+        self._check_kwargs(kwargs)
+        return urllib.request.urlopen(path, timeout=STALL_SECONDS)
+
     def _get_local_path(
         self, path: str, force: bool = False, cache_dir: str | None = None, **kwargs: Any
     ) -> str:
         self._check_kwargs(kwargs)
         if cache_dir is None:
             raise KsclError(f"{path}: give a cache folder to download to.")
-        name = Path(urlparse(path).path).name[-100:]  # its ending tells the format
-        digest = hashlib.sha256(path.encode()).hexdigest()[:16]
-        target = Path(cache_dir) / DOWNLOADS / f"{digest}_{name}"
-        before = socket.getdefaulttimeout()
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with file_lock(str(target)):  # ranks ask at the same time
-                if not target.is_file():
-                    socket.setdefaulttimeout(TIMEOUT_SECONDS)
-                    log.info("Downloading %s to %s.", path, target)
-                    download(path, str(target.parent), filename=target.name, progress=False)
-        except (OSError, ValueError) as error:  # HTTP errors, short files and time-outs among them
-            raise KsclError(
-                f"{path} cannot be downloaded to {target.parent} ({error}): check the address and "
-                "the connection, or download it by hand and give the file's path."
-            ) from error
-        finally:
-            socket.setdefaulttimeout(before)
-        return str(target)
+        return str(cached_file(path, Path(cache_dir)))
 
 
 path_manager = PathManager()
 path_manager.set_logging(False)  # no telemetry of what is opened
 path_manager.register_handler(CachedUrls())
+
+
+def add_path_handler_argument(arguments: argparse.ArgumentParser) -> None:
+    """Add the option that makes paths of another scheme readable."""
+    arguments.add_argument(
+        "--path-handler",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="an iopath handler for remote tar shards of another scheme than http(s)",
+    )
+
+
+def register_handler(name: str) -> None:
+    """Register an iopath handler by `module:Class`, here and in the processes started from here."""
+    known = [word for word in os.environ.get(HANDLERS_VARIABLE, "").split() if word]
+    _register(name)
+    os.environ[HANDLERS_VARIABLE] = " ".join(dict.fromkeys([*known, name]))
+
+
+def _register(name: str) -> None:
+    module, _, attribute = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise KsclError(
+            f"--path-handler {name} cannot be used: {error}. Write module:Class, of a subclass of "
+            "iopath's PathHandler whose module can be imported."
+        ) from error
+    if not isinstance(made, PathHandler):
+        raise KsclError(f"--path-handler {name} is not a subclass of iopath's PathHandler.")
+    path_manager.register_handler(made, allow_override=True)
+
+
+for _name in os.environ.get(HANDLERS_VARIABLE, "").split():
+    _register(_name)
 
 
 def is_url(path: str | Path) -> bool:
@@ -68,6 +105,68 @@ def is_url(path: str | Path) -> bool:
 
 def local_path(path: str | Path, cache: Path) -> Path:
     """Return a local path as it is, or the cached file of an address, downloaded if it is new."""
-    if not is_url(path):
-        return Path(path)
-    return Path(path_manager.get_local_path(str(path), cache_dir=str(cache)))
+    return cached_file(str(path), cache) if is_url(path) else Path(path)
+
+
+def cached_path(path: str, cache: Path) -> Path:
+    """Return where a remote file is kept."""
+    name = path.partition("?")[0].rpartition("/")[2][-100:]  # its ending tells the format
+    digest = hashlib.sha256(path.encode()).hexdigest()[:16]
+    return cache / DOWNLOADS / f"{digest}_{name}"
+
+
+def cached_file(path: str, cache: Path) -> Path:
+    """Return the cached copy of a remote file, fetched if it is new."""
+    target = cached_path(path, cache)
+    if target.is_file():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with file_lock(str(target)):  # ranks and workers ask at the same time
+            if not target.is_file():
+                log.info("Fetching %s to %s.", path, target)
+                _fetch(path, target)
+    except OSError as error:
+        raise KsclError(
+            f"{path} cannot be kept in {target.parent} ({error}): choose another DATA.CACHE_DIR, "
+            "or download it by hand and give the file's path."
+        ) from error
+    return target
+
+
+def _fetch(path: str, target: Path) -> None:
+    """Copy a remote file to a local one, whole or not at all; try again if the connection fails."""
+    for attempt in range(ATTEMPTS):
+        try:
+            _copy(path, target)
+            return
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in DISK_FULL:
+                raise
+            reason = error
+        code = reason.code if isinstance(reason, urllib.error.HTTPError) else 500
+        if isinstance(reason, ValueError) or (code < 500 and code not in TEMPORARY):
+            break
+        if attempt + 1 < ATTEMPTS:
+            wait = BACKOFF_SECONDS * 2**attempt
+            log.warning("%s: %s; trying again in %g s.", path, reason, wait)
+            time.sleep(wait)
+    raise KsclError(
+        f"{path} cannot be fetched to {target.parent} ({reason}), tried {attempt + 1} times: check "
+        "the address and the connection, or download it by hand and give the file's path."
+    ) from reason
+
+
+def _copy(path: str, target: Path) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file, path_manager.open(path, "rb") as remote:
+            shutil.copyfileobj(remote, file, 2**20)
+            if left := getattr(remote, "length", None):  # of an HTTP answer: bytes still to come
+                raise ConnectionError(f"the connection ended {left:,} bytes too early")
+            if not file.tell():
+                raise ConnectionError("it is empty")
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -70,6 +70,7 @@ def test_the_ids_of_random_streams_never_change():
         "PROBE": 3,
         "MORE_QUERIES": 4,
         "SMALL_QUERIES": 5,
+        "BUFFER": 6,
         "HELD_OUT": 16,
         "FEW_SHOT": 17,
         "CALIBRATION": 18,

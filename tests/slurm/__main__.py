@@ -18,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from kscl.runtime.logs import LOG_FILE
 from tests.helpers.commands import ROOT
 from tests.kscl.benchmark.test_suite import numbers
 from tests.slurm.cluster import cluster, what_is_missing
@@ -25,7 +26,6 @@ from tests.slurm.suite import write_profile, write_suite
 
 PACKAGES = ("slurm-wlm", "munge")
 MINUTES = 15.0
-REQUEUE_MINUTES = 5.0  # SLURM lets a job wait two minutes before it runs again
 OF_THE_CLOCK = ("minutes_per_epoch", "images_per_second", "views_per_second")
 STOPPED_PRETRAINING = "kscl/seed0/pretrain"
 FAILED_PRETRAINING = "short/seed0/pretrain"
@@ -99,7 +99,7 @@ class Suite:
             check(same, f"{key}: {local.get(key)} without SLURM, {on_slurm.get(key)} with it")
         records = [metrics_of(self.folder / name) for name in ("slurm", "local")]
         check(records[0] == records[1], f"the records differ: {records}")
-        log = next((self.folder / "slurm/output").glob("kscl/seed0/pretrain-*/log.txt"))
+        log = next((self.folder / "slurm/output").glob(f"{STOPPED_PRETRAINING}-*/{LOG_FILE}"))
         check("Resuming after step" in log.read_text(), "the stopped stage must have resumed")
         say(f"{len(local) - len(timed)} numbers of the board and {len(records[0])} records agree.")
 
@@ -178,7 +178,7 @@ def metrics_of(folder: Path) -> dict[str, dict[str, float]]:
     for path in folder.rglob("record.json"):
         stage = path.relative_to(folder / "output").as_posix()
         metrics = json.loads(path.read_text())["metrics"]
-        found["".join(c for c in stage.partition("-")[0])] = {
+        found[stage.partition("-")[0]] = {
             name: value for name, value in metrics.items() if name not in OF_THE_CLOCK
         }
     return found

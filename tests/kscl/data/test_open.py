@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from iopath.common.file_io import PathHandler, g_pathmgr
+from iopath.common.file_io import PathHandler
 
 from kscl.data import folder as image_files
 from kscl.data import shards
@@ -18,6 +18,7 @@ from kscl.data.index_cache import cache_folder
 from kscl.data.open import open_source
 from kscl.data.packed_names import Names
 from kscl.errors import KsclError
+from kscl.runtime.paths import path_manager
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +242,7 @@ class Elsewhere(PathHandler):
 def elsewhere(tmp_path):
     handler = Elsewhere()
     handler.root = str(tmp_path)
-    g_pathmgr.register_handler(handler, allow_override=True)
+    path_manager.register_handler(handler, allow_override=True)
     return tmp_path
 
 
@@ -263,7 +264,7 @@ def test_a_registered_remote_handler_serves_folders_lists_and_shards(elsewhere):
 def scans(monkeypatch):
     """How often a folder was walked or a shard looked through."""
     counted = []
-    for module, name in ((image_files, "_walk_local"), (shards, "_scan")):
+    for module, name in ((image_files, "_walk_local"), (shards, "scan")):
         original = getattr(module, name)
 
         def count(path, original=original):

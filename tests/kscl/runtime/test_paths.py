@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kscl.errors import KsclError
+from kscl.runtime import paths
 from kscl.runtime.paths import is_url, local_path
 
 
@@ -29,6 +30,11 @@ class Answers(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(paths, "BACKOFF_SECONDS", 0.0)
 
 
 @pytest.fixture

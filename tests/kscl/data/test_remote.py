@@ -1,0 +1,157 @@
+"""Tar shards over the network: retried, cached within bounds, and in an order of their own."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from iopath.common.file_io import PathHandler
+
+from kscl.commands.pretrain import main
+from kscl.data import remote
+from kscl.data.loader import StepSampler
+from kscl.data.open import open_source
+from kscl.errors import KsclError
+from kscl.records.record import read_record
+from kscl.runtime import paths
+from tests.helpers.bad_server import serve
+from tests.helpers.runs import Run, draw_images
+
+SHARDS, IMAGES = 6, 8  # per shard
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    monkeypatch.setattr(paths, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(paths, "STALL_SECONDS", 0.3)
+
+
+@pytest.fixture
+def shards(tmp_path) -> Path:
+    """A folder of small shards; an image holds the number of its shard and its own."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for shard in range(SHARDS):
+        members = {f"{shard}_{n}.jpg": f"{shard} {n}".encode() for n in range(IMAGES)}
+        write_tar(folder / f"{shard}.tar", members)
+    return folder
+
+
+def write_tar(path: Path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            tar.addfile(about, io.BytesIO(content))
+
+
+def pattern(server) -> str:
+    return f"{server.address}/{{0..{SHARDS - 1}}}.tar"
+
+
+def contents(source) -> list[bytes]:
+    return [source.read(index) for index in range(len(source))]
+
+
+EXPECTED = [f"{shard} {n}".encode() for shard in range(SHARDS) for n in range(IMAGES)]
+
+
+def test_a_server_that_fails_stalls_and_breaks_off_is_asked_again(shards, tmp_path):
+    with serve(shards, ["500", "stall", "truncate"]) as server:
+        source = open_source(pattern(server), str(tmp_path / "cache"))
+        assert contents(source) == EXPECTED
+        assert source.name(9) == f"{server.address}/1.tar/1_1.jpg"
+        assert set(server.asked.values()) == {4}
+        again = open_source(pattern(server), str(tmp_path / "cache"))
+        assert contents(again) == EXPECTED
+        assert set(server.asked.values()) == {4}  # from the cache
+
+
+@pytest.mark.parametrize("failure", ["500", "truncate"])
+def test_a_shard_that_never_comes_is_named_and_leaves_nothing(shards, tmp_path, failure):
+    with serve(shards, [failure] * 99) as server:
+        with pytest.raises(KsclError, match=f"{server.address}/0.tar"):
+            open_source(pattern(server), str(tmp_path / "cache"))
+        assert server.asked["/0.tar"] == paths.ATTEMPTS
+    assert not list((tmp_path / "cache").rglob("*.tar"))
+
+
+def test_a_shard_that_is_not_there_is_named_at_once(shards, tmp_path):
+    with serve(shards) as server:
+        with pytest.raises(KsclError, match=f"{server.address}/9.tar"):
+            open_source(f"{server.address}/9.tar", str(tmp_path / "cache"))
+        assert server.asked["/9.tar"] == 1
+
+
+def test_the_cache_keeps_what_it_may_and_fetches_the_rest_again(shards, tmp_path):
+    size = (shards / "0.tar").stat().st_size
+    with serve(shards) as server:
+        source = open_source(pattern(server), str(tmp_path / "cache"), 2.5 * size / 1e9)
+        kept = list((tmp_path / "cache").rglob("*.tar"))
+        assert sum(path.stat().st_size for path in kept) <= 2.5 * size
+        assert len(kept) == 2
+        assert contents(source) == EXPECTED
+        assert len(list((tmp_path / "cache").rglob("*.tar"))) == 2
+        assert server.asked["/0.tar"] == 2
+
+
+def test_a_shard_that_has_changed_since_it_was_indexed_is_refused_by_name(shards, tmp_path):
+    size = (shards / "0.tar").stat().st_size
+    with serve(shards) as server:
+        source = open_source(pattern(server), str(tmp_path / "cache"), 1.5 * size / 1e9)
+        write_tar(shards / "0.tar", {f"0_{n}.jpg": b"0 9" for n in range(IMAGES)})
+        with pytest.raises(KsclError, match=f"{server.address}/0.tar has changed"):
+            source.read(0)
+
+
+def test_an_epoch_shows_every_image_once_and_needs_few_shards_at_a_time(
+    shards, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(remote, "BUFFER_IMAGES", IMAGES)
+    with serve(shards) as server:
+        source = open_source(pattern(server), str(tmp_path / "cache"))
+    orders = [source.epoch_order(3, epoch) for epoch in (0, 1)]
+    for order in orders:
+        assert sorted(order) == list(range(SHARDS * IMAGES))
+        turns = list(dict.fromkeys(source.shard[order].tolist()))
+        place = np.array([turns.index(shard) for shard in source.shard[order]])
+        # An image moves at most a shard's length: beyond it and its neighbor nothing is needed.
+        assert np.abs(place - np.arange(len(order)) // IMAGES).max() <= 1
+    assert not np.array_equal(*orders)
+    assert np.array_equal(orders[1], source.epoch_order(3, 1))
+    one = list(StepSampler(48, 8, 3, 2, 9, source=source))
+    two = [list(StepSampler(48, 8, 3, 2, 9, rank, 2, source=source)) for rank in (0, 1)]
+    assert [left + right for left, right in zip(*two, strict=True)] == one
+    assert [index for _, index in one[4]] == orders[1][:8].tolist()
+
+
+class Mirror(PathHandler):
+    """Paths of the scheme mirror:// lie in a folder that $MIRROR names."""
+
+    def _get_supported_prefixes(self):
+        return ["mirror://"]
+
+    def _open(self, path, mode="r", buffering=-1, **kwargs):
+        import os
+
+        return open(path.replace("mirror:/", os.environ["MIRROR"]), mode)
+
+
+def test_a_handler_named_on_the_command_line_serves_a_pretraining(tmp_path, monkeypatch, capsys):
+    images = draw_images(tmp_path / "images", 32)
+    files = sorted(images.rglob("*.jpg"))
+    for shard in range(2):
+        members = {path.name: path.read_bytes() for path in files[shard::2]}
+        write_tar(tmp_path / f"{shard}.tar", members)
+    monkeypatch.setenv("MIRROR", str(tmp_path))
+    monkeypatch.setenv(paths.HANDLERS_VARIABLE, "")
+    where = "mirror://{0..1}.tar"
+    words = ["SOLVER.EPOCHS", 1, "DATA.CACHE_DIR", tmp_path / "cache", "DATA.CACHE_GB", 1.0]
+    run = Run(tmp_path / "run", where, *words)
+    assert main(run.command("--path-handler", f"{__name__}:Mirror")) == 0
+    assert read_record(run.folder / "record.json")["data"]["train"]["images"] == 32
+    assert main(run.command("--path-handler", "tests.nowhere:Mirror")) == 2
+    assert "tests.nowhere:Mirror" in capsys.readouterr().err
