@@ -31,6 +31,7 @@ from kscl.records.shape import (
     shown,
     wrong_places,
 )
+from kscl.runtime.costs import costs
 from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import hardware
 
@@ -155,7 +156,7 @@ def make_record(
         "seed": seed,
         "protocol": vars(protocol),
         "metrics": dict(metrics),
-        "details": {"numerics": numerics(), **(details or {})},
+        "details": {"numerics": numerics(), "costs": costs(seconds), **(details or {})},
         "config": {"hash": config_hash(cfg, without_effect), "values": config_values(cfg)},
         "data": {role: dict(print_) for role, print_ in data.items()},
         "inputs": dict(inputs or {}),

@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from kscl.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, print_error
 from kscl.errors import KsclError
+from kscl.runtime.costs import start_metering
 from kscl.runtime.distributed import waiting_on_hosts
 from kscl.runtime.failures import explained
 from kscl.runtime.lifetime import EXIT_BUG, POLL_SECONDS, end_with_parent, end_with_torchrun, leave
@@ -63,6 +64,7 @@ def launch(worker: Worker, argument: object, num_gpus: int) -> int:
         )
     if num_gpus > 1:
         return _spawn(worker, argument, num_gpus)
+    start_metering()
     with explained():
         return worker(argument)
 
@@ -75,6 +77,7 @@ def _join(worker: Worker, argument: object, gpus: int) -> int:
     try:
         if gpus:
             torch.cuda.set_device(visible_gpu(int(os.environ["LOCAL_RANK"]), gpus))
+        start_metering()
         with _process_group(**_meeting_place()), explained():
             return worker(argument)
     except KsclError as error:
@@ -226,6 +229,7 @@ def _spawned(
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, usable_cores() // count))
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        start_metering()
         with _process_group(store=store, rank=number, world_size=count), explained():
             code = worker(argument)
     except KsclError as error:

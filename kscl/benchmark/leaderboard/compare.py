@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from statistics import fmean
 
-from kscl.benchmark.leaderboard import cells, spent
+from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.details import per_class
 from kscl.benchmark.leaderboard.differences import (
@@ -18,7 +18,7 @@ from kscl.benchmark.leaderboard.differences import (
     named_rows,
 )
 from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS
-from kscl.benchmark.leaderboard.tables import table, without_empty_columns
+from kscl.benchmark.leaderboard.tables import cost_table, table, without_empty_columns
 from kscl.benchmark.leaderboard.tables import text as escaped
 from kscl.config.tree import leaves_without, one_line
 from kscl.errors import KsclError
@@ -41,7 +41,7 @@ def comparison(board: Board, names: Sequence[str]) -> str:
         parts.append(EXPLANATION)
     else:
         parts.append("No two of these rows were measured under the same protocol.")
-    parts += ["## Settings that differ", _settings(rows), "## Costs", _costs(rows)]
+    parts += ["## Settings that differ", _settings(rows), "## Costs", cost_table(rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -170,13 +170,3 @@ def _config(row: Row) -> dict[str, object] | None:
     if not row.pretrainings:
         return None
     return leaves_without(row.pretrainings[0].record.config.values, SAME_FOR_ALL_SEEDS)
-
-
-def _costs(rows: Sequence[Row]) -> str:
-    found = [spent.spent(row) for row in rows]
-    header = ["row", *map(spent.label, spent.all_names())]
-    lines = [
-        [_name(row), *(spent.shown(cost.get(name)) for name in spent.all_names())]
-        for row, cost in zip(rows, found, strict=True)
-    ]
-    return table(*without_empty_columns(header, lines))

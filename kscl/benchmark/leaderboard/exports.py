@@ -10,6 +10,7 @@ import unicodedata
 from typing import Any
 
 from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard.aggregate import mean_ranks
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
     HEADLINE,
@@ -21,6 +22,7 @@ from kscl.benchmark.leaderboard.board import (
     Section,
 )
 from kscl.benchmark.leaderboard.reported import Reported
+from kscl.benchmark.leaderboard.spent import all_names, spent
 from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
 from kscl.records.record import Json
 
@@ -41,8 +43,13 @@ def csv_columns(board: Board) -> tuple[str, ...]:
         *("kind", "protocol_id", "protocol_hash", "source", "rank", "verdict", "p_holm"),
         *("method", "tag", "backbone", "epochs", "K", "rho", "config_hash"),
         *(f"{metric}{part}" for metric in metrics for part in ("", "_std", "_low", "_high")),
-        *("interval", *FIGURES, "n_pretrain", "n_finetune", "warnings", "stale"),
+        *("interval", *FIGURES, *_costs_of(board), "n_pretrain", "n_finetune", "warnings", "stale"),
     )
+
+
+def _costs_of(board: Board) -> list[str]:
+    found = {name for row in board.rows for name in spent(row)}
+    return [name for name in all_names() if name in found]
 
 
 def as_csv(board: Board) -> str:
@@ -68,6 +75,7 @@ def _csv_line(row: Row, section: Section) -> Json:
         "rho": row.entry.rho,
         "config_hash": row.entry.config,
         **row.figures,
+        **spent(row),
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
         "warnings": "; ".join(result.warnings),
@@ -144,6 +152,15 @@ def as_json(board: Board, title: str, answer: Json | None = None) -> str:
                 board.sections, cells.section_names(board.sections), strict=True
             )
         ],
+        "summary": [
+            {
+                "row": indices[id(it.row)],
+                "mean_rank": it.mean,
+                "interval": list(it.interval) if it.interval else None,
+                "protocols": it.protocols,
+            }
+            for it in mean_ranks(board)
+        ],
         "problems": board.problems,
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
@@ -153,6 +170,7 @@ def _row(row: Row, board: Board) -> Json:
     return {
         **entry_of(row),
         "figures": row.figures,
+        "costs": spent(row),
         "stale": row.stale,
         "pretraining": [file.id for file in row.pretrainings],
         "results": [

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kscl.benchmark.leaderboard import cells, spent
+from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS, mean_ranks
 from kscl.benchmark.leaderboard.board import FIGURES, HEADLINE, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.compare import class_means, pairs
 from kscl.benchmark.leaderboard.details import (
@@ -69,6 +70,7 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
             )
         ],
         "rows": [_row(row, board, Path(os.path.realpath(folder)), pool) for row in board.rows],
+        "summary": {"words": WHAT_IT_IS, "rows": _summary(board)},
         "problems": board.problems,
         "pool": pool.items,
     }
@@ -97,6 +99,14 @@ def _protocol(section: Section, name: str, letter: str, pool: _Pool) -> Json:
             for row in section.reported
         ],
     }
+
+
+def _summary(board: Board) -> list[Json]:
+    indices = {id(row): i for i, row in enumerate(board.rows)}
+    return [
+        {"row": indices[id(it.row)], "mean": it.mean, "interval": it.interval, "n": it.protocols}
+        for it in mean_ranks(board)
+    ]
 
 
 def _pairs(section: Section, board: Board) -> Json:

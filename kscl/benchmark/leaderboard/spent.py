@@ -22,6 +22,12 @@ RECORDED = {
     "gpu_memory": "peak_gpu_memory_gib",
     "energy": "energy_wh",
 }
+EXPLANATION = (
+    "Minutes and energy are means over the runs of a stage, peak memory is the highest of them: "
+    "GiB of the main process, and of one GPU. Energy is that of the whole machine during a stage, "
+    "where the machine tells it. What was not recorded is empty. Costs of different machines are "
+    "not comparable."
+)
 
 
 def spent(row: Row) -> dict[str, float]:

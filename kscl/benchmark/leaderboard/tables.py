@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from kscl.benchmark.leaderboard import cells
+from kscl.benchmark.leaderboard import cells, spent
+from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS, MeanRank, mean_ranks
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
     HEADLINE,
@@ -49,6 +50,11 @@ def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence
                 "Reported elsewhere (published figures: not ranked, not tested):",
                 _reported_table(section),
             ]
+    ranks = mean_ranks(board)
+    if ranks:
+        parts += ["## Summary over protocols", summary_table(ranks), text(WHAT_IT_IS)]
+    if board.rows:
+        parts += ["## Costs", cost_table(board.rows), text(spent.EXPLANATION)]
     parts += [*last, "## The test", text(THE_TEST)]
     stale = [(row, reason) for row in board.rows for reason in row.stale]
     if stale:
@@ -86,6 +92,27 @@ def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
         words = ["warning"] * warned + ["stale"] * bool(row.stale)
         lines.append([*identity(row), *values, *cells.figures(row), *counts, ", ".join(words)])
     return [str(name) for name in header], lines
+
+
+def summary_table(ranks: Sequence[MeanRank]) -> str:
+    """Return the mean ranks of rows over protocols."""
+    header = [*IDENTITY, "mean rank", "95 % interval", "protocols"]
+    lines = []
+    for it in ranks:
+        ends = f"{it.interval[0]:.2f} to {it.interval[1]:.2f}" if it.interval else ""
+        lines.append([*identity(it.row), f"{it.mean:.2f}", ends, str(it.protocols)])
+    return table(*without_empty_columns(header, lines))
+
+
+def cost_table(rows: Sequence[Row]) -> str:
+    """Return what the stages of each row cost."""
+    header = [*IDENTITY, *map(spent.label, spent.all_names())]
+    lines = []
+    for row in rows:
+        found = spent.spent(row)
+        values = [spent.shown(found.get(name)) for name in spent.all_names()]
+        lines.append([*identity(row), *values])
+    return table(*without_empty_columns(header, lines))
 
 
 def _section_table(section: Section) -> str:

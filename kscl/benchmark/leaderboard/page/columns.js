@@ -33,6 +33,11 @@ function columnsOf(data, protocol) {
     const digits = key === "views_per_second" ? 0 : 2;
     columns.push(figureColumn(key, label, digits));
   }
+  const stage = protocol < 0 || (data.protocols[protocol].kind === "detection" ? "detection" : "probe");
+  for (const [key, label] of Object.entries(data.costs)) {
+    const mine = stage === true || key.startsWith("pretrain") || key.startsWith(stage);
+    if (mine) columns.push(costColumn(key, label));
+  }
   for (const key of ["n_pretrain", "n_finetune"]) columns.push(countColumn(key, protocol));
   return columns;
 }
@@ -124,6 +129,19 @@ function figureColumn(key, label, digits) {
       const hint = row.metrics ? row.note : row.machine && key !== "mean_rank" && `on ${row.machine}`;
       const words = row.metrics ? short(row.figures[key]) : fixed(row.figures[key], digits);
       return el("span", { title: hint || null }, words);
+    },
+  };
+}
+
+function costColumn(key, label) {
+  const value = (row) => row.costs?.[key] ?? null;
+  return {
+    key, label, type: "number", wraps: true, ascending: true, value,
+    hint: "Mean over the runs of the stage (memory: the highest peak); empty if it was not recorded",
+    cell: (row) => {
+      const found = value(row);
+      if (found === null) return "";
+      return el("span", { title: row.machine ? `on ${row.machine}` : null }, short(Number(found.toPrecision(3))));
     },
   };
 }

@@ -80,7 +80,15 @@ function filter() {
 }
 
 function buildNotes() {
-  const parts = [el("h2", {}, "The test"), el("p", {}, DATA.test)];
+  const parts = [];
+  if (DATA.summary.rows.length) {
+    const lines = DATA.summary.rows.map(({ row, mean, interval, n }) => [rowName(DATA.rows[row]),
+      fixed(mean, 2), interval ? `${fixed(interval[0], 2)} to ${fixed(interval[1], 2)}` : "one seed: none",
+      String(n)]);
+    parts.push(el("h2", {}, "Summary over protocols"), el("p", {}, DATA.summary.words),
+      smallTable("mean-ranks", ["row", "mean rank", "95 % interval", "protocols"], lines));
+  }
+  parts.push(el("h2", {}, "The test"), el("p", {}, DATA.test));
   if (DATA.problems.length) {
     parts.push(el("h2", { id: "problems" }, "Files that were not counted"),
       el("ul", { class: "problems" }, DATA.problems.map((problem) => el("li", {}, problem))));
