@@ -26,7 +26,8 @@ from kscl.runtime.machine import hardware
 CONTENDER = "row"
 RANDOM = "random"
 SUITE_FILE = "suite.yaml"
-SET_BY_SUITE = ("OUTPUT_DIR", "SEED", "LABEL", "BACKBONE.WEIGHTS", "MODEL.WEIGHTS", "_BASE_")
+SET_BY_SUITE = ("OUTPUT_DIR", "SEED", "LABEL")
+SET_IN_EVALUATIONS = (*SET_BY_SUITE, "BACKBONE.WEIGHTS", "MODEL.WEIGHTS")
 LEVELS_UP = 4  # folders above a record in which its pretraining's record is looked for
 PATH_KEYS = ("DATA.TRAIN", "DATA.VAL", "DATASETS.TRAIN", "DATASETS.TEST")
 
@@ -113,7 +114,8 @@ def write_suite(start: Origin, output_dir: Path, settings: Settings) -> Path:
 
 
 def _config(record: Record, path: Path, settings: Settings) -> Path:
-    values = leaves_without(record.config.values, SET_BY_SUITE)
+    names = SET_BY_SUITE if record.kind == "pretrain" else SET_IN_EVALUATIONS
+    values = leaves_without(record.config.values, names)
     given = settings.get(record.kind, {})
     unknown = [key for key in given if key not in values]
     if unknown:

@@ -57,10 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = given.output_dir or Path("output/reproduce", start.record.id[:16])
     suite = write_suite(start, folder, settings)
     print(f"Written: {suite}")
-    for sentence in differences_here(start, settings) or [
-        "Nothing that was recorded differs here."
-    ]:
-        print(f"Differs: {sentence}" if not sentence.startswith("Nothing") else sentence)
+    differing = differences_here(start, settings)
+    for sentence in differing:
+        print(f"Differs: {sentence}")
+    if not differing:
+        print("Code, data, libraries and machine are as they were.")
     missing = missing_data(start, settings)
     if given.dry_run:
         print("".join(f"Missing: {sentence}\n" for sentence in missing), end="")
