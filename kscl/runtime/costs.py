@@ -86,7 +86,7 @@ class Meter:
 
 def rapl_counters(root: Path = POWERCAP) -> list[Counter]:
     """Return a counter for each processor package whose energy this user may read."""
-    found = []
+    found: list[Counter] = []
     for folder in sorted(root.glob("intel-rapl:*")):
         if folder.name.count(":") != 1:  # a part of a package, which is counted with it
             continue
