@@ -15,7 +15,7 @@ from kscl.benchmark.leaderboard.details import inside, machine, mapping, text
 from kscl.benchmark.leaderboard.linking import label, made_backbone
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.stale import stale_reasons
+from kscl.benchmark.leaderboard.stale import changed_data, stale_reasons
 from kscl.config.tree import leaves_without, nested
 from kscl.errors import KsclError
 from kscl.records.provenance import code_version, library_versions, source_hash
@@ -140,6 +140,16 @@ def missing_data(start: Origin, settings: Settings) -> list[str]:
                         f"{record.kind}: {key} {name} is not here. Name it with "
                         f"--set {record.kind}.{key}=PATH."
                     )
+    return found
+
+
+def other_data(start: Origin, settings: Settings) -> list[str]:
+    """Return one sentence for each set that is here but is not the one that was recorded."""
+    found = []
+    for record in start.records:
+        if not settings.get(record.kind):
+            file = RecordFile(record, start.path, start.folder, record.kind)
+            found += [f"{record.kind}: {reason}" for reason in changed_data(file)]
     return found
 
 

@@ -16,6 +16,7 @@ from kscl.benchmark.reproduce import (
     differences_here,
     missing_data,
     origin,
+    other_data,
     parse_settings,
     verdict,
     write_suite,
@@ -66,8 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.dry_run:
         print("".join(f"Missing: {sentence}\n" for sentence in missing), end="")
         return 0
-    if missing:
-        raise KsclError(" ".join(missing))
+    wrong = missing + other_data(start, settings)
+    if wrong:
+        raise KsclError(" ".join(wrong))
     ended = subprocess.run([program_path("kscl-run-suite"), str(suite)])
     if ended.returncode:
         return ended.returncode

@@ -40,6 +40,11 @@ def stale_reasons(
     return found
 
 
+def changed_data(file: RecordFile) -> list[str]:
+    """Return one sentence for each set of a record that is here and differs from what it was."""
+    return _data(file, _fingerprint)
+
+
 def _code(file: RecordFile, now: str) -> list[str]:
     then = file.record.code.source_hash
     return [f"The code was {then} and is {now}."] if then != now else []

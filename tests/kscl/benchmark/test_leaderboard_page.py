@@ -152,6 +152,7 @@ def test_a_row_opens_to_its_provenance(page, files):
         *(made.code.commit or "")[:10].split(),
         *(made.data["train"]["hash"], made.details["outputs"]["backbone"]),
         *("0, 1, 2", "tolerance", "NUM_SHOTS", "torch", "cores", "iterations"),
+        "python tools/reproduce.py run_",
     ]
     for words in wanted:
         assert words in told, words

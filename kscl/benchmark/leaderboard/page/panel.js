@@ -30,7 +30,7 @@ function panelOf(row) {
       el("strong", {}, "Stale: "), "code, data or files have changed since.",
       el("ul", {}, row.stale.map((reason) => el("li", {}, reason)))) : "",
     el("div", { class: "panel-grid wide-first" },
-      el("div", {}, el("h3", {}, "Results"), shownFirst(row.results).map(resultTable),
+      el("div", {}, el("h3", {}, "Results"), shownFirst(row.results).map((entry) => resultTable(row, entry)),
         Object.keys(row.results).length ? "" : el("p", { class: "quiet" }, "Not evaluated yet.")),
       el("div", {}, el("h3", {}, "Entry"), entryFacts(row))),
     el("div", { class: "panel-grid" },
@@ -64,19 +64,14 @@ function entryFacts(row) {
     ["Pretraining data", row.data && code(row.data)],
     ["Pretraining seeds", seeds.join(", ")],
     ["Measured on", row.machine],
-    ["Reproduce this row", commandsOf(row)],
     ["Code", [`version ${version}, source `, code(source || "?"), commit ? `, commit ${commit.slice(0, 10)}` : "",
       dirty ? ", with uncommitted changes" : ""]],
   ]);
 }
 
-// One command for each protocol: it makes the pretraining and the evaluation again.
-function commandsOf(row) {
-  const first = new Map();
-  for (const record of row.records) {
-    if (record.kind !== "pretrain" && !first.has(record.protocol)) first.set(record.protocol, record.command);
-  }
-  return [...first.values()].map((command) => el("div", {}, code(command)));
+// The command that makes the pretraining and the evaluation under a protocol again.
+function commandOf(row, { kind, id, hash }) {
+  return row.records.find((record) => record.kind === kind && record.protocol === `${id} · ${hash}`).command;
 }
 
 // The results, the one of the chosen protocol first.
@@ -85,7 +80,7 @@ function shownFirst(results) {
   return Object.entries(results).sort((a, b) => mine(b) - mine(a));
 }
 
-function resultTable([i, result]) {
+function resultTable(row, [i, result]) {
   const protocol = DATA.protocols[i];
   const names = Object.keys(result.metrics);
   const rows = names.map((name) => {
@@ -108,6 +103,7 @@ function resultTable([i, result]) {
       el("table", { class: "small" },
         el("thead", {}, el("tr", {}, ["metric", "mean ± std", "95 % interval", "each pretraining seed", "test"].map((name) =>
           el("th", { scope: "col" }, name)))), el("tbody", {}, rows))),
+    el("p", { class: "command" }, "Reproduce this row: ", code(commandOf(row, protocol))),
     fold("Protocol definition", () => json(pooled(protocol.definition))));
 }
 
