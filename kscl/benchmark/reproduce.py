@@ -16,6 +16,7 @@ from kscl.benchmark.leaderboard.linking import label, made_backbone
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.stale import changed_data, stale_reasons
+from kscl.benchmark.submission.private import HIDDEN
 from kscl.config.tree import leaves_without, nested
 from kscl.errors import KsclError
 from kscl.records.provenance import code_version, library_versions, source_hash
@@ -115,7 +116,11 @@ def write_suite(start: Origin, output_dir: Path, settings: Settings) -> Path:
 
 def _config(record: Record, path: Path, settings: Settings) -> Path:
     names = SET_BY_SUITE if record.kind == "pretrain" else SET_IN_EVALUATIONS
-    values = leaves_without(record.config.values, names)
+    values = {
+        key: value
+        for key, value in leaves_without(record.config.values, names).items()
+        if key in PATH_KEYS or HIDDEN not in str(value)  # a path that a submission left out
+    }
     given = settings.get(record.kind, {})
     unknown = [key for key in given if key not in values]
     if unknown:

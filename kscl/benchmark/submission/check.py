@@ -27,6 +27,7 @@ from kscl.records.record import RECORD_FILE, Json, Protocol, Record, RecordError
 
 MAX_BYTES = 4 * 2**20  # of one file
 MARKUP = re.compile(r"<\s*[A-Za-z/!?]|&#|javascript:|\bdata:text", re.IGNORECASE)
+MAY_HAVE_SLASHES = ("details.right",)  # base64
 ALLOWED_CONTROLS = "\n\t"
 NO_EVALUATION = "pretrain"  # has costs, which are shown and never ranked
 
@@ -139,7 +140,7 @@ def _hostile(record: Record) -> Iterator[str]:
             yield f"{place} contains markup: {text[:60]!r}."
         else:
             path = absolute_path(text)
-            if path is not None and not place.startswith(("protocol.", "code.")):
+            if path is not None and place not in MAY_HAVE_SLASHES:
                 yield f"{place} contains the absolute path {path[:60]!r}."
 
 

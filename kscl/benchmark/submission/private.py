@@ -7,7 +7,6 @@ import getpass
 import os
 import re
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 LEAST_LETTERS = 3  # of a name that is looked for; shorter ones are in half of all words
@@ -17,21 +16,29 @@ COMMON_NAMES = ("root", "user", "localhost", "runner")  # name nobody
 UNIX = r"""(?:(?<=[\s:=,;'"(\[|])|^)~?/(?!/)[^\s:,;'"()\[\]|]+"""
 WINDOWS = r"""(?:(?<=[\s=,;'"(\[|])|^)[A-Za-z]:[\\/][^\s,;'"()\[\]|]+"""
 ABSOLUTE = re.compile(f"{UNIX}|{WINDOWS}")
+NOT_WORDS = ("right",)  # bits as base64, in which a slash is a digit
 HIDDEN = "…/"  # stands for the folders that were taken out
 
 
-def without_private(value: Any, names: Sequence[str] | None = None) -> Any:
+def without_private(value: Any) -> Any:
     """Return JSON content with shortened paths and without the names of user and host.
 
     A path below the working folder becomes a relative one; of another, the last part is left.
     """
-    words = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in _names(names)) or r"(?!)")
+    named = "|".join(rf"\b{re.escape(name)}\b" for name in _names())
+    return _public(value, re.compile(named or r"(?!)"))
+
+
+def _public(value: Any, names: re.Pattern[str]) -> Any:
     if isinstance(value, str):
-        return words.sub("…", ABSOLUTE.sub(_shortened, value))
+        return names.sub("…", ABSOLUTE.sub(_shortened, value))
     if isinstance(value, dict):
-        return {without_private(k, names): without_private(v, names) for k, v in value.items()}
+        return {
+            _public(key, names): inner if key in NOT_WORDS else _public(inner, names)
+            for key, inner in value.items()
+        }
     if isinstance(value, list):
-        return [without_private(inner, names) for inner in value]
+        return [_public(inner, names) for inner in value]
     return value
 
 
@@ -49,9 +56,10 @@ def _shortened(found: re.Match[str]) -> str:
     return HIDDEN + re.split(r"[\\/]", path.rstrip("\\/"))[-1]
 
 
-def _names(given: Sequence[str] | None) -> list[str]:
-    if given is None:
-        given = [socket.gethostname(), socket.gethostname().partition(".")[0]]
-        with contextlib.suppress(OSError, KeyError):  # a user id without a name
-            given.append(getpass.getuser())
-    return [name for name in given if len(name) >= LEAST_LETTERS and name not in COMMON_NAMES]
+def _names() -> list[str]:
+    """Return the names of host and user, but for those that name nobody."""
+    host = socket.gethostname()
+    found = [host, host.partition(".")[0]]
+    with contextlib.suppress(OSError, KeyError):  # a user id without a name
+        found.append(getpass.getuser())
+    return [name for name in found if len(name) >= LEAST_LETTERS and name not in COMMON_NAMES]

@@ -43,7 +43,9 @@ def runs(seed: int = 0) -> list[dict[str, Any]]:
     path = "/home/alice/data/photos"
     data = {"train": {**DATA["train"], "path": path}}
     made = pretraining(*kscl(5, 0.4), "OUTPUT_DIR", "/home/alice/out/kscl", seed=seed, data=data)
-    found = [made, linear(50 + seed, backbone_of(made)), detection(30, backbone_of(made))]
+    bits = {"right": "/////w==", "n": 32}  # all right, and no path
+    probe = linear(50 + seed, backbone_of(made), details=bits)
+    found = [made, probe, detection(30, backbone_of(made))]
     return [changed(record, code=CODE) for record in found]
 
 
@@ -78,11 +80,13 @@ def test_names_and_paths_are_taken_out_of_any_text(monkeypatch):
     content = {
         "a": f"{here}/datasets/x",
         "b": ["voc:/data/VOC2007:trainval", "see https://example.org/a/b", "1/2 and 3 / 4"],
+        "right": "/9j/4AAQ",
         "c": "log of alice on blackbox.lab: alicex C:\\Users\\bob\\run ~/x/y",
     }
     assert without_private(content) == {
         "a": "datasets/x",
         "b": ["voc:…/VOC2007:trainval", "see https://example.org/a/b", "1/2 and 3 / 4"],
+        "right": "/9j/4AAQ",
         "c": "log of … on …: alicex …/run …/y",
     }
 
