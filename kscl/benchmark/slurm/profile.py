@@ -1,7 +1,4 @@
-"""What a cluster is asked for: the keys of a profile, by kind of stage.
-
-The comment of a key is its documentation: docs/cluster.md shows it.
-"""
+"""What a cluster is asked for: the keys of a profile, by kind of stage."""
 
 from __future__ import annotations
 

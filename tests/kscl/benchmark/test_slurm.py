@@ -16,7 +16,13 @@ import pytest
 import yaml
 
 from kscl.benchmark.slurm import queue
-from kscl.benchmark.slurm.profile import Profile, Resources, read_profile
+from kscl.benchmark.slurm.profile import (
+    KEYS_OF_PROFILE,
+    KEYS_OF_RESOURCES,
+    Profile,
+    Resources,
+    read_profile,
+)
 from kscl.benchmark.slurm.queue import Job
 from kscl.benchmark.slurm.script import batch_script, log_path, script_path
 from kscl.benchmark.slurm.submit import cancel_all, missing_stages, set_statuses, submit_all
@@ -24,6 +30,7 @@ from kscl.benchmark.suite.execute import look, note_path
 from kscl.benchmark.suite.stages import Stage
 from kscl.commands.run_suite import main
 from kscl.errors import KsclError
+from tests.helpers.commands import ROOT
 from tests.helpers.runs import wait_until
 from tests.kscl.benchmark.test_suite import smoke_suite
 
@@ -288,6 +295,12 @@ def test_all_that_is_wrong_in_a_profile_is_told_at_once(tmp_path):
         read_profile(path)
     for name in ("pretrian", "did you mean nodes", "max_jobs", "resources"):
         assert name in str(caught.value)
+
+
+def test_the_docs_name_every_key_of_a_profile():
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    for key in (*KEYS_OF_PROFILE, *KEYS_OF_RESOURCES):
+        assert f"`{key}`" in text
 
 
 def test_a_dry_run_prints_every_script_and_submits_nothing(tmp_path, cluster, capsys):
