@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path
 
 import yaml
 
+from kscl.benchmark.leaderboard.details import inside
+from kscl.benchmark.leaderboard.linking import made_backbone
 from kscl.benchmark.submission.layout import (
     CERTIFICATES,
     CONFIGS,
@@ -77,12 +79,13 @@ def problems_of(
     if not records and not problems:
         problems.append("*: There is no record in it.")
     wanted = {README_FILE}
+    made = {made_backbone(record) for record in records.values() if record.kind == NO_EVALUATION}
     for path, record in records.items():
         wanted |= {path, *_companions(record)}
         of_record = [
             *_naming(path, record),
             *_hostile(record),
-            *_traced(record),
+            *_traced(record, made),
             *_comparable(record, known),
             *_config(record, files),
         ]
@@ -144,7 +147,7 @@ def _hostile(record: Record) -> Iterator[str]:
                 yield f"{place} contains the absolute path {path[:60]!r}."
 
 
-def _traced(record: Record) -> Iterator[str]:
+def _traced(record: Record, made: Set[str | None]) -> Iterator[str]:
     """Find what keeps a number from being traced to a seed, code, data and a backbone."""
     if record.seed < 0:
         yield "It has no seed: every number needs its value for each seed."
@@ -159,11 +162,12 @@ def _traced(record: Record) -> Iterator[str]:
     if not record.hardware.get("cpu"):
         yield "It does not say on what machine it was measured."
     if record.kind == NO_EVALUATION:
-        outputs = record.details.get("outputs")
-        if not isinstance(outputs, dict) or not outputs.get("backbone"):
+        if made_backbone(record) is None:
             yield "It does not say which backbone it made."
     elif not record.inputs.get("backbone"):
         yield "It does not say which backbone was evaluated."
+    elif record.inputs["backbone"] not in made and not inside(record.details, "backbone", "method"):
+        yield "No pretraining of the submission made its backbone, and nothing says what it is."
 
 
 def _comparable(record: Record, known: Mapping[str, Json]) -> Iterator[str]:
