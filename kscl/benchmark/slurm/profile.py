@@ -25,7 +25,8 @@ class Resources:
     partition: str = ""
     # Number of machines; more than one only for stages that train.
     nodes: int = 1
-    # GPUs per machine; kinds that compute little ask for none unless they say so.
+    # Most GPUs per machine; a stage asks for one per process. Kinds that compute little ask for
+    # none unless they say so.
     gpus_per_node: int = 0
     # Instead of gpus_per_node, such as gpu:a100:8, for clusters that want it so.
     gres: str = ""
@@ -64,22 +65,25 @@ class Profile:
         if "--num-gpus" not in words:
             return replace(asked, nodes=1)
         processes = int(words[words.index("--num-gpus") + 1])
-        gpus = gpus_of(asked)
-        if processes % asked.nodes or (gpus and processes != asked.nodes * gpus):
+        each, rest = divmod(processes, asked.nodes)
+        most = _gpus_of(asked)
+        if rest or (most and each > most):
             raise KsclError(
-                f"{stage.name} has {processes} processes (num_gpus of the suite), but the profile "
-                f"gives its kind {stage.kind} {asked.nodes} x {gpus or 'any number of'} GPUs "
-                "(nodes, gpus_per_node). Make them equal."
+                f"{stage.name} has {processes} processes (num_gpus of the suite), which the "
+                f"profile's {asked.nodes} machines of {most or 'any number of'} GPUs (nodes, "
+                f"gpus_per_node) for the kind {stage.kind} cannot share evenly. Change one of them."
             )
-        return asked
+        if asked.gres:
+            kind = asked.gres.rpartition(":")[0] if asked.gres[-1].isdecimal() else asked.gres
+            return replace(asked, gres=f"{kind}:{each}")
+        return replace(asked, gpus_per_node=min(most, each))
 
 
 KEYS_OF_RESOURCES = types_of_keys(Resources)
 KEYS_OF_PROFILE = types_of_keys(Profile) | {"resources": dict}
 
 
-def gpus_of(asked: Resources) -> int:
-    """Return the number of GPUs per machine."""
+def _gpus_of(asked: Resources) -> int:
     last = asked.gres.rpartition(":")[2]
     return int(last) if last.isdecimal() else (1 if asked.gres else asked.gpus_per_node)
 

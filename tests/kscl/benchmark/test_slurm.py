@@ -267,8 +267,23 @@ def test_a_stage_on_several_machines_runs_one_torchrun_on_each(tmp_path, state_d
     assert "--num-gpus" not in command
     assert option(script, "nodes") == "2"
     assert option(script, "gpus-per-node") == "8"
-    with pytest.raises(KsclError, match="a/train has 16 processes"):
-        script_for(train, state_dir, replace(profile, kinds={"pretrain": Resources(nodes=3)}))
+    for asked in (Resources(nodes=3), Resources(gpus_per_node=8), Resources(gres="gpu:8")):
+        with pytest.raises(KsclError, match="a/train has 16 processes"):
+            script_for(train, state_dir, Profile(kinds={"pretrain": asked}))
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "value"),
+    [
+        (Resources(gpus_per_node=8), "gpus-per-node", "2"),
+        (Resources(gres="gpu:a100:8"), "gres", "gpu:a100:2"),
+        (Resources(), "gpus-per-node", ""),
+    ],
+)
+def test_a_stage_asks_for_one_gpu_per_process(tmp_path, state_dir, asked, name, value):
+    train = stage(tmp_path, "train", program="kscl-pretrain", arguments=("--num-gpus", "2"))
+    profile = Profile(kinds={"pretrain": asked})
+    assert option(script_for(train, state_dir, profile), name) == value
 
 
 def test_resources_follow_the_kind_of_a_stage_and_the_shipped_profile_is_valid(
