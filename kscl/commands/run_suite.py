@@ -25,7 +25,6 @@ from kscl.benchmark.slurm.submit import (
 )
 from kscl.benchmark.suite.check import check_stages, refuse
 from kscl.benchmark.suite.execute import (
-    DONE,
     FAILED,
     STOPPED,
     WAITS,
@@ -157,9 +156,8 @@ def _on_slurm(
         if arguments.dry_run:
             print(scripts_text(states, profile, state_dir, Path.cwd()), end="")
         missing = missing_stages(states)
-        if not arguments.skip_check:
-            to_run = [state for state in states if state.stage in missing or state.status == DONE]
-            refuse(check_stages(to_run, state_dir, suite.output_dir, usable_cores()))
+        if missing and not arguments.skip_check:
+            refuse(check_stages(states, state_dir, suite.output_dir, usable_cores()))
         if arguments.dry_run:
             return 0
         submitted = submit_all(missing, profile, state_dir, jobs, Path.cwd())

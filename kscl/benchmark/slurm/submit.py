@@ -12,6 +12,7 @@ from kscl.benchmark.slurm.queue import AT_WORK, WAITS_AFTER_REQUEUE, Job, cancel
 from kscl.benchmark.slurm.script import batch_script, script_folder, script_path
 from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, TO_DO, WAITS, State, note_path
 from kscl.benchmark.suite.stages import Stage
+from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
 QUEUED, REQUEUED = "queued", "queued again"
@@ -74,7 +75,11 @@ def submit_all(
         text = batch_script(stage, profile, state_dir, clauses, cwd)
         write_atomically(script, text.encode())
         write_atomically(_submission(script), json.dumps({LANE: lane}).encode())
-        numbers[script] = submitted[stage.name] = submit(script)
+        try:
+            numbers[script] = submitted[stage.name] = submit(script)
+        except KsclError:
+            _submission(script).unlink()
+            raise
         if lane is not None:
             lanes.put(lane, numbers[script])
     return submitted

@@ -75,6 +75,7 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
         status = DONE if is_known and _result_exists(stage) else TO_DO
         if (
             status == TO_DO
+            and stage.kind != "board"  # it is always made again
             and path not in damaged
             and any(state_dir.glob(f"{_base_name(stage)}-????????.json"))
         ):

@@ -176,6 +176,13 @@ def test_a_limit_on_jobs_at_once_makes_chains_that_outlast_a_second_call(
     assert option(scripts[4], "dependency") == ""
 
 
+def test_a_job_that_sbatch_refuses_is_named_and_counts_as_not_submitted(stages, state_dir, cluster):
+    (cluster / "sbatch").write_text("#!/bin/sh\necho invalid partition >&2; exit 1\n")
+    with pytest.raises(KsclError, match="invalid partition"):
+        submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    assert {state.status for state in states_of(stages, state_dir, {})} == {"to do"}
+
+
 def test_cancelling_names_the_jobs_of_this_suite_only(stages, state_dir, cluster):
     submit_all(stages, Profile(), state_dir, {}, Path.cwd())
     running = queue.parse(
