@@ -60,12 +60,13 @@ def submit_all(
     """Submit the stages; return the number of each job by the name of its stage.
 
     With a limit on jobs at once, every job is put into one of so many lanes and waits for the one
-    before it there, however that ends.
+    before it there, however that ends. What needs the fewest others goes first, so that no lane
+    waits behind a job that itself waits for another lane while there is other work.
     """
     numbers = {path: job.number for path, job in jobs.items()}
     lanes = _Lanes(profile.max_jobs, state_dir, jobs)
     submitted = {}
-    for stage in stages:
+    for stage in sorted(stages, key=_depth):
         script = script_path(state_dir, stage)
         if stage.kind == "board" and script in numbers:
             cancel([numbers[script]])  # that one does not wait for what is submitted now
@@ -83,6 +84,10 @@ def submit_all(
         if lane is not None:
             lanes.put(lane, numbers[script])
     return submitted
+
+
+def _depth(stage: Stage) -> int:
+    return 1 + max(map(_depth, stage.needs), default=0)
 
 
 def dependencies(

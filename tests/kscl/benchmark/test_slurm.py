@@ -126,10 +126,10 @@ def test_a_submitted_stage_without_a_note_is_what_squeue_says_or_else_failed(
 def test_the_first_call_submits_all_in_order_and_the_next_one_nothing(stages, state_dir, cluster):
     one, two, three, board = (script_path(state_dir, stage) for stage in stages)
     submitted = submit_all(stages, Profile(), state_dir, {}, Path.cwd())
-    assert list(submitted.values()) == ["31", "32", "33", "34"]
+    assert submitted == {"a/one": "31", "a/three": "32", "a/two": "33", "a/board": "34"}
     assert option(one, "dependency") == ""
     assert option(two, "dependency") == "afterok:31"
-    assert option(board, "dependency") == "afterany:31:32:33"
+    assert option(board, "dependency") == "afterany:31:33:32"
     assert "#SBATCH --kill-on-invalid-dep=yes" in two.read_text().splitlines()
     recorded = "\n".join(
         f"{31 + n}|PENDING|None|{path}" for n, path in enumerate((one, two, three, board))
@@ -174,6 +174,13 @@ def test_a_limit_on_jobs_at_once_makes_chains_that_outlast_a_second_call(
     running = queue.parse(f"31|RUNNING|None|{scripts[0]}\n33|PENDING|Dependency|{scripts[2]}")
     submit_all([alone[4], board], limited, state_dir, running, Path.cwd())
     assert option(scripts[4], "dependency") == ""
+
+
+def test_what_can_run_at_once_is_not_put_behind_what_must_wait(stages, state_dir, cluster):
+    submitted = submit_all(stages, Profile(max_jobs=1), state_dir, {}, Path.cwd())
+    assert list(submitted) == ["a/one", "a/three", "a/two", "a/board"]
+    two = script_path(state_dir, stages[1])
+    assert option(two, "dependency") == "afterok:31,afterany:32"
 
 
 def test_a_job_that_sbatch_refuses_is_named_and_counts_as_not_submitted(stages, state_dir, cluster):
