@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from functools import cached_property
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO
 
@@ -18,11 +19,11 @@ from iopath.common.file_io import file_lock
 
 from kscl.data.index_cache import Arrays, cache_folder, load_index, save_index, stamps
 from kscl.data.packed_names import Names
-from kscl.data.shards import ShardSource, pack_samples, scan
+from kscl.data.shards import ShardSource, expand_shards, pack_samples, scan
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation, uniforms
 from kscl.runtime.files import sha256_of
-from kscl.runtime.paths import ATTEMPTS, cached_file, cached_path
+from kscl.runtime.paths import ATTEMPTS, cached_file, cached_path, path_manager
 
 BUFFER_IMAGES = 16_384
 
@@ -94,6 +95,18 @@ def open_remote_shards(
         index = _index(shards, cache, max_bytes)
         save_index(cache, key, index)
     return RemoteShards(where, shards, index, cache, max_bytes)
+
+
+def check_reachable(where: str) -> None:
+    """Raise KsclError if the first of these remote shards cannot be opened; fetch none of them."""
+    first = expand_shards(where)[0]
+    try:
+        with path_manager.open(first, "rb") as file:
+            file.read(1)
+    except (OSError, HTTPException, ValueError) as error:
+        raise KsclError(
+            f"{first} cannot be opened ({error}): check the address and the connection."
+        ) from error
 
 
 def _index(shards: list[str], cache: Path, max_bytes: float) -> Arrays:

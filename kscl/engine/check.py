@@ -13,6 +13,9 @@ from kscl.data.annotated.annotations import Problem
 from kscl.data.bad_images import check_some_image_reads
 from kscl.data.loader import steps_per_epoch
 from kscl.data.open import open_source
+from kscl.data.remote import check_reachable
+from kscl.data.shards import is_shard_pattern
+from kscl.data.source import is_remote
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import build_state, check_ranks, check_room
 from kscl.errors import KsclError
@@ -29,9 +32,15 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
         check_ranks(cfg, max(1, num_gpus))
     except KsclError as error:
         yield Problem("batch", "SOLVER.BATCH_SIZE", str(error), "")
-    if not is_later(cfg.DATA.TRAIN, later):
+    where = cfg.DATA.TRAIN
+    if is_remote(where) and is_shard_pattern(where):  # to count its images is to download it
         try:
-            source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
+            check_reachable(where)
+        except KsclError as error:
+            yield Problem("data", "DATA.TRAIN", str(error), "")
+    elif not is_later(where, later):
+        try:
+            source = open_source(where, cfg.DATA.CACHE_DIR)
             check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
             num_images = len(source)
         except KsclError as error:

@@ -128,6 +128,17 @@ def test_an_epoch_shows_every_image_once_and_needs_few_shards_at_a_time(
     assert [index for _, index in one[4]] == orders[1][:8].tolist()
 
 
+def test_a_check_before_the_start_downloads_nothing(shards, tmp_path, capsys):
+    with serve(shards) as server:
+        run = Run(tmp_path / "run", pattern(server), "DATA.CACHE_DIR", tmp_path / "cache")
+        assert main(run.command("--check")) == 0
+        assert dict(server.asked) == {"/0.tar": 1}
+        gone = ["DATA.TRAIN", f"{server.address}/9.tar"]
+        assert main(run.command("--check", more=gone)) == 1
+        assert f"{server.address}/9.tar" in capsys.readouterr().out
+    assert not (tmp_path / "cache").exists()
+
+
 class Mirror(PathHandler):
     """Paths of the scheme mirror:// lie in a folder that $MIRROR names."""
 
