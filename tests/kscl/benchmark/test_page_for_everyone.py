@@ -28,7 +28,9 @@ if MISSING:
     pytest.skip(MISSING, allow_module_level=True)
 
 LONG = "linear-cached-" + "with-a-very-long-name-" * 4 + "end"
-TOP = "return arguments[0].getBoundingClientRect().left"
+SHEET = 1032  # pixels of a landscape A4 sheet between its margins
+FITS = "const d = document.documentElement; return d.scrollWidth <= d.clientWidth"
+LEFT = "return arguments[0].getBoundingClientRect().left"
 
 # Where charts and what is in them are: [left, right, top, bottom] each.
 BOXES = """
@@ -90,14 +92,13 @@ def test_only_the_frame_scrolls_sideways_and_the_methods_stay(page, width):
         page.refresh()
         page.execute_script("arguments[0].click()", method_button(page, 1))
         settle(page)
-        wide = "return document.documentElement.scrollWidth <= document.documentElement.clientWidth"
-        assert page.execute_script(wide)
+        assert page.execute_script(FITS)
         frame, cell = one(page, "#frame"), one(page, f"{ROWS} th.first")
-        before = page.execute_script(TOP, cell)
+        before = page.execute_script(LEFT, cell)
         page.execute_script("arguments[0].scrollLeft = 300", frame)
         scrolled = page.execute_script("return arguments[0].scrollLeft", frame)
         assert scrolled > 0
-        assert page.execute_script(TOP, cell) == pytest.approx(before, abs=1)
+        assert page.execute_script(LEFT, cell) == pytest.approx(before, abs=1)
         assert one(page, ".panel").size["width"] <= width
 
 
@@ -131,6 +132,9 @@ def test_a_sorted_column_says_so_and_its_header_is_a_button(page):
 def test_on_paper_nothing_is_cut_off_and_controls_are_gone(page):
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
     try:
+        with screen(page, SHEET):
+            settle(page)
+            assert page.execute_script(FITS)
         assert not one(page, ".controls").is_displayed()
         assert not one(page, "#theme").is_displayed()
         style = "const s = getComputedStyle(arguments[0]); return [s.overflow, s.maxHeight]"

@@ -122,7 +122,7 @@ function plainColumn(key, label, format) {
 function figureColumn(key, label, digits) {
   return {
     key, label: label.replace("min/", "min / "), type: "number", hint: HINTS[key], wraps: true,
-    ascending: key === "minutes_per_epoch",
+    aside: true, ascending: key === "minutes_per_epoch",
     value: (row) => row.figures[key] ?? null,
     cell: (row) => {
       if (!isNumber(row.figures[key])) return "";
@@ -136,7 +136,7 @@ function figureColumn(key, label, digits) {
 function costColumn(key, label) {
   const value = (row) => row.costs?.[key] ?? null;
   return {
-    key, label, type: "number", wraps: true, ascending: true, value,
+    key, label, type: "number", wraps: true, aside: true, ascending: true, value,
     hint: "Mean over the runs of the stage (memory: the highest peak); empty if it was not recorded",
     cell: (row) => {
       const found = value(row);
@@ -152,7 +152,7 @@ function countColumn(key, protocol) {
     return protocol < 0 ? row[key] : (resultOf(row, protocol)?.[key] ?? null);
   };
   return {
-    key, label: key.replace("_", " "), type: "number", hint: HINTS[key], wraps: true,
+    key, label: key.replace("_", " "), type: "number", hint: HINTS[key], wraps: true, aside: true,
     value: (row) => (typeof value(row) === "string" ? parseFloat(value(row)) : value(row)),
     cell: (row) => (value(row) === null ? "" : String(value(row))),
   };

@@ -92,7 +92,7 @@ function groupRow() {
     else cells.push({ group: column.group, span: 1 });
   }
   return el("tr", { class: "groups" }, cells.map(({ group, span }, i) => {
-    if (group === undefined) return el("td", { colspan: span, class: i ? "" : "first" });
+    if (group === undefined) return el("td", { colspan: span, class: i ? "aside" : "first" });
     const protocol = DATA.protocols[group];
     return el("th", { colspan: span, scope: "colgroup", class: "group", title: protocol.name },
       el("span", {}, protocol.id), " ", el("span", { class: "faint" }, protocol.hash.slice(0, 6)));
@@ -103,7 +103,7 @@ function groupRow() {
 const wordsOf = (row) => `${rowName(row)} ${row.source || ""} ${row.note || ""}`.toLowerCase();
 
 const cellClass = (column) => [column.type, `col-${column.key.replace(/\W/g, "-")}`, column.key === "method" && "first",
-  column.wraps && "wraps", column.spread && "has-spread", column.marked && "has-mark"]
+  column.wraps && "wraps", column.aside && "aside", column.spread && "has-spread", column.marked && "has-mark"]
   .filter(Boolean).join(" ");
 
 function makeRow(entry) {
