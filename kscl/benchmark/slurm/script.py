@@ -16,7 +16,6 @@ FIRST_PORT, PORTS = 20000, 10000
 
 # The note is written by the job itself: nothing else watches it.
 BODY = """\
-set -u
 note={note}
 spent={spent}
 {skip}if [ "${{SLURM_RESTART_COUNT:-0}}" -gt {retries} ]; then
