@@ -77,6 +77,9 @@ def add_kscl_config(cfg: CfgNode) -> None:
     cfg.KSCL.FROM_SCRATCH = False
     # The class list, in order; [] is that of the training sets.
     cfg.KSCL.CLASS_NAMES = []
+    # A larger fraction of unreadable training images stops the run; up to it they are skipped.
+    # Every test image must be readable.
+    cfg.KSCL.MAX_BAD_FRACTION = 0.01
     cfg.KSCL.TIMM = CfgNode()  # The network of a backbone that runs timm's own code.
     # Its name in timm; "" where Detectron2 builds the network itself.
     cfg.KSCL.TIMM.NAME = ""

@@ -26,6 +26,8 @@ from kscl.data.equal_files import equal_files
 from kscl.errors import KsclError
 
 DECODED_SAMPLE = 2000  # images per set that are decoded unless all are asked for
+MAX_BAD_FRACTION = 0.01  # of a training set, as in pretraining; a run has KSCL.MAX_BAD_FRACTION
+UNREADABLE = "unreadable image"
 THREADS = 8  # reading headers waits for the disk more than it computes
 
 
@@ -37,6 +39,8 @@ class Report:
     sets: list[dict[str, Any]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     absent_from_test: tuple[str, ...] = ()
+    # Reasons by path of unreadable training images, few enough for a run to skip them.
+    skipped: dict[str, str] = field(default_factory=dict, repr=False)
     # The sets themselves by role, for the run that follows: nothing is read a second time.
     annotated: dict[str, list[tuple[Source, AnnotatedSet]]] = field(
         default_factory=lambda: {"train": [], "test": []}, repr=False
@@ -103,13 +107,15 @@ def preflight(
     sample: int = DECODED_SAMPLE,
     mask_format: str = "",
     classes_key: str = "MODEL.ROI_HEADS.NUM_CLASSES",
+    max_bad_fraction: float = MAX_BAD_FRACTION,
 ) -> Report:
     """Check every set (see kscl.data.annotated.specs for names); `full` decodes every image.
 
     A set registered under its own name is given as `catalog.source_of(name)`. `num_classes` is the
     model's, which `classes_key` holds; without `class_names`, the list is the training sets' own.
     With a `mask_format`, Detectron2's `polygon` or `bitmask`, every object must have a mask that it
-    can train on.
+    can train on. Of a training set, up to `max_bad_fraction` of the images may be unreadable: they
+    are noted and skipped.
     """
     report = Report()
     sources: list[tuple[str, Source]] = []
@@ -128,7 +134,8 @@ def preflight(
         report.problems += found.problems
         if mask_format:
             report.problems += _mask_problems(role, found, mask_format)
-        decoded = _check_images(source, found, report, full, sample)
+        allowed = max_bad_fraction if role == "train" else 0.0  # a score is over all test images
+        decoded = _check_images(source, found, report, full, sample, allowed)
         sets[role].append((source, found))
         report.sets.append(_summary(role, found, decoded))
     # A list that could not be found is explained by the problems of the files.
@@ -182,7 +189,7 @@ def _mask_problems(role: str, found: AnnotatedSet, mask_format: str) -> Iterator
 
 
 def _check_images(
-    source: Source, found: AnnotatedSet, report: Report, full: bool, sample: int
+    source: Source, found: AnnotatedSet, report: Report, full: bool, sample: int, allowed: float
 ) -> int:
     """Check the headers of all images and decode a fixed sample; return the number decoded."""
     images = found.images
@@ -193,7 +200,14 @@ def _check_images(
     known = {problem.where for problem in found.problems}
     with ThreadPoolExecutor(THREADS) as threads:
         results = threads.map(lambda i: _image_problem(images[i], i in decoded), indices)
-        report.problems += [p for p in results if p is not None and p.where not in known]
+        problems = [p for p in results if p is not None and p.where not in known]
+    bad = {p.where: p.what for p in problems if p.kind == UNREADABLE}
+    if len(bad) <= allowed * len(images):
+        fix = "It is skipped in training"
+        problems = [replace(p, fatal=False, fix=fix) if p.where in bad else p for p in problems]
+        found.images = [image for image in images if str(image.path) not in bad]
+        report.skipped |= bad
+    report.problems += problems
     empty = sum(not image.objects for image in images)
     if not found.usable:  # what is missing then was refused above, object by object
         return len(decoded)
@@ -212,7 +226,7 @@ def _image_problem(image: AnnotatedImage, decode: bool) -> Problem | None:
         size = image_size(image.path, decode)
     except KsclError as error:
         fix = "Replace the image or convert it to 8-bit RGB, or remove it from the split"
-        return Problem("unreadable image", str(image.path), str(error), fix)
+        return Problem(UNREADABLE, str(image.path), str(error), fix)
     if (image.width, image.height) == size:
         return None
     what = f"is {size[0]} x {size[1]} pixels (as it is shown, turned by its EXIF tag if it has one)"
@@ -233,6 +247,13 @@ def _check_classes(
         why = "With fewer, a class is trained as background" if num_classes < len(names) else ""
         fix = f"{why or 'With more, outputs are wasted'}: set it to {len(names)}"
         _add(report, "class count", classes_key, what, fix)
+    by_case: dict[str, list[str]] = {}
+    for name in names:
+        by_case.setdefault(name.casefold(), []).append(name)
+    for alike in (found for found in by_case.values() if len(found) > 1):
+        what = f"{', '.join(map(repr, alike))} differ only in upper and lower case"
+        fix = "Give them one name, or let tools/prepare_data.py own --merge-case do it"
+        _add(report, "case of a class", "the class list", what, fix)
     for role, found in sets.items():
         if not names or not found or not all(annotated.usable for _, annotated in found):
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ class RunSets:
     train: list[Part]
     test: Part
     fingerprints: dict[str, dict[str, Any]]  # by role, taken before the start
+    # Training images that cannot be read, with reasons: skipped, or met in training and replaced.
+    bad_images: dict[str, str] = field(default_factory=dict)
 
     def train_dicts(self, cfg: CfgNode) -> Dicts:
         """Return the training images in Detectron2's format, filtered as the config asks."""
@@ -65,7 +67,10 @@ def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
     parts = report.annotated
     (test,) = parts["test"]
     fingerprints = {role: _fingerprint(parts[role]) for role in ROLES}
-    return RunSets(report.class_names, parts["train"], test, fingerprints), report
+    for path, reason in report.skipped.items():
+        log.warning("%s %s. It is skipped.", path, reason)
+    sets = RunSets(report.class_names, parts["train"], test, fingerprints, report.skipped)
+    return sets, report
 
 
 def check_sets(cfg: CfgNode) -> Report:
@@ -78,6 +83,7 @@ def check_sets(cfg: CfgNode) -> Report:
         num_classes=value_at(cfg, key),
         mask_format=cfg.INPUT.MASK_FORMAT if cfg.MODEL.MASK_ON else "",
         classes_key=key,
+        max_bad_fraction=cfg.KSCL.MAX_BAD_FRACTION,
     )
     report.problems += too_small_images(cfg, report)
     return report

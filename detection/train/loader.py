@@ -9,10 +9,11 @@ and the random numbers of a batch are seeded by its number.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,13 @@ from detectron2.utils import comm
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from detection.errors import DetectionError
+from kscl.data.bad_images import MOST_REPLACEMENTS, replacement
 from kscl.runtime.lifetime import end_with_parent
 
 Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
+BAD_IMAGES = "bad_images"  # in a mapped image: reasons by name of those that it stands for
+
+log = logging.getLogger(__name__)
 
 
 def seed_of(*parts: int | str) -> int:
@@ -77,21 +82,61 @@ class _Batches(Dataset[list[dict[str, Any]]]):
         for number, index in enumerate(indices):
             # Detectron2's augmentations draw from numpy's global generator only.
             np.random.seed(seed_of(self.seed, "image", iteration, comm.get_rank(), number))
+            batch.append(self._mapped(index, iteration))
+        return batch
+
+    def _mapped(self, index: int, iteration: int) -> dict[str, Any]:
+        """Return an image, or another one in its place if it cannot be read, and say so."""
+        bad = {}
+        for attempt in range(MOST_REPLACEMENTS):
             image = self.dicts[index]
             try:
-                batch.append(self.mapper(image))
+                return {**self.mapper(image), BAD_IMAGES: bad}
             except OSError as error:
-                raise DetectionError(
-                    f"{image['file_name']} cannot be read: {error}. Replace the image, or take it "
-                    "off the split; tools/preflight.py --full finds all such files."
-                ) from error
-        return batch
+                bad[image["file_name"]] = str(error)
+                index = replacement(self.seed, iteration, index, attempt, len(self.dicts))
+        names = ", ".join(list(bad)[:3])
+        raise DetectionError(f"{len(bad)} images in a row cannot be read: {names}, and so on.")
+
+
+class _Noting:
+    """Batches whose unreadable images are named, counted, and too many if there are."""
+
+    def __init__(self, loader: DataLoader[Any], known: dict[str, str], most: float) -> None:
+        self.loader, self.known, self.most = loader, known, most
+
+    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        for batch in self.loader:
+            for image in batch:
+                for name, reason in image.pop(BAD_IMAGES).items():
+                    self._note(name, reason)
+            yield batch
+
+    def _note(self, name: str, reason: str) -> None:
+        if name in self.known:
+            return
+        self.known[name] = reason
+        log.warning("%s cannot be read and is replaced by another image: %s.", name, reason)
+        if len(self.known) > self.most:
+            raise DetectionError(
+                f"{len(self.known)} training images cannot be read, {name} for one, which is more "
+                "than KSCL.MAX_BAD_FRACTION allows. Replace them, or take them off the split; "
+                "tools/preflight.py --full finds all such files."
+            )
 
 
 def build_train_loader(
-    cfg: CfgNode, dicts: list[dict[str, Any]], seed: int, workers: int, start: int = 0
-) -> DataLoader[Any]:
-    """Return this rank's batches from iteration `start` on, without end."""
+    cfg: CfgNode,
+    dicts: list[dict[str, Any]],
+    seed: int,
+    workers: int,
+    start: int = 0,
+    bad_images: dict[str, str] | None = None,
+) -> Iterable[list[dict[str, Any]]]:
+    """Return this rank's batches from iteration `start` on, without end.
+
+    `bad_images` takes in what cannot be read, beside what is known.
+    """
     world, total = comm.get_world_size(), cfg.SOLVER.IMS_PER_BATCH
     if total % world:
         raise DetectionError(
@@ -102,7 +147,9 @@ def build_train_loader(
         sizes = [(1, 1)] * len(dicts)
     else:
         sizes = [(image["width"], image["height"]) for image in dicts]
-    return DataLoader(
+    known = {} if bad_images is None else bad_images
+    most = cfg.KSCL.MAX_BAD_FRACTION * (len(dicts) + len(known))
+    loader = DataLoader(
         _Batches(dicts, DatasetMapper(cfg, is_train=True), seed),
         batch_size=None,
         sampler=_Order(sizes, total // world, seed_of(seed, "order"), start),
@@ -112,6 +159,7 @@ def build_train_loader(
         # Its own: a loader that starts draws a number, which a resumed run would draw elsewhere.
         generator=torch.Generator().manual_seed(seed_of(seed, "loader")),
     )
+    return _Noting(loader, known, most)
 
 
 def leave_process_group(worker: int) -> None:

@@ -23,6 +23,7 @@ WITHOUT_EFFECT = (
     "MODEL.WEIGHTS",  # their hash stands for them
     "KSCL.CERTIFICATE",
     "KSCL.LABEL",
+    "KSCL.MAX_BAD_FRACTION",  # the record lists the images
     "SOLVER.CHECKPOINT_PERIOD",
 )
 # What comes with the weights: other contenders have other networks under the same protocol.

@@ -88,7 +88,7 @@ def train(
     once a signal to stop has been received and the state is on disk.
     """
     dicts = sets.train_dicts(cfg)
-    training = _build(cfg, dicts, stop)
+    training = _build(cfg, dicts, sets.bad_images, stop)
     trainer, model = training.trainer, training.model
     if saved is not None:
         training.start = restore_state(*saved, trainer, model)
@@ -102,7 +102,9 @@ def train(
         periodic = hooks.PeriodicWriter(writers, period=LINES_EVERY)
         trainer.register_hooks([_FirstLine(cfg.SOLVER.MAX_ITER), periodic])
     workers = cfg.DATALOADER.NUM_WORKERS
-    trainer.data_loader = build_train_loader(cfg, dicts, cfg.SEED, workers, training.start)
+    trainer.data_loader = build_train_loader(
+        cfg, dicts, cfg.SEED, workers, training.start, sets.bad_images
+    )
     log.info("Training starts at iteration %d of %d.", training.start, cfg.SOLVER.MAX_ITER)
     if training.start < cfg.SOLVER.MAX_ITER:
         _loop(training, about, stop)
@@ -110,7 +112,9 @@ def train(
     return model
 
 
-def _build(cfg: CfgNode, dicts: list[dict[str, Any]], stop: StopRequest) -> _Training:
+def _build(
+    cfg: CfgNode, dicts: list[dict[str, Any]], bad_images: dict[str, str], stop: StopRequest
+) -> _Training:
     """Build model, optimizer and hooks, the same on every rank and in every restart."""
     seed_everything(cfg.SEED, "model")
     model = build_model(cfg)
@@ -127,7 +131,7 @@ def _build(cfg: CfgNode, dicts: list[dict[str, Any]], stop: StopRequest) -> _Tra
     )
     if cfg.TEST.PRECISE_BN.ENABLED and get_bn_modules(parallel):
         # Another order of images than the training's.
-        loader = build_train_loader(cfg, dicts, cfg.SEED + 1, workers=0)
+        loader = build_train_loader(cfg, dicts, cfg.SEED + 1, workers=0, bad_images=bad_images)
         batches = _until_stopped(loader, stop)
         exact = hooks.PreciseBN(0, parallel, batches, cfg.TEST.PRECISE_BN.NUM_ITER)
         trainer.register_hooks([exact])

@@ -120,6 +120,7 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
     parts = world_sizes(saved[1] if saved else None, step_of(saved[0]) if saved else 0)
     if saved is not None:
         stopwatch.restart_at(saved[1]["seconds"])
+        job.sets.bad_images.update(saved[1].get("bad_images", {}))
 
     def about() -> dict[str, Any]:
         return {
@@ -128,12 +129,14 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
             WORLD_SIZE: comm.get_world_size(),
             WORLD_SIZES: parts,
             "seconds": stopwatch.seconds(),
+            "bad_images": dict(job.sets.bad_images),
         }
 
     model = train(cfg, job.sets, saved, about, stop)
     trained = stopwatch.seconds()
     detector = export_detector(job.folder, model) if comm.is_main_process() else ""
     scores = evaluate(cfg, model, job.sets, stop)
+    bad_images = comm.gather(job.sets.bad_images)
     if comm.is_main_process():
         details = {
             "classes": list(job.sets.class_names),
@@ -142,6 +145,7 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
             "processes": comm.get_world_size(),
             WORLD_SIZES: parts,
             DETECTOR_HASH: detector,
+            "bad_images": {name: why for found in bad_images for name, why in found.items()},
         }
         if job.lr_search is not None:
             details["lr_search"] = job.lr_search

@@ -22,6 +22,7 @@ from kscl.errors import KsclError
 from kscl.records.record import RECORD_FILE
 
 LOCK_FILE = ".lock"
+LEFT_BY_A_START = ("log.", "tensorboard", "events.out.")  # logs of our tools and of Detectron2
 LOCK_PATIENCE = 10.0  # seconds; ranks of a killed launcher end within a moment
 
 
@@ -74,12 +75,12 @@ def find_start(
     folder = Path(cfg.OUTPUT_DIR)
     # Hidden are the lock and the unfinished files of a killed process.
     content = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    is_run = CONFIG_FILE in content
-    if content and not is_run:
+    if content and CONFIG_FILE not in content:
         raise KsclError(
             f"OUTPUT_DIR {folder} is not empty and does not hold a run of this tool (it has "
             f"{len(content)} entries, {content[0]} for one). Choose another."
         )
+    is_run = any(not _is_of_a_start(folder / name) for name in content)
     if is_run and not (resume or auto_resume):
         raise KsclError(
             f"OUTPUT_DIR {folder} holds a run already. Resume it with --resume, or choose another."
@@ -101,6 +102,17 @@ def find_start(
         before = _read_config(folder / CONFIG_FILE)
         refuse_changes(before, config_values(cfg), folder, without_effect, hints)
     return None
+
+
+def _is_of_a_start(path: Path) -> bool:
+    """Return whether a start that ended before its first step could have left this behind.
+
+    Such a start must not block the corrected command.
+    """
+    if path.name == CONFIG_FILE or path.name.startswith(LEFT_BY_A_START):
+        return True
+    is_empty_file = path.is_file() and path.stat().st_size == 0
+    return is_empty_file or (path.is_dir() and not any(path.iterdir()))
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -26,13 +28,14 @@ from kscl.data.annotated.annotations import (
     is_ordered,
 )
 from kscl.data.annotated.image_size import image_size
-from kscl.data.annotated.voc_files import check_layout, image_files, read_split
+from kscl.data.annotated.voc_files import check_layout, image_files, read_split, take_out_odd_ids
 from kscl.data.annotated.xml import parse_xml
-from kscl.data.formats import IMAGE_EXTENSIONS, is_image
+from kscl.data.formats import IMAGE_EXTENSIONS
 from kscl.data.source import read_file
 from kscl.errors import KsclError
 
 CLASSES_FILE = "classes.txt"  # beside Annotations/: the class list, one name per line
+CLASS_CASE = "case of a class"
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
@@ -56,13 +59,27 @@ def read_voc(
         return AnnotatedSet(label, tuple(class_names or ()), problems=problems)
     classes = check_class_names(class_names or found_class_names(root), label)
     ids, problems = read_split(root, split)
-    found = AnnotatedSet(label, classes, problems=problems)
     images = image_files(root / "JPEGImages") if with_images else None
+    ids, odd = take_out_odd_ids(root, split, ids, images)
+    found = AnnotatedSet(label, classes, problems=[*problems, *odd])
     for image_id in ids:
         image = _read_image(root, image_id, classes, images, found.problems)
         if image is not None:
             found.images.append(image)
+    found.problems = _one_line_per_class(found.problems)
     return found
+
+
+def _one_line_per_class(problems: list[Problem]) -> list[Problem]:
+    """Return the problems, of every class in another case only the first, with their number."""
+    counts = Counter(problem.what for problem in problems if problem.kind == CLASS_CASE)
+    kept = []
+    for problem in problems:
+        if problem.kind != CLASS_CASE:
+            kept.append(problem)
+        elif count := counts.pop(problem.what, 0):
+            kept.append(replace(problem, what=f"{problem.what} ({count} objects)"))
+    return kept
 
 
 def found_class_names(root: Path) -> tuple[str, ...]:
@@ -107,8 +124,6 @@ def _read_image(
         image_path = _choose_image(root, image_id, images, problems)
     if not os.path.exists(path):
         fix = "Add it (without <object> if the image shows none), or take the id off the split"
-        if is_image(image_id):
-            fix = "Ids in a split file have no suffix: take it off"
         problems.append(Problem("missing annotation", where, "there is no such file", fix))
         return None
     try:
@@ -192,6 +207,12 @@ def _read_object(
 ) -> AnnotatedObject | None:
     name = _text(item, "name")
     if name not in classes:
+        in_case = [other for other in classes if other.casefold() == name.casefold()]
+        if in_case:
+            text = f"the class '{name}' differs from '{in_case[0]}' in upper and lower case"
+            fix = "Correct it, or let tools/prepare_data.py own --merge-case do it"
+            problems.append(Problem(CLASS_CASE, where, text, fix))
+            return None
         near = difflib.get_close_matches(name, classes, 1, cutoff=0.7)
         fix = f"Did you mean '{near[0]}'? Correct it" if near else "Correct the name"
         fix += f", or add it to the class list ({', '.join(classes[:20])})"

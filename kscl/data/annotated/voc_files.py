@@ -77,6 +77,43 @@ def read_split(root: Path, split: str) -> tuple[list[str], list[Problem]]:
     return list(seen), problems
 
 
+def take_out_odd_ids(
+    root: Path, split: str, ids: list[str], images: dict[str, list[Path]] | None
+) -> tuple[list[str], list[Problem]]:
+    """Return the ids to read, and one problem for all with a suffix and one for all in other case.
+
+    An id is odd if it names no file, and without its suffix or in another case it would.
+    """
+    annotations = root / "Annotations"
+    plain, missing = [], []
+    for image_id in ids:
+        known = os.path.exists(annotations / f"{image_id}.xml")
+        (plain if known and (images is None or image_id in images) else missing).append(image_id)
+    if not missing:
+        return ids, []
+    names = {name.removesuffix(".xml") for name, _ in walk_files(str(annotations), Walk())}
+    alike: dict[str, list[str]] = {}
+    for name in sorted(names | set(images or ())):
+        alike.setdefault(name.casefold(), []).append(name)
+    suffixed = {i: i.rpartition(".")[0] for i in missing if is_image(i)}
+    suffixed = {i: stem for i, stem in suffixed.items() if stem in names}
+    others = (i for i in missing if i not in suffixed)
+    in_case = {i: o for i in others for o in alike.get(i.casefold(), ()) if o != i}
+    where = str(root / "ImageSets" / "Main" / f"{split}.txt")
+    problems = []
+    if suffixed:
+        what = f"{len(suffixed)} of {len(ids)} ids have a suffix, such as '{next(iter(suffixed))}'"
+        fix = "Ids have no suffix: take it off every line"
+        problems.append(Problem("suffix of ids", where, what, fix))
+    if in_case:
+        first, file = next(iter(in_case.items()))
+        what = f"{len(in_case)} of {len(ids)} ids differ from their files in upper and lower case"
+        what += f", such as '{first}' from '{file}'"
+        fix = "Name image, annotation and id alike"
+        problems.append(Problem("case of ids", where, what, fix))
+    return [i for i in ids if i not in suffixed and i not in in_case], problems
+
+
 def leads_out(name: str) -> bool:
     """Return whether a relative name from a file would reach beyond the data set's folder."""
     path = PurePosixPath(name)

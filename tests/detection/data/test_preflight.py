@@ -73,6 +73,14 @@ def test_a_class_absent_from_test_is_a_note_and_named_for_the_mean(voc):
     assert any("not counted as 0" in note.fix for note in report.notes)
 
 
+def test_classes_of_the_data_that_differ_in_case_are_refused(voc):
+    path = voc / "Annotations/a.xml"
+    path.write_text(path.read_text().replace("<name>cat", "<name>Cat"))
+    report = preflight([f"voc:{voc}:train"], [f"voc:{voc}:test"])
+    (problem,) = report.fatal
+    assert "'Cat', 'cat'" in problem.what
+
+
 def test_the_test_set_is_held_to_the_class_list_of_the_training_set(tmp_path):
     cat, dog = ("cat", (1, 1, 20, 20), 0), ("dog", (1, 1, 20, 20), 0)
     train = write_voc(tmp_path / "one", {"train": ["a"]}, {"a": [cat]})
@@ -144,6 +152,24 @@ def test_a_truncated_image_is_found_in_the_sample_or_with_full(tmp_path):
         assert problem.where == str(path)
         assert "truncated" in problem.what
     assert check(root, sample=5).sets[1]["decoded"] == 5
+
+
+def test_few_bad_training_images_are_skipped_and_a_bad_test_image_is_not(tmp_path):
+    ids = [f"{number:03d}" for number in range(12)]
+    objects = {image_id: [("cat", (1, 1, 9, 9), 0)] for image_id in ids}
+    root = write_voc(tmp_path, {"train": ids[:10], "test": ids[10:]}, objects)
+    path = root / "JPEGImages" / "003.jpg"
+    path.write_bytes(path.read_bytes()[:-400])
+    assert [problem.where for problem in check(root).fatal] == [str(path)]
+    report = check(root, max_bad_fraction=0.1)
+    assert report.fatal == []
+    assert list(report.skipped) == [str(path)]
+    assert [problem.where for problem in report.notes] == [str(path)]
+    ((_, train),) = report.annotated["train"]
+    assert [image.id for image in train.images] == [i for i in ids[:10] if i != "003"]
+    path = root / "JPEGImages" / "011.jpg"
+    path.write_bytes(path.read_bytes()[:-400])
+    assert [p.where for p in check(root, max_bad_fraction=0.5).fatal] == [str(path)]
 
 
 def test_an_image_in_both_splits_is_told(voc):

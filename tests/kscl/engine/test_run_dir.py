@@ -72,9 +72,24 @@ def test_a_finished_run_without_checkpoints_is_still_its_own(run):
     assert find_start(config(run), True, False) is None
 
 
+@pytest.mark.parametrize("auto_resume", [False, True])
+def test_a_start_that_failed_before_its_first_step_does_not_block_the_corrected_one(
+    run, auto_resume
+):
+    shutil.rmtree(run / CHECKPOINT_FOLDER)
+    (run / "log.jsonl").write_text("{}")
+    (run / "metrics.jsonl").touch()
+    (run / CHECKPOINT_FOLDER).mkdir()
+    assert find_start(config(run, LR=0.5), False, auto_resume, MOVABLE) is None
+    (run / "metrics.jsonl").write_text('{"step": 1}')  # it has begun after all
+    with pytest.raises(KsclError, match=str(run)):
+        find_start(config(run, LR=0.5), False, auto_resume, MOVABLE)
+
+
 @pytest.mark.parametrize("text", ["", "[1, 2]", "{half", "\x00"])
 def test_a_damaged_config_is_an_error_that_names_it(run, text):
     shutil.rmtree(run / CHECKPOINT_FOLDER)
+    (run / "record.json").write_text("{}")
     (run / "config.yaml").write_text(text)
     with pytest.raises(KsclError, match=r"config.yaml"):
         find_start(config(run), False, True)

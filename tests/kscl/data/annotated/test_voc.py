@@ -138,7 +138,7 @@ BOX = "<xmax>20</xmax>"
 @pytest.mark.parametrize(
     ("old", "new", "kind", "says"),
     [
-        ("<name>cat</name>", "<name>Cat</name>", "unknown class", "'Cat'"),
+        ("<name>cat</name>", "<name>Cat</name>", "case of a class", "'Cat'"),
         ("<name>cat</name>", "<name>car</name>", "unknown class", "'car'"),
         ("<name>cat</name>", "", "unknown class", "no <name>"),
         (BOX, "<xmax>0</xmax>", "degenerate box", "xmin 1, ymin 1, xmax 0"),
@@ -191,11 +191,37 @@ def test_files_that_are_missing_are_named_all_at_once(voc):
     write_image(voc / "JPEGImages/d.png", 1)
     kinds = [problem.kind for problem in read_voc(voc, "test").problems]
     assert sorted(kinds) == [
-        *("ambiguous image", "duplicate id", "missing annotation", "missing annotation"),
-        *("missing image", "missing image", "missing image", "split"),
+        *("ambiguous image", "duplicate id", "missing annotation"),
+        *("missing image", "missing image", "split", "suffix of ids"),
     ]
-    fixes = " ".join(problem.fix for problem in read_voc(voc, "test").problems)
-    assert "no suffix" in fixes
+
+
+def test_ids_with_a_suffix_are_one_problem(voc):
+    (voc / "ImageSets/Main/test.txt").write_text("c.jpg\nd.jpg\n")
+    (problem,) = read_voc(voc, "test").problems
+    assert "2 of 2" in problem.what
+    assert "c.jpg" in problem.what
+    assert problem.where.endswith("test.txt")
+
+
+@pytest.mark.parametrize("change", ["ids", "images"])
+def test_ids_in_another_case_than_their_files_are_one_problem(voc, change):
+    if change == "ids":
+        (voc / "ImageSets/Main/test.txt").write_text("C\nD\n")
+    else:
+        for name in "cd":
+            (voc / f"JPEGImages/{name}.jpg").rename(voc / f"JPEGImages/{name.upper()}.jpg")
+    (problem,) = read_voc(voc, "test").problems
+    assert "2 of 2" in problem.what
+
+
+def test_a_class_in_another_case_is_one_problem_however_many_objects_have_it(voc):
+    for path in (voc / "Annotations").glob("*.xml"):
+        path.write_text(path.read_text().replace("<name>cat", "<name>Cat"))
+    (problem,) = read_voc(voc, "train", ["cat", "dog"]).problems
+    assert "'Cat'" in problem.what
+    assert "'cat'" in problem.what
+    assert "2 objects" in problem.what
 
 
 @pytest.mark.parametrize(
