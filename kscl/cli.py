@@ -116,13 +116,24 @@ def add_check_arguments(arguments: argparse.ArgumentParser) -> None:
     )
 
 
+def add_estimate_argument(arguments: argparse.ArgumentParser) -> None:
+    """Add the argument that lets a check say how long the run may take here."""
+    about = "with --check: measure a few steps and add the seconds that the run may take"
+    arguments.add_argument("--estimate", action="store_true", help=about)
+
+
 def is_later(name: str, later: Sequence[str]) -> bool:
     """Return whether a path or key is not there yet, by --check-later."""
     return any(part in name for part in later)
 
 
-def tell_problems(*checks: Callable[[], Iterable[object] | None]) -> int:
-    """Run every check, print what they return or raise as JSON, and return the exit code."""
+def tell_problems(
+    *checks: Callable[[], Iterable[object] | None], estimate: Callable[[], float] | None = None
+) -> int:
+    """Run every check, print what they return or raise as JSON, and return the exit code.
+
+    If all is good, `estimate` adds the seconds that the run may take.
+    """
     problems: list[dict[str, Any]] = []
     for check in checks:
         try:
@@ -130,7 +141,10 @@ def tell_problems(*checks: Callable[[], Iterable[object] | None]) -> int:
         except KsclError as error:
             problems.append({"kind": "error", "what": str(error), "fatal": True})
     good = not any(problem["fatal"] for problem in problems)
-    print(json.dumps({"good": good, "problems": problems}, indent=1), flush=True)
+    told: dict[str, Any] = {"good": good, "problems": problems}
+    if good and estimate is not None:
+        told["seconds"] = estimate()
+    print(json.dumps(told, indent=1), flush=True)
     return 0 if good else 1
 
 

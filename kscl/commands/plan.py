@@ -3,13 +3,14 @@
 A step is the forward and backward pass of the query (3 forward passes), K forward passes of the
 keys, their transfer between GPUs (shuffled BatchNorm), and the products with the dictionary. The
 fraction of a GPU's peak that a network reaches is calibrated on one measured epoch: the paper's at
-K = 1 (16 minutes on 8 V100), or one of yours.
+K = 1 (16 minutes on 8 V100), or one of yours. A CPU is measured instead, on a few images.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from fvcore.common.config import CfgNode
 
 from kscl import cli
@@ -17,6 +18,8 @@ from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
+from kscl.data.open import ImageSource, open_source
+from kscl.engine.estimate import budget_here, seconds_of
 from kscl.errors import KsclError
 from kscl.method.cost import (
     GPUS,
@@ -34,7 +37,9 @@ from kscl.method.cost import (
     step_flops,
     step_seconds,
 )
+from kscl.runtime.logs import clock
 
+CPU = "cpu"
 EXAMPLES = """  python tools/plan.py --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
       --gpu V100 --num-gpus 8
   python tools/plan.py --gpu A100 --num-gpus 4 --images 100000 METHOD.NUM_SHOTS 3 SOLVER.AMP bf16
@@ -45,15 +50,14 @@ EXAMPLES = """  python tools/plan.py --config-file configs/pretrain/kscl_k5_rho4
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
-    arguments.add_argument(
-        "--gpu", default=PAPER_GPU, help=f"one of {', '.join(GPUS)} (default: %(default)s)"
-    )
+    about = f"one of {', '.join(GPUS)}, or cpu to measure a few steps on this machine (default: cpu"
+    about += f" where there is no GPU and DATA.TRAIN can be read, {PAPER_GPU} otherwise)"
+    arguments.add_argument("--gpu", help=about)
     arguments.add_argument(
         "--num-gpus", type=int, default=PAPER_COUNT, metavar="N", help="number of GPUs"
     )
-    arguments.add_argument(
-        "--images", type=int, default=IMAGENET_IMAGES, metavar="N", help="images per epoch"
-    )
+    about = "images per epoch (default: those of DATA.TRAIN, or else ImageNet's)"
+    arguments.add_argument("--images", type=int, metavar="N", help=about)
     arguments.add_argument(
         "--measured-minutes",
         type=float,
@@ -65,6 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
         print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
+        return 0
+    try:
+        source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
+    except KsclError:
+        if given.gpu == CPU:
+            raise
+        source = None
+    if given.images is None:
+        given.images = len(source) if source is not None else IMAGENET_IMAGES
+    if given.gpu is None:
+        on_gpus = source is None or torch.cuda.is_available() or given.measured_minutes is not None
+        given.gpu = PAPER_GPU if on_gpus else CPU
+    if given.gpu == CPU and source is not None:
+        print("\n".join(report_here(cfg, source, given.images)))
         return 0
     if given.gpu not in GPUS:
         raise KsclError(f"--gpu {given.gpu} is not known: choose one of {', '.join(GPUS)}.")
@@ -83,6 +101,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(line)
     print(f"Calibrated on {basis}: {efficiency:.0%} of the peak. The loader's time is not counted.")
     return 0
+
+
+def report_here(cfg: CfgNode, source: ImageSource, num_images: int) -> list[str]:
+    """Measure a few steps on this machine; return the lines of a plan."""
+    budget = budget_here(cfg, source)
+    seconds = seconds_of(cfg, num_images, budget)
+    return [
+        f"on this machine, measured on a few images: {budget}",
+        f"an epoch of {num_images:,} images: {clock(seconds / cfg.SOLVER.EPOCHS)}; "
+        f"{cfg.SOLVER.EPOCHS:g} epochs: {clock(seconds)} (h:min:s or min:s)",
+    ]
 
 
 def report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 
 from kscl import cli
@@ -9,7 +10,9 @@ from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
+from kscl.data.open import open_source
 from kscl.engine.check import check_pretraining
+from kscl.engine.estimate import budget_here, seconds_of
 from kscl.engine.run import Job, run
 from kscl.engine.world_size import add_world_size_argument
 from kscl.runtime.launch import launch
@@ -31,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_world_size_argument(arguments)
     add_path_handler_argument(arguments)
     cli.add_check_arguments(arguments)
+    cli.add_estimate_argument(arguments)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
     for handler in given.path_handler:
@@ -39,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.tell_problems(
             lambda: check_pretraining(
                 load_config(given.config_file, given.overrides), given.num_gpus, given.check_later
-            )
+            ),
+            estimate=(lambda: _seconds(given)) if given.estimate else None,
         )
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
@@ -47,3 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     job = Job(cfg, given.resume, given.auto_resume, given.allow_world_size_change)
     return launch(run, job, given.num_gpus)
+
+
+def _seconds(given: argparse.Namespace) -> float:
+    cfg = load_config(given.config_file, given.overrides)
+    source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
+    return seconds_of(cfg, len(source), budget_here(cfg, source))

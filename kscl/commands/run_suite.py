@@ -112,10 +112,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _on_slurm(arguments, suite, stages, state_dir)
     states = look(stages, state_dir)
     jobs = max(1, arguments.jobs or suite.jobs)
+    problems: list[str] = []
+    if not arguments.skip_check:
+        at_once = max(jobs, usable_cores())
+        problems = check_stages(
+            states, state_dir, suite.output_dir, at_once, estimate=arguments.dry_run
+        )
     if arguments.dry_run:
         print(table(states, jobs))
-    if not arguments.skip_check:
-        refuse(check_stages(states, state_dir, suite.output_dir, max(jobs, usable_cores())))
+    refuse(problems)
     if arguments.dry_run:
         return 0
     show = LiveTable(jobs) if sys.stderr.isatty() else Lines(states, jobs)

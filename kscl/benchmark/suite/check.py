@@ -28,21 +28,33 @@ TIMEOUT = 1800.0  # seconds; a preflight decodes thousands of images
 Command = tuple[str, ...]
 
 
-def check_stages(states: Sequence[State], state_dir: Path, output_dir: str, jobs: int) -> list[str]:
-    """Return what would stop the stages that are to run, one text per problem."""
+def check_stages(
+    states: Sequence[State], state_dir: Path, output_dir: str, jobs: int, *, estimate: bool = False
+) -> list[str]:
+    """Return what would stop the stages that are to run, one text per problem.
+
+    With `estimate`, pretrainings whose time is not known yet are measured for a few steps, and it
+    is noted in their states; so are those whose check has passed before.
+    """
     passed = _passed(state_dir)
     waiting: dict[Command, list[Stage]] = {}
     missing = {s.stage.folder for s in states if s.status != DONE}
     for state in states:
-        if state.status == DONE or state.stage.key in passed:
+        unknown = estimate and state.stage.kind == "pretrain" and state.expected is None
+        if state.status == DONE or (state.stage.key in passed and not unknown):
             continue
         command = check_command(state.stage, missing, output_dir)
         if command is not None:
+            if unknown and not any(need.folder in missing for need in state.stage.needs):
+                command = (*command[:2], "--estimate", *command[2:])
             waiting.setdefault(command, []).append(state.stage)
     with ThreadPoolExecutor(max(1, jobs)) as threads:
         results = list(threads.map(_run, waiting))
     problems = []
-    for stages, found in zip(waiting.values(), results, strict=True):
+    for stages, (found, seconds) in zip(waiting.values(), results, strict=True):
+        for state in states:
+            if seconds is not None and state.stage in stages:
+                state.expected = seconds
         if found:
             problems += [f"{stages[0].name}: {text}" for text in found]
         else:
@@ -101,8 +113,8 @@ def _overrides(pretrain: Stage) -> list[str]:
     return list(pretrain.arguments[pretrain.arguments.index("--num-gpus") + 2 :])
 
 
-def _run(command: Command) -> list[str]:
-    """Run one check; return its fatal problems."""
+def _run(command: Command) -> tuple[list[str], float | None]:
+    """Run one check; return its fatal problems, and the seconds of the stage if it tells them."""
     environment = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(
@@ -114,12 +126,16 @@ def _run(command: Command) -> list[str]:
             timeout=TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        return [f"The check took more than {TIMEOUT:.0f} s. Its command: {' '.join(command)}."]
+        return [
+            f"The check took more than {TIMEOUT:.0f} s. Its command: {' '.join(command)}."
+        ], None
     try:
         report = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError:
-        return [(done.stderr or done.stdout).strip()[-2000:] or f"exit code {done.returncode}"]
-    return [_in_words(problem) for problem in report["problems"] if problem["fatal"]]
+        told = (done.stderr or done.stdout).strip()[-2000:]
+        return [told or f"exit code {done.returncode}"], None
+    fatal = [_in_words(problem) for problem in report["problems"] if problem["fatal"]]
+    return fatal, report.get("seconds")
 
 
 def _in_words(problem: dict[str, str]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from kscl.data.annotated.coco import load_json
-from kscl.data.annotated.yolo import looks_like_labels
+from kscl.data.annotated.yolo import NAME_FILES, YAML_FILES, looks_like_labels
 from kscl.data.formats import is_image
 from kscl.data.walk import Walk, walk_files
 from kscl.errors import KsclError
@@ -61,6 +61,8 @@ def find_files(images: Path, annotations: Path, wanted: str = "") -> Found:
         )
     found.format = wanted or kinds[0]
     found.annotations = by_format[found.format]
+    if found.format == "yolo":  # these say what its numbers mean
+        others = [path for path in others if path.name not in (*NAME_FILES, *YAML_FILES)]
     found.odd += others
     return found
 

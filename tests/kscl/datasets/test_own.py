@@ -96,10 +96,11 @@ def split_ids(root: Path, split: str) -> list[str]:
 
 
 @pytest.mark.parametrize("layout", WRITERS)
-def test_every_format_gives_the_same_boxes_and_splits(tmp_path, layout):
+def test_every_format_gives_the_same_boxes_and_splits(tmp_path, layout, capsys):
     names = write_photos(tmp_path / "photos", 12, nested=True)
     WRITERS[layout](tmp_path / "labels", names)
     assert prepare(tmp_path) == 0
+    assert "Not used" not in capsys.readouterr().out
     found = {split: read_voc(tmp_path / "mine", split).checked() for split in ("trainval", "test")}
     assert sum(len(part.images) for part in found.values()) == 12
     ids = {name: {image.id for image in part.images} for name, part in found.items()}

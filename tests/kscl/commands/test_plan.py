@@ -1,0 +1,71 @@
+"""A plan on this machine: a few steps are measured, on the images that the config names."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from kscl.benchmark.suite.check import check_stages
+from kscl.benchmark.suite.execute import TO_DO, State
+from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.stages import plan as stages_of
+from kscl.commands import plan, pretrain
+from kscl.config.merge import load_config
+from kscl.data.throughput import Budget
+from kscl.engine.estimate import seconds_of
+from tests.helpers.photos import jpeg, photo
+from tests.kscl.benchmark.test_suite import smoke_suite
+
+NUM_IMAGES = 20
+
+
+@pytest.fixture
+def words(tmp_path) -> list[str]:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(NUM_IMAGES):
+        (folder / f"{number}.jpg").write_bytes(jpeg(photo(number)[:40, :40]))
+    network = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "32", "DICTIONARY.QUEUE_LENGTH", "16"]
+    return [*network, "DATA.TRAIN", str(folder), "SOLVER.BATCH_SIZE", "8", "SOLVER.EPOCHS", "50"]
+
+
+def test_a_cpu_is_measured_and_the_images_are_those_of_the_config(words, capsys):
+    assert plan.main(["--gpu", "cpu", *words]) == 0
+    told = capsys.readouterr().out
+    assert f"an epoch of {NUM_IMAGES} images" in told
+    assert "encode" in told
+    assert plan.main(["--gpu", "V100", *words]) == 0
+    assert f"an epoch of {NUM_IMAGES} images" in capsys.readouterr().out
+
+
+def test_images_that_cannot_be_read_cannot_be_measured(words, capsys):
+    words[words.index("DATA.TRAIN") + 1] = "nowhere"
+    assert plan.main(["--gpu", "cpu", *words]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert plan.main(words) == 0
+    assert "1,281,167 images" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("workers", "rate"), [("0", 20.0), ("2", 60.0)])
+def test_the_time_follows_from_the_measured_rates(words, workers, rate, monkeypatch):
+    monkeypatch.setattr("kscl.engine.estimate.usable_cores", lambda: 2)
+    cfg = load_config(None, [*words, "DATA.NUM_WORKERS", workers])
+    # A core decodes and augments 30 images per second; the encoder does 60.
+    budget = Budget(decode=60.0, augment=60.0, workers=int(workers), encode=60.0)
+    assert seconds_of(cfg, NUM_IMAGES, budget) == pytest.approx(50 * (NUM_IMAGES // 8 * 8) / rate)
+
+
+def test_a_check_tells_how_long_the_run_may_take(words, capsys):
+    assert pretrain.main(["--check", "--estimate", *words]) == 0
+    assert json.loads(capsys.readouterr().out)["seconds"] > 0
+
+
+def test_a_dry_run_knows_the_time_of_a_pretraining_before_it_ever_ran(words, tmp_path):
+    folder = words[words.index("DATA.TRAIN") + 1]
+    changes = {"shapes": {}, "pretrain_overrides": {"DATA.TRAIN": folder, "SOLVER.BATCH_SIZE": 8}}
+    stages = stages_of(read_suite(smoke_suite(tmp_path, **changes)))
+    states = [State(stage, TO_DO) for stage in stages if stage.kind == "pretrain"]
+    problems = check_stages(states, tmp_path / "state", str(tmp_path / "output"), 2, estimate=True)
+    assert problems == []
+    assert all(state.expected for state in states)
