@@ -24,6 +24,7 @@ def budget_here(cfg: CfgNode, source: ImageSource) -> Budget:
         n for n in range(1, min(batch, MOST_IMAGES) + 1) if batch % n == 0
     )
     small.SOLVER.GRAD_ACCUM_STEPS = 1
+    small.DATA.NUM_WORKERS = 0  # only its data set is used
     small.freeze()
     steps = steps_per_epoch(len(source), small.SOLVER.BATCH_SIZE)
     state = build_state(small, len(source), steps, device())
