@@ -87,7 +87,7 @@ class _Batches(Dataset[list[dict[str, Any]]]):
 
     def _mapped(self, index: int, iteration: int) -> dict[str, Any]:
         """Return an image, or another one in its place if it cannot be read, and say so."""
-        bad = {}
+        bad: dict[str, str] = {}
         for attempt in range(MOST_REPLACEMENTS):
             image = self.dicts[index]
             try:

@@ -85,10 +85,12 @@ def take_out_odd_ids(
     An id is odd if it names no file, and without its suffix or in another case it would.
     """
     annotations = root / "Annotations"
-    plain, missing = [], []
-    for image_id in ids:
-        known = os.path.exists(annotations / f"{image_id}.xml")
-        (plain if known and (images is None or image_id in images) else missing).append(image_id)
+    missing = [
+        image_id
+        for image_id in ids
+        if not os.path.exists(annotations / f"{image_id}.xml")
+        or (images is not None and image_id not in images)
+    ]
     if not missing:
         return ids, []
     names = {name.removesuffix(".xml") for name, _ in walk_files(str(annotations), Walk())}
