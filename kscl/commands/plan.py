@@ -36,6 +36,7 @@ from kscl.method.cost import (
     paper_efficiency,
     step_flops,
     step_seconds,
+    views_in_words,
 )
 from kscl.runtime.logs import clock
 
@@ -123,15 +124,18 @@ def report(
     minutes = epoch_minutes(seconds, num_images, cfg.SOLVER.BATCH_SIZE)
     workers = loader_workers(cfg, seconds, count)
     fits = "fits" if total < 0.9 * available else "does NOT fit: raise SOLVER.GRAD_ACCUM_STEPS"
+    epochs = cfg.SOLVER.EPOCHS
+    if cfg.SOLVER.MAX_STEPS:
+        epochs = cfg.SOLVER.MAX_STEPS / (num_images // cfg.SOLVER.BATCH_SIZE)
     return [
         f"{cfg.BACKBONE.NAME} with head: {costs.parameters / 1e6:.1f} million parameters, "
         f"{costs.forward_flops / 1e9:.2f} GFLOP per image forward",
-        f"a step of {cfg.SOLVER.BATCH_SIZE} images, K = {cfg.METHOD.NUM_SHOTS}: "
+        f"a step of {cfg.SOLVER.BATCH_SIZE} images, {views_in_words(cfg)}: "
         f"{step_flops(cfg, costs) / 1e12:.1f} TFLOP ({forward_passes(cfg):.4g} forward passes per "
         f"image), {seconds * 1e3:.0f} ms on {count} x {gpu_name}",
         *(f"  {size / 2**30:7.2f} GiB  {what}" for what, size in memory.items()),
         f"  {total:7.2f} GiB  per GPU in all, of {available:g} GiB: {fits}",
         f"loader: {workers} workers per GPU, {workers * count} cores in all (DATA.NUM_WORKERS)",
-        f"an epoch of {num_images:,} images: {minutes:.1f} minutes; {cfg.SOLVER.EPOCHS} epochs: "
-        f"{minutes * cfg.SOLVER.EPOCHS / 60:.1f} hours",
+        f"an epoch of {num_images:,} images: {minutes:.1f} minutes; {epochs:.4g} epochs: "
+        f"{minutes * epochs / 60:.1f} hours",
     ]

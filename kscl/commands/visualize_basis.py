@@ -31,6 +31,7 @@ from kscl.rng import Stream, uniforms
 from kscl.views.augment import make_views, numbers_needed
 from kscl.views.normalize import normalize
 from kscl.views.recipes import with_defaults
+from kscl.views.sizes import last_size
 
 CALIBRATION_VIEWS = 16  # of the picture, for the BatchNorm statistics of random weights
 EXAMPLES = """\
@@ -50,7 +51,7 @@ def views_of(path: Path, cfg: CfgNode, num_shots: int, seed: int) -> Tensor:
         raise KsclError(
             f"{path} is not an image that can be read ({error}): choose another --image."
         ) from error
-    ops, size = with_defaults(key_recipe(cfg)), cfg.INPUT.SIZE
+    ops, size = with_defaults(key_recipe(cfg)), last_size(cfg.INPUT.SIZE)
     views = np.empty((num_shots, 3, size, size), np.uint8)
     numbers = uniforms(seed, 0, Stream.VIEWS, 0, numbers_needed(ops, num_shots))
     make_views(picture, ops, size, numbers, views)

@@ -30,11 +30,16 @@ def pretrain_defaults() -> CfgNode:
     cfg.DATA.CACHE_DIR = ""
     # Gigabytes of remote tar shards that are kept in the cache folder at most; 0 keeps all.
     cfg.DATA.CACHE_GB = 0.0
+    # Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, if every sampled crop still has at least
+    # the pixels that it is resized to; faster, and pixels differ a little.
+    cfg.DATA.REDUCED_DECODE = False
     # Send views from the workers as bytes and normalize them on the training device.
     cfg.DATA.NORMALIZE_ON_DEVICE = True
 
     cfg.INPUT = CfgNode()
-    cfg.INPUT.SIZE = 224  # Width and height of a view, in pixels.
+    # Width and height of a full-size view, in pixels; or a schedule over epochs, a list of [first
+    # epoch, size] such as [[0, 160], [100, 224]].
+    cfg.INPUT.SIZE = 224
     cfg.INPUT.MEAN = [0.485, 0.456, 0.406]  # Subtracted from red, green and blue in [0, 1].
     cfg.INPUT.STD = [0.229, 0.224, 0.225]  # Red, green and blue are divided by it.
 
@@ -106,6 +111,9 @@ def pretrain_defaults() -> CfgNode:
 
     cfg.SOLVER = CfgNode()
     cfg.SOLVER.EPOCHS = 200  # Passes over the images.
+    # Steps to train for instead of EPOCHS, the last epoch cut short; 0 goes by EPOCHS. The learning
+    # rate falls over these steps.
+    cfg.SOLVER.MAX_STEPS = 0
     cfg.SOLVER.BATCH_SIZE = 256  # Images per step, over all ranks and accumulation steps.
     cfg.SOLVER.OPTIMIZER = "sgd"  # The optimizer.
     cfg.SOLVER.BASE_LR = 0.03  # Learning rate at REFERENCE_BATCH_SIZE.

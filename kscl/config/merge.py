@@ -36,6 +36,9 @@ NAMED_VALUES: dict[str, dict[str, Any]] = {
     "AUGMENT_KEYS": dict(RECIPES),
 }
 
+# Numbers that may be a list as well, which a rule checks.
+SCHEDULES = ("INPUT.SIZE",)
+
 _MISSING = object()
 
 
@@ -159,6 +162,11 @@ class _Merge:
     def typed(self, key: str, default: Any, value: Any) -> Any:
         """Return the value as the default's type, or the value that it names."""
         names = NAMED_VALUES.get(key, {})
+        if key in SCHEDULES:
+            value = _parse(value) if isinstance(value, str) else value
+            if isinstance(value, list | tuple):
+                return copy.deepcopy(list(value))
+            default = 0
         if isinstance(value, str) and value in names:
             return copy.deepcopy(names[value])
         try:

@@ -8,6 +8,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.tree import value_at
 from kscl.views.recipes import OPS, RANDOM_CROP, check_recipe
+from kscl.views.sizes import check_sizes
 
 # A broken rule: the keys it concerns, what is wrong with their values, and how to fix it.
 Broken = tuple[tuple[str, ...], str]
@@ -37,7 +38,6 @@ RANGES: dict[str, Range] = {
     "DATA.NUM_WORKERS": AT_LEAST_0,
     "DATA.MAX_BAD_FRACTION": (lambda v: 0 <= v <= 1, "a fraction between 0 and 1"),
     "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
-    "INPUT.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "VIEWS.SMALL.COUNT": AT_LEAST_0,
     "VIEWS.SMALL.SIZE": (lambda v: v >= 8, "at least 8 pixels"),
     "PROJECTOR.HIDDEN_DIM": AT_LEAST_0,
@@ -53,6 +53,7 @@ RANGES: dict[str, Range] = {
     "DICTIONARY.QUEUE_LENGTH": AT_LEAST_1,
     "DICTIONARY.BANK_MOMENTUM": (lambda v: 0 <= v < 1, "in [0, 1); 0 replaces the slot"),
     "SOLVER.EPOCHS": AT_LEAST_1,
+    "SOLVER.MAX_STEPS": AT_LEAST_0,
     "SOLVER.BATCH_SIZE": AT_LEAST_1,
     "SOLVER.BASE_LR": POSITIVE,
     "SOLVER.REFERENCE_BATCH_SIZE": AT_LEAST_1,
@@ -100,6 +101,13 @@ def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
 
 
 def _check_input(cfg: CfgNode) -> Iterator[Broken]:
+    if problem := check_sizes(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS):
+        yield ("INPUT.SIZE", "SOLVER.EPOCHS"), problem
+    if cfg.SOLVER.MAX_STEPS and not isinstance(cfg.INPUT.SIZE, int):
+        yield (
+            ("INPUT.SIZE", "SOLVER.MAX_STEPS"),
+            "a schedule over epochs needs their number: set EPOCHS, and MAX_STEPS 0",
+        )
     for key in ("MEAN", "STD"):
         if len(cfg.INPUT[key]) != 3:
             yield (f"INPUT.{key}",), "must have three numbers: red, green, blue"
@@ -184,14 +192,16 @@ def _check_method(cfg: CfgNode) -> Iterator[Broken]:
 
 def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
     solver = cfg.SOLVER
-    if solver.WARMUP_EPOCHS >= solver.EPOCHS:
+    by_steps = solver.MAX_STEPS > 0  # how many epochs these are, only the number of images tells
+    if not by_steps and solver.WARMUP_EPOCHS >= solver.EPOCHS:
         yield (
             ("SOLVER.WARMUP_EPOCHS", "SOLVER.EPOCHS"),
             "the warm-up must end before the training does: shorten it",
         )
     if solver.SCHEDULE == "step":
         epochs = solver.MILESTONES
-        if sorted(set(epochs)) != list(epochs) or not all(0 < e < solver.EPOCHS for e in epochs):
+        inside = all(epoch > 0 and (by_steps or epoch < solver.EPOCHS) for epoch in epochs)
+        if sorted(set(epochs)) != list(epochs) or not inside:
             yield (
                 ("SOLVER.MILESTONES", "SOLVER.EPOCHS"),
                 "must be rising epochs inside the training",

@@ -174,6 +174,7 @@ def build_train_loader(
         num_queries=cfg.METHOD.NUM_QUERIES,
         key_ops=key_ops,
         small=SmallViews(small.COUNT, small.SIZE, tuple(small.SCALE)) if small.COUNT else None,
+        reduced_decode=cfg.DATA.REDUCED_DECODE,
     )
     steps = (first_step, last_step, rank, world_size)
     sampler = StepSampler(len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, *steps, source=source)

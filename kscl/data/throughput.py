@@ -68,9 +68,9 @@ def _time_stages(dataset: ViewDataset, count: int) -> tuple[float, float]:
     seconds = []
     for index in order_of(dataset.source, dataset.seed, 0)[:count].tolist():
         start = time.perf_counter()
-        picture, _, _ = dataset.read_picture(0, index)
+        image, _, _ = dataset.read_picture(0, index)
         decoded = time.perf_counter()
-        dataset.fill(picture, (0, index), views, small)
+        dataset.fill(image, (0, index), views, small)
         seconds.append((decoded - start, time.perf_counter() - decoded))
     decode, augment = np.median(seconds, axis=0)
     return float(decode), float(augment)

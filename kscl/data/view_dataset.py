@@ -7,8 +7,9 @@ leave the other views as they are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,14 +17,15 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from kscl.data.bad_images import MOST_REPLACEMENTS, replacement
-from kscl.data.decode import read_picture
+from kscl.data.decode import Decoded, read_decoded
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
 from kscl.rng import Stream, uniforms
-from kscl.views.augment import make_views, numbers_needed
+from kscl.views.augment import make_views, numbers_needed, sample_boxes
 from kscl.views.normalize import normalize_planes
 from kscl.views.recipes import Op, with_defaults, with_scale
+from kscl.views.sizes import Sizes, size_at
 
 EpochIndex = tuple[int, int]  # epoch, and index of the image
 
@@ -73,7 +75,7 @@ class ViewDataset(Dataset[Batch]):
         source: ImageSource,
         ops: Sequence[dict[str, Any]],
         num_views: int,
-        size: int,
+        size: Sizes,
         seed: int,
         mean_std: tuple[Sequence[float], Sequence[float]] | None = None,
         max_pixels: int = MAX_PIXELS,
@@ -81,14 +83,16 @@ class ViewDataset(Dataset[Batch]):
         num_queries: int = 1,
         key_ops: Sequence[dict[str, Any]] | None = None,
         small: SmallViews | None = None,
+        reduced_decode: bool = False,
     ) -> None:
         self.source = source
         self.num_views = num_views
-        self.size = size
+        self.sizes = size
         self.seed = seed
         self.mean_std = mean_std  # given: float32 normalized here; None: uint8
         self.max_pixels = max_pixels
         self.small = small
+        self.reduced_decode = reduced_decode
         queries = with_defaults(ops)
         keys = queries if key_ops is None else with_defaults(key_ops)
         views = [
@@ -109,20 +113,25 @@ class ViewDataset(Dataset[Batch]):
 
     def __getitems__(self, wanted: list[EpochIndex]) -> Batch:
         """Return one batch; an image that cannot be read is replaced by another."""
-        views, small = self.new_tensors(len(wanted))
+        views, small = self.new_tensors(len(wanted), epoch=wanted[0][0])
         shown, bad = [], []
         for row, epoch_index in enumerate(wanted):
-            picture, index, met = self.read_picture(*epoch_index)
+            image, index, met = self.read_picture(*epoch_index)
             into = views[row].numpy(), None if small is None else small[row].numpy()
-            self.fill(picture, epoch_index, *into)
+            self.fill(image, epoch_index, *into)
             shown.append(index)
             bad.extend(met)
         return Batch(views, torch.tensor(shown), bad, small)
 
-    def new_tensors(self, batch: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def size_at(self, epoch: int) -> int:
+        """Return the size of a full-size view in an epoch."""
+        return size_at(self.sizes, epoch)
+
+    def new_tensors(self, batch: int, epoch: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return room for the views of a batch: (B, V, 3, H, W), and (B, S, 3, h, w) or None."""
         dtype = torch.float32 if self.mean_std else torch.uint8
-        views = _new_tensor((batch, self.num_views, 3, self.size, self.size), dtype)
+        size = self.size_at(epoch)
+        views = _new_tensor((batch, self.num_views, 3, size, size), dtype)
         if self.small is None:
             return views, None
         shape = (batch, self.small.count, 3, self.small.size, self.small.size)
@@ -130,12 +139,19 @@ class ViewDataset(Dataset[Batch]):
 
     def fill(
         self,
-        picture: np.ndarray,
+        image: Decoded,
         epoch_index: EpochIndex,
         views: np.ndarray,
         small: np.ndarray | None = None,
     ) -> None:
         """Write the views of one decoded image into (V, 3, H, W) and (S, 3, h, w)."""
+        for part, numbers in self._numbers(epoch_index):
+            target = small if part.small else views
+            assert target is not None
+            self._fill_part(image, part.ops, numbers, target[part.first : part.end])
+
+    def _numbers(self, epoch_index: EpochIndex) -> Iterator[tuple[_Part, np.ndarray]]:
+        """Yield the random numbers of each part."""
         epoch, index = epoch_index
         needed: Counter[Stream] = Counter()
         for part in self.parts:
@@ -146,28 +162,38 @@ class ViewDataset(Dataset[Batch]):
         }
         for part in self.parts:
             numbers, drawn[part.stream] = np.split(drawn[part.stream], [part.num_numbers])
-            target = small if part.small else views
-            assert target is not None
-            self._fill_part(picture, part.ops, numbers, target[part.first : part.end])
+            yield part, numbers
 
     def _fill_part(
-        self, picture: np.ndarray, ops: list[Op], numbers: np.ndarray, target: np.ndarray
+        self, image: Decoded, ops: list[Op], numbers: np.ndarray, target: np.ndarray
     ) -> None:
-        size = target.shape[-1]
+        size, whole = target.shape[-1], (image.height, image.width)
         if self.mean_std is None:
-            make_views(picture, ops, size, numbers, target)
+            make_views(image.picture, ops, size, numbers, target, whole)
             return
         views = np.empty(target.shape, np.uint8)
-        make_views(picture, ops, size, numbers, views)
+        make_views(image.picture, ops, size, numbers, views, whole)
         normalize_planes(views, *self.mean_std, target)
 
-    def read_picture(self, epoch: int, index: int) -> tuple[np.ndarray, int, list[tuple[int, str]]]:
+    def _reduction(self, epoch_index: EpochIndex, height: int, width: int) -> int:
+        """Return by what an image can be reduced so that no crop has to grow because of it."""
+        room = float("inf")
+        for part, numbers in self._numbers(epoch_index):
+            size = self.small.size if part.small and self.small else self.size_at(epoch_index[0])
+            if min(height, width) < 2 * size:
+                return 1  # without drawing any crop
+            for box in sample_boxes(part.ops, height, width, size, numbers):
+                room = min(room, box.height / size, box.width / size)
+        return next((by for by in (8, 4, 2) if room >= by), 1)
+
+    def read_picture(self, epoch: int, index: int) -> tuple[Decoded, int, list[tuple[int, str]]]:
         """Return the image or its first readable replacement, its index, and what was bad."""
         bad: list[tuple[int, str]] = []
+        reduction = partial(self._reduction, (epoch, index)) if self.reduced_decode else None
         shown = index
         for attempt in range(MOST_REPLACEMENTS):
             try:
-                return read_picture(self.source, shown, self.max_pixels), shown, bad
+                return read_decoded(self.source, shown, self.max_pixels, reduction), shown, bad
             except UnreadableImage as error:
                 bad.append((shown, str(error)))
             shown = replacement(self.seed, epoch, index, attempt, len(self.source))

@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.engine.schedule import learning_rate
 from kscl.engine.state import TrainState
-from kscl.method.cost import PASSES_OF_MOCO, forward_passes, num_views
+from kscl.method.cost import PASSES_OF_MOCO, forward_passes, num_views, views_in_words
 from kscl.method.similarity import find_similarity
 from kscl.runtime.distributed import world_size
 
@@ -27,11 +27,8 @@ def derived_values(cfg: CfgNode) -> list[str]:
         lines = [f"batch {batch} → {rate}, as given"]
     else:
         lines = [f"batch {batch} → {rate} by linear scaling (SOLVER.SCALE_LR False to disable)"]
-    queries, small = cfg.METHOD.NUM_QUERIES, cfg.VIEWS.SMALL
-    extra = f", {queries} queries" if queries > 1 else ""
-    extra += f", {small.COUNT} small ones of {small.SIZE} pixels" if small.COUNT else ""
     lines.append(
-        f"K = {shots}{extra} → {num_views(cfg)} views per image; a step costs about "
+        f"{views_in_words(cfg)} → {num_views(cfg)} views per image; a step costs about "
         f"{forward_passes(cfg) / PASSES_OF_MOCO:.2f} times that of MoCo"
     )
     if cfg.DICTIONARY.TYPE == "queue":

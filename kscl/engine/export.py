@@ -19,6 +19,7 @@ from kscl.records.provenance import code_version
 from kscl.records.record import Protocol, make_record, write_record
 from kscl.runtime.distributed import world_size
 from kscl.runtime.files import sha256_of
+from kscl.views.sizes import last_size
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def describe(
         kwargs=config_values(cfg)["BACKBONE"]["KWARGS"],
         mean=tuple(cfg.INPUT.MEAN),
         std=tuple(cfg.INPUT.STD),
-        size=cfg.INPUT.SIZE,
+        size=last_size(cfg.INPUT.SIZE),
         source=source,
     )
 
@@ -86,7 +87,7 @@ def export(
     images_per_second = state.step * cfg.SOLVER.BATCH_SIZE / state.seconds
     metrics: dict[str, float] = {
         **means,
-        "minutes_per_epoch": state.seconds / 60 / cfg.SOLVER.EPOCHS,
+        "minutes_per_epoch": state.seconds / 60 / (state.step / state.steps_per_epoch),
         "images_per_second": images_per_second,
         "views_per_second": images_per_second * num_views(cfg),
         "bad_images": len(bad_images),
@@ -109,6 +110,8 @@ def export(
         data={"train": data},
         inputs=state.inputs,
         details={
+            "steps": state.step,
+            "epochs": state.step / state.steps_per_epoch,
             "curves": curves,
             "warnings": warnings,
             "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],

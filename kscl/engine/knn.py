@@ -20,6 +20,7 @@ from kscl.errors import KsclError
 from kscl.method.batch_norm import in_mode
 from kscl.runtime.distributed import gather, rank, world_size
 from kscl.views.normalize import normalize
+from kscl.views.sizes import last_size
 
 BATCH_SIZE = 256
 
@@ -41,8 +42,8 @@ class KnnCheck:
         self.val_labels = torch.from_numpy(val_labels.numbers)  # (M,)
 
     def is_due(self, epoch: int) -> bool:
-        """Return whether to check after this many epochs: every period, and at the end."""
-        return epoch % self.cfg.EVAL.KNN_PERIOD == 0 or epoch == self.cfg.SOLVER.EPOCHS
+        """Return whether to check after this many epochs."""
+        return epoch % self.cfg.EVAL.KNN_PERIOD == 0
 
     def accuracy(self, backbone: nn.Module, device: torch.device) -> float:
         """Return top-1 in percent; every rank computes its part of the features.
@@ -90,7 +91,7 @@ def own_count(source: ImageSource) -> int:
 
 def center_squares(source: ImageSource, cfg: CfgNode) -> Iterator[Batch]:
     """Yield this rank's images, then as many of others that all ranks have equally many."""
-    dataset = ViewDataset(source, [], 1, cfg.INPUT.SIZE, cfg.SEED)
+    dataset = ViewDataset(source, [], 1, last_size(cfg.INPUT.SIZE), cfg.SEED)
     count = -(-len(source) // world_size())
     addresses = [(0, i % len(source)) for i in range(rank() * count, (rank() + 1) * count)]
     batches = [addresses[i : i + BATCH_SIZE] for i in range(0, count, BATCH_SIZE)]

@@ -35,6 +35,7 @@ from kscl.errors import KsclError
 from kscl.runtime.distributed import LateVote, host_group, rank, world_size
 from kscl.runtime.precision import AMP_TYPES, autocast
 from kscl.runtime.signals import StopRequest
+from kscl.views.sizes import size_at
 
 log = logging.getLogger(__name__)
 
@@ -65,13 +66,13 @@ def train(
         run_log.add_step(len(batch.views) * world_size(), now - begun)
         begun = now
         epoch, within = divmod(state.step, state.steps_per_epoch)
-        if within == 0 or state.step % cfg.LOG.PERIOD == 0:
+        at_end = state.step == state.total_steps
+        if within == 0 or at_end or state.step % cfg.LOG.PERIOD == 0:
             report(state, run_log, loader.seconds_waited)
-        if within == 0 and knn is not None and knn.is_due(epoch):
+        if knn is not None and (at_end or (within == 0 and knn.is_due(epoch))):
             run_log.write(state.step, {KNN_TOP1: check_neighbors(state, knn, epoch)})
         if within == 0:
             begun = time.perf_counter()
-        at_end = state.step == state.total_steps
         stopping = vote.hold(bool(stop)) and not at_end
         if stopping or at_end or checkpoint_due(cfg, state.step, epoch, within):
             check_numbers(state, checkpoints)
@@ -200,7 +201,8 @@ def settle(state: TrainState) -> float:
         return to_device(torch.randn(shape, generator=generator), cfg, state.device)
 
     method, tiny = cfg.METHOD, cfg.VIEWS.SMALL
-    views = noise(method.NUM_QUERIES + method.NUM_SHOTS, cfg.INPUT.SIZE)
+    size = size_at(cfg.INPUT.SIZE, state.step // state.steps_per_epoch)
+    views = noise(method.NUM_QUERIES + method.NUM_SHOTS, size)
     small = noise(tiny.COUNT, tiny.SIZE) if tiny.COUNT else None
     for _ in range(2):
         begun = time.perf_counter()

@@ -12,6 +12,8 @@ from fvcore.common.config import CfgNode
 from timm.optim import Lars
 from torch import nn
 
+from kscl.errors import KsclError
+
 # MoCo's SGD decays every parameter; the LARS and AdamW recipes spare biases and norms.
 DECAYS_EVERYTHING = ("sgd",)
 
@@ -43,6 +45,21 @@ def parameter_groups(
     return [{"params": group, "weight_decay": decay} for group, decay in groups if group]
 
 
+def total_steps(cfg: CfgNode, steps_per_epoch: int) -> int:
+    """Return the number of steps of the whole run."""
+    return cfg.SOLVER.MAX_STEPS or cfg.SOLVER.EPOCHS * steps_per_epoch
+
+
+def check_warmup(cfg: CfgNode, steps_per_epoch: int) -> None:
+    """Raise if the run ends before its warm-up does."""
+    total = total_steps(cfg, steps_per_epoch)
+    if round(cfg.SOLVER.WARMUP_EPOCHS * steps_per_epoch) >= total:
+        raise KsclError(
+            f"SOLVER.WARMUP_EPOCHS {cfg.SOLVER.WARMUP_EPOCHS:g} takes all of the {total} steps "
+            "(SOLVER.MAX_STEPS, or EPOCHS): shorten it, or train longer."
+        )
+
+
 def learning_rate_at(cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
     """Return the learning rate of step 0, 1, 2, … of a run."""
     solver = cfg.SOLVER
@@ -58,7 +75,8 @@ def learning_rate_at(cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
     if solver.SCHEDULE == "step":
         return base * step_factor(epoch, solver.MILESTONES, solver.GAMMA)
     warmup = warmup_steps / steps_per_epoch
-    return base * cosine_factor((epoch - warmup) / (solver.EPOCHS - warmup))
+    end = solver.MAX_STEPS / steps_per_epoch if solver.MAX_STEPS else solver.EPOCHS
+    return base * cosine_factor((epoch - warmup) / (end - warmup))
 
 
 def cosine_factor(progress: float) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kscl.engine.checkpoint import CONTAINER_BYTES, bytes_of, find_checkpoints, save_checkpoint
-from kscl.engine.schedule import build_optimizer
+from kscl.engine.schedule import build_optimizer, check_warmup, total_steps
 from kscl.errors import KsclError
 from kscl.method.build import build_learner
 from kscl.method.learner import Learner
@@ -105,7 +105,7 @@ class TrainState:
     @property
     def total_steps(self) -> int:
         """Return the number of steps of the whole run."""
-        return self.cfg.SOLVER.EPOCHS * self.steps_per_epoch
+        return total_steps(self.cfg, self.steps_per_epoch)
 
 
 def build_state(
@@ -113,6 +113,7 @@ def build_state(
 ) -> TrainState:
     """Build the learner, with weights from the seed, and its optimizer: the same on all ranks."""
     check_ranks(cfg, world_size())
+    check_warmup(cfg, steps_per_epoch)
     solver = cfg.SOLVER
     set_numerics(
         tf32=solver.TF32,

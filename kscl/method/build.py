@@ -10,6 +10,7 @@ from kscl.method.encoder import Encoder, build_encoder, feature_dim
 from kscl.method.learner import Learner
 from kscl.method.similarity import find_similarity
 from kscl.views.normalize import Normalize
+from kscl.views.sizes import as_schedule, last_size
 
 
 def encoder_of(cfg: CfgNode) -> Encoder:
@@ -20,8 +21,10 @@ def encoder_of(cfg: CfgNode) -> Encoder:
         head=cfg.PROJECTOR.TYPE,
         hidden_dim=cfg.PROJECTOR.HIDDEN_DIM,
         dim=cfg.PROJECTOR.DIM,
-        input_size=cfg.INPUT.SIZE,
+        input_size=last_size(cfg.INPUT.SIZE),
     )
+    for _, size in as_schedule(cfg.INPUT.SIZE)[:-1]:
+        feature_dim(encoder.backbone, size)
     if cfg.VIEWS.SMALL.COUNT:
         feature_dim(encoder.backbone, cfg.VIEWS.SMALL.SIZE, "VIEWS.SMALL.SIZE")
     return encoder

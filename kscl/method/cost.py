@@ -24,6 +24,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.merge import load_config
 from kscl.errors import KsclError
+from kscl.views.sizes import as_schedule, last_size, mean_pixels
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +80,8 @@ def count_costs(cfg: CfgNode) -> Costs:
     from kscl.method.build import encoder_of
 
     encoder = encoder_of(cfg)
-    image = torch.zeros(2, 3, cfg.INPUT.SIZE, cfg.INPUT.SIZE)
+    size = last_size(cfg.INPUT.SIZE)
+    image = torch.zeros(2, 3, size, size)
     with quiet_fvcore(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the counter uses a tracer that torch wants to retire
         from fvcore.nn import FlopCountAnalysis
@@ -153,7 +155,8 @@ def shuffle_seconds(cfg: CfgNode, gpu: Gpu, count: int) -> float:
     if count == 1 or cfg.KEY_ENCODER.TYPE == "shared" or cfg.KEY_ENCODER.BATCH_NORM == "eval":
         return 0.0
     number = 1 if cfg.DATA.NORMALIZE_ON_DEVICE else FLOAT_BYTES  # bytes
-    view = cfg.SOLVER.BATCH_SIZE // count * 3 * cfg.INPUT.SIZE**2 * number
+    pixels = mean_pixels(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS)
+    view = cfg.SOLVER.BATCH_SIZE // count * 3 * pixels * number
     received = cfg.METHOD.NUM_SHOTS * view * (count - 1) / count
     return received / (gpu.link_gb_per_second * 1e9)
 
@@ -207,14 +210,16 @@ def paper_efficiency() -> float:
 def memory_bytes(cfg: CfgNode, costs: Costs, count: int) -> dict[str, int]:
     """Return the memory of one GPU, by what it is needed for."""
     images = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.GRAD_ACCUM_STEPS)
+    last = last_size(cfg.INPUT.SIZE)
+    largest = (max(size for _, size in as_schedule(cfg.INPUT.SIZE)) / last) ** 2
     momentum_encoder = 0 if cfg.KEY_ENCODER.TYPE == "shared" else 1
     values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + momentum_encoder
     length, rank = dictionary_shape(cfg)
     stored = 0 if cfg.DICTIONARY.TYPE == "minibatch" else length * rank * cfg.PROJECTOR.DIM
     return {
         "weights, gradients, optimizer, key encoder": values * costs.parameters * FLOAT_BYTES,
-        "activations": round(images * trained_views(cfg) * costs.activation_bytes),
-        "views": round(images * encoded_views(cfg) * 3 * cfg.INPUT.SIZE**2 * FLOAT_BYTES),
+        "activations": round(images * trained_views(cfg, largest) * costs.activation_bytes),
+        "views": round(images * encoded_views(cfg, largest) * 3 * last**2 * FLOAT_BYTES),
         "dictionary": stored * FLOAT_BYTES,
     }
 
@@ -225,8 +230,9 @@ PASSES_OF_MOCO = 4  # a step's: the query forward and backward, one key forward
 
 
 def forward_passes(cfg: CfgNode) -> float:
-    """Return what a step costs per image, in forward passes of the encoder."""
-    return encoded_views(cfg) + BACKWARD * trained_views(cfg)
+    """Return what a step costs per image, in forward passes of the encoder at its last size."""
+    size = mean_pixels(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS) / last_size(cfg.INPUT.SIZE) ** 2
+    return encoded_views(cfg, size) + BACKWARD * trained_views(cfg, size)
 
 
 def num_views(cfg: CfgNode) -> int:
@@ -234,19 +240,31 @@ def num_views(cfg: CfgNode) -> int:
     return cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS + cfg.VIEWS.SMALL.COUNT
 
 
-def encoded_views(cfg: CfgNode) -> float:
-    """Return the number of views per image; a small one counts by its pixels."""
-    return cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS + small_views(cfg)
+def encoded_views(cfg: CfgNode, size: float = 1.0) -> float:
+    """Return how many views of the last size have the pixels of all views of an image.
+
+    `size` is the pixels of a full-size view as a fraction of those at the last size.
+    """
+    return size * (cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS) + small_views(cfg)
 
 
-def trained_views(cfg: CfgNode) -> float:
-    """Return the number of views that gradients flow through; a small one counts by its pixels."""
+def trained_views(cfg: CfgNode, size: float = 1.0) -> float:
+    """Return the same of the views that gradients flow through."""
     end_to_end = cfg.METHOD.GRAD_THROUGH_KEYS or cfg.METHOD.SYMMETRIC
     keys = cfg.METHOD.NUM_SHOTS if end_to_end else 0
-    return cfg.METHOD.NUM_QUERIES + keys + small_views(cfg)
+    return size * (cfg.METHOD.NUM_QUERIES + keys) + small_views(cfg)
 
 
 def small_views(cfg: CfgNode) -> float:
-    """Return how many full-size views have as many pixels as an image's small ones."""
+    """Return how many views of the last size have the pixels of an image's small ones."""
     small = cfg.VIEWS.SMALL
-    return small.COUNT * (small.SIZE / cfg.INPUT.SIZE) ** 2 if small.COUNT else 0
+    return small.COUNT * (small.SIZE / last_size(cfg.INPUT.SIZE)) ** 2 if small.COUNT else 0
+
+
+def views_in_words(cfg: CfgNode) -> str:
+    """Return the numbers of keys and queries, those that differ from the paper's one query."""
+    small, queries = cfg.VIEWS.SMALL, cfg.METHOD.NUM_QUERIES
+    words = [f"K = {cfg.METHOD.NUM_SHOTS}"]
+    words += [f"{queries} queries"] if queries > 1 else []
+    words += [f"{small.COUNT} small ones of {small.SIZE} pixels"] if small.COUNT else []
+    return ", ".join(words)

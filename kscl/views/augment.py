@@ -30,18 +30,48 @@ _resize = torch.ops.aten._upsample_bilinear2d_aa  # what interpolate(antialias=T
 
 
 def make_views(
-    picture: np.ndarray, ops: Sequence[Op], size: int, numbers: np.ndarray, views: np.ndarray
+    picture: np.ndarray,
+    ops: Sequence[Op],
+    size: int,
+    numbers: np.ndarray,
+    views: np.ndarray,
+    whole: tuple[int, int] | None = None,
 ) -> None:
     """Fill `views` (count, 3, size, size), uint8, from one picture.
 
     `numbers` holds `draws_per_view(ops)` numbers from [0, 1) for each view; `ops` has its
-    defaults written out.
+    defaults written out. Of a picture that was reduced, `whole` is the height and width before:
+    crops are sampled as of the whole picture.
     """
-    height, width = picture.shape[:2]
+    height, width = picture.shape[:2] if whole is None else whole
     rows = numbers.reshape(len(views), -1).tolist()
     sampled = [sample_view(ops, height, width, size, draws) for draws in rows]
+    if (height, width) != picture.shape[:2]:
+        sampled = [_reduced(steps, (height, width), picture.shape[:2]) for steps in sampled]
     for steps, view in zip(sampled, views, strict=True):
         write_planes(carry_out(picture, steps, size), view)
+
+
+def sample_boxes(
+    ops: Sequence[Op], height: int, width: int, size: int, numbers: np.ndarray
+) -> list[Box]:
+    """Return the crops that `make_views` makes of a picture with the same arguments.
+
+    A crop of what is a view already, as a second random crop makes, has no pixels to spare.
+    """
+    rows = numbers.reshape(-1, draws_per_view(ops)).tolist()
+    sampled = [sample_view(ops, height, width, size, draws) for draws in rows]
+    return [next(value for name, value in steps if name == "crop") for steps in sampled]
+
+
+def _reduced(steps: Sequence[Step], whole: tuple[int, int], now: tuple[int, ...]) -> list[Step]:
+    """Return the steps with the first crop, the one of the picture, in the reduced one's pixels."""
+    place = next(index for index, (name, _) in enumerate(steps) if name == "crop")
+    top, left, height, width = steps[place][1]
+    top, bottom = (round(y * now[0] / whole[0]) for y in (top, top + height))
+    left, right = (round(x * now[1] / whole[1]) for x in (left, left + width))
+    box = Box(top, left, max(1, bottom - top), max(1, right - left))
+    return [*steps[:place], ("crop", box), *steps[place + 1 :]]
 
 
 def numbers_needed(ops: Sequence[Op], num_views: int) -> int:

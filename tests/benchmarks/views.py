@@ -56,6 +56,22 @@ def photos() -> InMemory:
     return InMemory()
 
 
+class LargePhotos(InMemory):
+    """Encoded photos of 12 megapixels, from phones as it were."""
+
+    def __init__(self, count: int = 3) -> None:
+        self.files = []
+        for seed in range(count):
+            grain = np.random.default_rng(seed).normal(0, 3, (3000, 4000, 1))
+            large = cv2.resize(photo(seed), (4000, 3000), interpolation=cv2.INTER_CUBIC)
+            self.files.append(jpeg((large + grain).clip(0, 255).astype(np.uint8), quality=90))
+
+
+@cache
+def large_photos() -> InMemory:
+    return LargePhotos()
+
+
 @contextmanager
 def one_core() -> Iterator[None]:
     threads = torch.get_num_threads(), cv2.getNumThreads()
@@ -114,6 +130,55 @@ def views_float() -> float:
 @figure("views_uint8", "views/s over MoCo's recipe on PIL, one core, bytes out", at_least=6.5)
 def views_uint8() -> float:
     return times_as_fast(None)
+
+
+def of_large_photos(reduced: bool, source: InMemory | None = None) -> ViewDataset:
+    source = large_photos() if source is None else source
+    return ViewDataset(source, MOCO_V2, NUM_VIEWS, SIZE, 0, reduced_decode=reduced)
+
+
+@figure(
+    "views_reduced_decode",
+    "views/s of 12-megapixel JPEGs, reduced decode over full decode, one core",
+    at_least=3,
+)
+def views_reduced_decode() -> float:
+    whole, reduced = of_large_photos(False), of_large_photos(True)
+    with one_core():
+        return time_ratio(
+            lambda: [whole[0, index] for index in range(len(whole))],
+            lambda: [reduced[0, index] for index in range(len(reduced))],
+            rounds=5,
+        )
+
+
+def reduced_difference(source: InMemory) -> float:
+    whole, reduced = of_large_photos(False, source), of_large_photos(True, source)
+    differences = [
+        (whole[0, index].views.float() - reduced[0, index].views.float()).abs().mean()
+        for index in range(len(source))
+    ]
+    return float(sum(differences) / len(differences))
+
+
+@figure(
+    "views_reduced_difference",
+    "mean |difference| of views of 12-megapixel JPEGs, reduced to full decode",
+    at_most=2,
+    unit="/255",
+)
+def views_reduced_difference() -> float:
+    return reduced_difference(large_photos())
+
+
+@figure(
+    "views_reduced_small",
+    "mean |difference| of views of small JPEGs, reduced to full decode",
+    at_most=0,
+    unit="/255",
+)
+def views_reduced_small() -> float:
+    return reduced_difference(photos())
 
 
 @figure(

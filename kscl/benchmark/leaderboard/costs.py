@@ -12,6 +12,7 @@ from kscl.benchmark.leaderboard.reported import MINUTES_OF_PAPER
 from kscl.benchmark.leaderboard.tables import IDENTITY, identity, table, without_empty_columns
 from kscl.method.cost import PASSES_OF_MOCO, forward_passes
 from kscl.records.spread import mean_and_std
+from kscl.views.sizes import check_sizes
 
 EXPLANATION = (
     "Costs of pretraining, mean ± standard deviation over the runs, measured while other stages "
@@ -57,11 +58,14 @@ def _passes(row: Row) -> float | None:
     flags = {key: method.get(key) for key in ("GRAD_THROUGH_KEYS", "SYMMETRIC")}
     numbers = {key: number(method.get(key)) for key in ("NUM_SHOTS", "NUM_QUERIES")}
     crops = {key: number(small.get(key)) for key in ("COUNT", "SIZE")}
-    size = number(inside(values, "INPUT", "SIZE"))
-    known = None not in (*numbers.values(), *crops.values(), size)
-    if not known or not all(isinstance(flag, bool) for flag in flags.values()):
+    size, epochs = inside(values, "INPUT", "SIZE"), number(inside(values, "SOLVER", "EPOCHS"))
+    flagged = all(isinstance(flag, bool) for flag in flags.values())
+    if epochs is None or None in (*numbers.values(), *crops.values()) or not flagged:
+        return None
+    if not epochs >= 1 or check_sizes(size, int(epochs)):
         return None
     cfg = {"METHOD": {**numbers, **flags}, "VIEWS": {"SMALL": crops}, "INPUT": {"SIZE": size}}
+    cfg["SOLVER"] = {"EPOCHS": int(epochs)}
     return forward_passes(CfgNode(cfg))
 
 

@@ -109,13 +109,22 @@ def pretrained(record: Record) -> Entry:
         method=label(record),
         backbone=text(inside(values, "BACKBONE", "NAME")) or "",
         width=_width(inside(values, "BACKBONE", "KWARGS")),
-        epochs=number(inside(values, "SOLVER", "EPOCHS")),
+        epochs=_epochs(record),
         shots=None if shots is None else int(shots),
         rho=_rho(values, "METHOD", "NUM_SHOTS", "SIMILARITY", "RHO"),
         config=config_hash(values, SAME_FOR_ALL_SEEDS),
         data=fingerprints(record),
         family=config_hash(values, (*SAME_FOR_ALL_SEEDS, *VARIED)),
     )
+
+
+def _epochs(record: Record) -> float | None:
+    """Return the epochs that were asked for, or those that SOLVER.MAX_STEPS came to."""
+    solver = inside(record.config.values, "SOLVER")
+    trained = number(inside(record.details, "epochs"))
+    if number(inside(solver, "MAX_STEPS")) and trained is not None:
+        return round(trained, 1)
+    return number(inside(solver, "EPOCHS"))
 
 
 def label(record: Record) -> str:

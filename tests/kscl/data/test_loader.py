@@ -136,6 +136,15 @@ def test_keys_may_have_a_recipe_of_their_own(config, workers):
         all_batches(config)
 
 
+def test_sizes_follow_a_schedule_over_epochs_from_any_step_on(config):
+    config.INPUT.SIZE = [[0, 16], [1, 24]]  # five steps per epoch
+    batches = all_batches(config, last_step=7)
+    assert [batch.views.shape[-1] for batch in batches] == [16] * 5 + [24] * 2
+    assert_same(batches[4:], all_batches(config, last_step=7, first_step=4))
+    config.INPUT.SIZE = 24
+    assert_same(batches[5:], all_batches(config, last_step=7, first_step=5))
+
+
 def test_views_of_an_image_differ_between_epochs_and_seeds(config, folder):
     def views_of_image_3(seed, epoch):
         dataset = ViewDataset(open_source(str(folder)), MOCO_V2, 2, 32, seed)

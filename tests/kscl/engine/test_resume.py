@@ -35,8 +35,11 @@ LONGEST_WAIT = 0.3  # seconds, about a tenth of what a run takes
 
 # Between them: every kind of state that a run can have.
 SETTINGS: dict[str, list[object]] = {
-    "queue, SGD": [],
-    "memory bank, AdamW": ["DICTIONARY.TYPE", "memory_bank", "SOLVER.OPTIMIZER", "adamw"],
+    "queue, SGD": ["SOLVER.MAX_STEPS", 17],  # within an epoch
+    "memory bank, AdamW": [
+        *("DICTIONARY.TYPE", "memory_bank", "SOLVER.OPTIMIZER", "adamw"),
+        *("INPUT.SIZE", "[[0, 24], [1, 32]]"),
+    ],
     "two ranks, averaged statistics": [
         *("KEY_ENCODER.BATCH_NORM", "eval", "METHOD.NUM_QUERIES", 2, "SOLVER.GRAD_ACCUM_STEPS", 2),
         *("VIEWS.SMALL.COUNT", 2, "VIEWS.SMALL.SIZE", 16, "AUGMENT_KEYS", "moco_v1"),

@@ -16,6 +16,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from kscl.backbone_file import load_backbone
+from kscl.benchmark.leaderboard.linking import pretrained
 from kscl.commands.pretrain import main
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.engine.metrics_log import METRICS_FILE
@@ -109,9 +110,26 @@ def test_the_record_holds_the_figures_of_the_run(finished):
     assert metrics["minutes_per_epoch"] == pytest.approx(96 / rate / 60)
     curves = record["details"]["curves"]
     assert curves["step"] == [3, 6, 9, 12, 15, 18]
+    assert (record["details"]["steps"], record["details"]["epochs"]) == (18, 3)
     assert record["details"]["knn_curve"] == [
         [row["step"], row["knn_top1"]] for row in rows if "knn_top1" in row
     ]
+
+
+def test_a_run_of_so_many_steps_ends_within_an_epoch_and_reports_it(images, tmp_path):
+    knn = ["EVAL.KNN_PERIOD", 1, "EVAL.KNN_TRAIN", images, "EVAL.KNN_VAL", images]
+    more = ["SOLVER.MAX_STEPS", 8, "INPUT.SIZE", 16, "VIEWS.SMALL.COUNT", 2, "VIEWS.SMALL.SIZE", 8]
+    run = Run(tmp_path / "run", images, *knn, *more)
+    assert main(run.command()) == 0
+    record = read_record(run.folder / "record.json")
+    assert (record["details"]["steps"], record["details"]["epochs"]) == (8, pytest.approx(8 / 6))
+    assert record["details"]["curves"]["step"] == [3, 6, 8]
+    assert [step for step, _ in record["details"]["knn_curve"]] == [6, 8]
+    metrics = record["metrics"]
+    rate = metrics["images_per_second"]
+    assert metrics["minutes_per_epoch"] == pytest.approx(96 / rate / 60)
+    assert metrics["views_per_second"] == pytest.approx(5 * rate)
+    assert pretrained(record).epochs == 1.3
 
 
 def test_the_nearest_neighbor_check_runs_every_so_many_epochs_and_at_the_end(finished):

@@ -9,7 +9,14 @@ import torch
 from timm.optim import Lars
 
 from kscl.config.merge import load_config
-from kscl.engine.schedule import build_optimizer, learning_rate_at, set_learning_rate
+from kscl.engine.schedule import (
+    build_optimizer,
+    check_warmup,
+    learning_rate_at,
+    set_learning_rate,
+    total_steps,
+)
+from kscl.errors import KsclError
 from kscl.method.build import build_learner
 
 TINY = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "32", "PROJECTOR.DIM", "8"]
@@ -111,3 +118,20 @@ def test_the_rate_is_set_for_every_group():
     optimizer = build_optimizer(cfg, build_learner(cfg))
     set_learning_rate(optimizer, 0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+def test_a_number_of_steps_replaces_the_epochs_and_the_cosine_spans_it():
+    words = ["SOLVER.LR_UPDATE", "iter", "SOLVER.WARMUP_EPOCHS", "0.5"]
+    by_steps = load_config(None, [*words, "SOLVER.MAX_STEPS", "25"])
+    assert total_steps(by_steps, 10) == 25
+    rates = [learning_rate_at(by_steps, step, 10) for step in range(25)]
+    expected = [0.03 * 0.5 * (1 + math.cos(math.pi * (step - 5) / 20)) for step in range(5, 25)]
+    assert rates[5:] == pytest.approx(expected)
+    by_epochs = load_config(None, [*words, "SOLVER.EPOCHS", "2"])
+    same = load_config(None, [*words, "SOLVER.MAX_STEPS", "20"])
+    assert [learning_rate_at(by_epochs, step, 10) for step in range(20)] == [
+        learning_rate_at(same, step, 10) for step in range(20)
+    ]
+    check_warmup(by_steps, 10)
+    with pytest.raises(KsclError, match="WARMUP_EPOCHS"):
+        check_warmup(by_steps, 50)

@@ -65,6 +65,9 @@ def test_a_step_costs_three_forward_passes_of_the_query_and_one_a_key(costs):
     more = ["METHOD.NUM_SHOTS", "3", "METHOD.NUM_QUERIES", "2"]
     small = ["VIEWS.SMALL.COUNT", "4", "VIEWS.SMALL.SIZE", "112"]  # a quarter of the pixels each
     assert forward_passes(load_config(None, more)) == 3 * 2 + 3
+    half = ["INPUT.SIZE", "[[0, 112], [100, 224]]"]  # a quarter of the pixels in half the epochs
+    assert forward_passes(load_config(None, [*more, *half])) == (3 * 2 + 3) * (1 / 4 + 1) / 2
+    assert forward_passes(load_config(None, [*more, *half, *small])) == 9 * 5 / 8 + 3
     assert forward_passes(load_config(None, [*more, *small])) == 3 * 2 + 3 * 1 + 3
     assert step_flops(load_config(), costs) == pytest.approx(
         256 * 8 * costs.forward_flops, rel=0.02
@@ -94,6 +97,16 @@ def test_memory_falls_with_more_gpus_and_with_parts_but_the_dictionary_stays(cos
     parts = memory_bytes(load_config(None, ["SOLVER.GRAD_ACCUM_STEPS", "8"]), costs, 1)
     assert one["activations"] == 8 * eight["activations"] == 8 * parts["activations"]
     assert one["dictionary"] == eight["dictionary"] == 65536 * 2 * 128 * 4
+
+
+def test_the_plan_goes_by_steps_where_they_are_set(capsys):
+    words = ["SOLVER.MAX_STEPS", "25000", "VIEWS.SMALL.COUNT", "2", "VIEWS.SMALL.SIZE", "64"]
+    words += ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", "64"]
+    assert main(["--images", "256000", "--measured-minutes", "6", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "25 epochs: 2.5 hours" in printed
+    assert "14 forward passes" in printed
+    assert "2 small ones of 64 pixels" in printed
 
 
 def test_the_tool_prints_the_plan(capsys):
