@@ -13,10 +13,11 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from kscl.config.tree import CONFIG_FILE, save_config
-from kscl.engine.run_dir import find_start, only_run_in
+from kscl.engine.run_dir import find_start
 from kscl.records.record import RECORD_FILE, RecordError, read_record
 from kscl.runtime.cpu import avoid_broken_amx
 from kscl.runtime.distributed import rank
+from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.logs import LOGGER, set_up_logging
 from kscl.runtime.precision import set_numerics, warn_of_emulation
 from kscl.runtime.ranks import device, on_first_rank

@@ -25,9 +25,10 @@ from detection.train.trainer import Saved, Stopped, train
 from kscl.backbone_file import read_plain
 from kscl.config.tree import config_values, save_config
 from kscl.engine.checkpoint import step_of
-from kscl.engine.run_dir import find_start, only_run_in, refuse_changes
+from kscl.engine.run_dir import find_start, refuse_changes
 from kscl.engine.world_size import HINTS, WORLD_SIZE, WORLD_SIZES, required, world_sizes
 from kscl.records.record import RECORD_FILE, read_record
+from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.precision import set_numerics
 from kscl.runtime.ranks import local_world_size, on_first_rank, wait_for_all
 from kscl.runtime.signals import StopRequest, stop_requests

@@ -36,8 +36,8 @@ from kscl.benchmark.suite.progress import Lines, LiveTable, table, tail
 from kscl.benchmark.suite.shell import FORMATS, commands_text
 from kscl.benchmark.suite.spec import Suite, read_suite
 from kscl.benchmark.suite.stages import Stage, plan
-from kscl.engine.run_dir import only_run_in
 from kscl.errors import KsclError
+from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.machine import usable_cores
 
 EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml

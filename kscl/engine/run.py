@@ -26,7 +26,7 @@ from kscl.engine.export import export
 from kscl.engine.knn import KnnCheck
 from kscl.engine.loop import all_reasons, settle, train
 from kscl.engine.metrics_log import RunLog
-from kscl.engine.run_dir import find_start, only_run_in
+from kscl.engine.run_dir import find_start
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import TrainState, build_state, check_room, restore
 from kscl.engine.world_size import HINTS, required, world_sizes
@@ -36,6 +36,7 @@ from kscl.records.fingerprint import fingerprint
 from kscl.records.record import RECORD_FILE
 from kscl.runtime.cpu import avoid_broken_amx, keep_freed_memory
 from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.logs import set_up_logging
 from kscl.runtime.ranks import device, first_rank_first, on_first_rank
 from kscl.runtime.signals import StopRequest, stop_requests

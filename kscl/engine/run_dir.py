@@ -1,14 +1,8 @@
-"""Who owns an output folder: one run, one process at a time; and what that run can resume from.
-
-Pretraining, probes, detection and the drawn data set all claim their folders here.
-"""
+"""Who owns an output folder, and what its run can resume from."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,41 +15,7 @@ from kscl.engine.checkpoint import CHECKPOINT_FOLDER, load_newest, remove_unfini
 from kscl.errors import KsclError
 from kscl.records.record import RECORD_FILE
 
-LOCK_FILE = ".lock"
 LEFT_BY_A_START = ("log.", "tensorboard", "events.out.")  # logs of our tools and of Detectron2
-LOCK_PATIENCE = 10.0  # seconds; ranks of a killed launcher end within a moment
-
-
-@contextlib.contextmanager
-def only_run_in(folder: Path, setting: str = "OUTPUT_DIR") -> Iterator[None]:
-    """Hold the folder for this process; the system releases it however the process ends.
-
-    `setting` is what names the folder to the user.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK_FILE).open("w")
-    except OSError as error:
-        raise KsclError(
-            f"{setting} {folder} cannot be written to: {error.strerror}. Choose another."
-        ) from error
-    with lock:
-        deadline = time.monotonic() + LOCK_PATIENCE
-        while True:
-            try:
-                # Not flock: forked workers would inherit it and hold it after this process is gone.
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise KsclError(
-                        f"Another run is writing to {folder} right now. Stop it, or choose another "
-                        f"{setting}."
-                    ) from None
-                time.sleep(0.1)
-            except OSError:  # a file system without locks
-                break
-        yield
 
 
 def find_start(

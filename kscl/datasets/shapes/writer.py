@@ -22,6 +22,7 @@ from kscl.datasets.shapes.plan import Drawing, plan
 from kscl.datasets.shapes.scene import Picture, Scene, SceneObject, draw_portrait, draw_scene
 from kscl.datasets.shapes.settings import ShapesSettings, check
 from kscl.errors import KsclError
+from kscl.runtime.folder_lock import only_run_in
 
 _DRAWINGS_PER_BATCH = 16
 
@@ -71,8 +72,6 @@ def make_shapes(
     found = find_shapes(folder, settings)
     if found is not None:
         return found
-    from kscl.engine.run_dir import only_run_in  # torch, which the workers can do without
-
     with _explaining(folder), only_run_in(folder, "--output-dir"):
         return find_shapes(folder, settings) or _fill(folder, settings, workers, watch)
 

@@ -23,8 +23,8 @@ from kscl.datasets.shapes import (
     verify_shapes,
 )
 from kscl.datasets.shapes.writer import Written
-from kscl.engine import run_dir
 from kscl.errors import KsclError
+from kscl.runtime import folder_lock
 from tests.helpers.shapes import SMALL, bytes_of
 
 
@@ -73,10 +73,10 @@ def test_an_interrupted_run_is_made_good(small: Path, tmp_path: Path) -> None:
 def test_a_folder_that_another_process_fills_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_dir, "LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(folder_lock, "LOCK_PATIENCE", 0.1)
     code = f"""
 import fcntl, sys
-lock = open({str(tmp_path / run_dir.LOCK_FILE)!r}, "w")
+lock = open({str(tmp_path / folder_lock.LOCK_FILE)!r}, "w")
 fcntl.lockf(lock, fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.read()
@@ -88,7 +88,7 @@ sys.stdin.read()
         other.stdout.readline()
         with pytest.raises(KsclError, match=f"{tmp_path} .*--output-dir"):
             make_shapes(tmp_path, SMALL)
-        assert [path.name for path in tmp_path.iterdir()] == [run_dir.LOCK_FILE]
+        assert [path.name for path in tmp_path.iterdir()] == [folder_lock.LOCK_FILE]
         other.communicate()
 
 

@@ -285,7 +285,7 @@ def test_resuming_with_other_images_is_refused(unfinished, images, tmp_path, err
 
 
 def test_two_processes_never_write_to_one_folder(images, tmp_path, error_of, monkeypatch):
-    monkeypatch.setattr("kscl.engine.run_dir.LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr("kscl.runtime.folder_lock.LOCK_PATIENCE", 0.2)
     run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 50)
     (process,) = run.start()
     wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)))

@@ -10,10 +10,11 @@ import pytest
 from fvcore.common.config import CfgNode
 
 from kscl.config.tree import config_values, save_config
-from kscl.engine import run_dir
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, save_checkpoint
-from kscl.engine.run_dir import find_start, only_run_in
+from kscl.engine.run_dir import find_start
 from kscl.errors import KsclError
+from kscl.runtime import folder_lock
+from kscl.runtime.folder_lock import only_run_in
 
 
 def config(folder: Path, **values: object) -> CfgNode:
@@ -102,7 +103,7 @@ def hold(folder, holds, release):
 
 
 def test_a_folder_belongs_to_one_process_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_dir, "LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr(folder_lock, "LOCK_PATIENCE", 0.1)
     context = multiprocessing.get_context("fork")
     holds, release = context.Event(), context.Event()
     other = context.Process(target=hold, args=(tmp_path, holds, release))
