@@ -56,7 +56,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
 def serve(folder: Path, failures: Sequence[str] = ()) -> Iterator[BadServer]:
     """Serve a folder as long as a block lasts."""
     server = BadServer(folder, failures)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield server
     finally:
