@@ -7,7 +7,7 @@ PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile --no-load
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme docs evidence board test test-portable test-slow test-gpu test-slurm test-versions attack lint format bench doctor lock clean
+.PHONY: help setup demo readme docs evidence screen board test test-portable test-slow test-gpu test-slurm test-versions attack lint format bench doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -37,6 +37,11 @@ evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 
 	    --names "K=5, 40%" "K=5, 90%" --output docs/eigenvalues.png
 	for picture in 00007 00200; do $(PY) tools/visualize_basis.py --checkpoint $(call newest,bccd/kscl) \
 	    --image datasets/BCCD/JPEGImages/BloodImage_$$picture.jpg --output docs/basis_$$picture.png; done
+
+screen: setup  ## which settings are worth five seeds, on held-out images (resumes if stopped)
+	$(PY) tools/prepare_data.py cifar10 --root datasets
+	$(SUITE)/small/screen_cifar10.yaml
+	$(SUITE)/small/screen_shapes.yaml
 
 board: setup  ## check the submissions in results/ and make their leaderboard
 	$(PY) tools/check_submission.py

@@ -103,6 +103,7 @@ setup(
             "kscl-check-submission = kscl.commands.check_submission:main",
             "kscl-convert = detection.commands.convert:main",
             "kscl-doctor = kscl.commands.doctor:main",
+            "kscl-equal-time = kscl.commands.equal_time:main",
             "kscl-export = kscl.commands.export:main",
             "kscl-install-detectron2 = detection.commands.install_detectron2:main",
             "kscl-leaderboard = kscl.commands.leaderboard:main",

@@ -6,8 +6,9 @@ own       your own images with LabelImg or VOC XML files, a COCO JSON or YOLO te
 voc       VOC 2007 and 2012: downloaded unless the archives are there, checked by their hashes, and
           merged as Detectron2 expects them (2007's test beside its trainval, in one VOC2007 folder)
 imagenet  train/ and val/ with one folder per class: checked, never changed
-cifar10   the 20,000 training images of configs/suites/small/ as cifar10_20k/train and /val, from
-          torchvision's archive or a copy of the training images with one folder per class
+cifar10   the 20,000 training images of configs/suites/small/ as cifar10_20k/train and /val, and
+          8,000 of that train to choose settings on as cifar10_screen/pretrain, /train and /val;
+          from torchvision's archive or a copy of the training images with one folder per class
 stl10     as stl10/unlabeled, and /train and /test with one folder per class
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
-from kscl.datasets.cifar10 import prepare_cifar10_20k
+from kscl.datasets.cifar10 import prepare_cifar10
 from kscl.datasets.imagenet import IMAGENET_CLASSES, check_imagenet
 from kscl.datasets.own.class_folders import prepare_class_folders
 from kscl.datasets.own.files import FORMATS
@@ -36,7 +37,7 @@ EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations l
 then, after own: python tools/start.py data/mine; after voc: export DETECTRON2_DATASETS=datasets
 """
 
-PICTURE_SETS = {"cifar10": prepare_cifar10_20k, "stl10": prepare_stl10}
+PICTURE_SETS = {"cifar10": prepare_cifar10, "stl10": prepare_stl10}
 
 
 @cli.command

@@ -33,6 +33,7 @@ from kscl.benchmark.suite.execute import (
     run_stages,
 )
 from kscl.benchmark.suite.progress import Lines, LiveTable, table, tail
+from kscl.benchmark.suite.seconds import report_seconds, seconds_of
 from kscl.benchmark.suite.shell import FORMATS, commands_text
 from kscl.benchmark.suite.spec import Suite, read_suite
 from kscl.benchmark.suite.stages import Stage, plan
@@ -130,6 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     _print_failures(states)
     _print_board(Path(suite.output_dir) / suite.board)
+    if suite.steps:
+        print(report_seconds(seconds_of(stages)))
     return code
 
 

@@ -15,11 +15,30 @@ from kscl.datasets.picture_folders import Named, open_set, write_folder
 from kscl.errors import KsclError
 
 SUBSET = "suites/small/cifar10_20k.txt"
+# Of each class's 1,800 training images, by number. The images that results are reported on, those
+# of cifar10_20k/val, are not among them.
+SCREEN = {"pretrain": (0, 200), "train": (200, 600), "val": (600, 800)}
 
 
 def prepare_cifar10_20k(root: Path, downloads: Path) -> Path:
     """Write `root/cifar10_20k/{train,val}/CLASS`: 20,000 of the training images."""
     return write_folder(root / "cifar10_20k", _cifar10_subset(downloads), 20_000)
+
+
+def prepare_cifar10(root: Path, downloads: Path) -> Path:
+    """Write the 20,000 images, and of their training images those that settings are chosen on."""
+    folder = prepare_cifar10_20k(root, downloads)
+    write_folder(root / "cifar10_screen", _held_out(folder / "train"), 10 * SCREEN["val"][1])
+    return folder
+
+
+def _held_out(train: Path) -> Iterator[Named]:
+    """Yield images of each class for pretraining, and others for training and scoring probes."""
+    for folder in sorted(path for path in train.iterdir() if path.is_dir()):
+        files = sorted(path for path in folder.iterdir() if is_image(path.name))
+        for split, (first, end) in SCREEN.items():
+            for path in files[first:end]:
+                yield f"{split}/{folder.name}/{path.stem}", _read(path)
 
 
 def read_subset(path: Path) -> dict[tuple[str, int], str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from kscl.benchmark.suite.steps import step_problems, with_steps
 from kscl.config.merge import COMMAND_LINE, load_config
 from kscl.config.reader import raise_problems, read_mapping
 from kscl.config.renamed import SHAPES_KEYS, SUITE_KEYS, new_key
@@ -97,6 +98,9 @@ class Suite:
     shapes: dict[str, Any] = field(default_factory=dict)
     # Settings of every pretraining, by full key.
     pretrain_overrides: Overrides = field(default_factory=dict)
+    # Steps of each pretraining (its SOLVER.MAX_STEPS), by contender, for comparisons at equal time:
+    # tools/equal_time.py measures and writes them.
+    steps: dict[str, Any] = field(default_factory=dict)
     # An image whose basis images are shown on the page for every pretrained contender.
     basis_image: str = ""
     # The folder of the leaderboard inside output_dir.
@@ -132,7 +136,9 @@ def read_suite(name: str | Path) -> Suite:
     raise_problems(list(_problems(values)), f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
     contenders = (
-        Contender(key, **(about | {"seeds": tuple(about.get("seeds", seeds))}))
+        Contender(
+            key, **(with_steps(key, about, values) | {"seeds": tuple(about.get("seeds", seeds))})
+        )
         for key, about in values["contenders"].items()
     )
     others = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "seeds")}
@@ -170,6 +176,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
         yield "pretrain_overrides: LABEL is for one contender: write it into its overrides."
     for key, about in _mapping(values, "contenders").items():
         yield from _contender(f"contender {key}", about, shared)
+    yield from step_problems(values)
     evaluations = _mapping(values, "evaluations")
     for key, about in evaluations.items():
         yield from _evaluation(str(key), about)

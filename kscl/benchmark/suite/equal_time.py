@@ -1,0 +1,111 @@
+"""Pretrainings of equal time: steps that follow from measured step times.
+
+Step times are measured on this machine once, all contenders alternately in one process, and the
+steps that follow from them are kept in the suite file: whoever runs it again trains equally.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kscl.benchmark.suite.spec import Suite, override_words
+from kscl.config.merge import load_config
+from kscl.data.loader import build_train_loader, steps_per_epoch
+from kscl.data.open import open_source
+from kscl.data.view_dataset import Batch
+from kscl.engine.loop import take_step
+from kscl.engine.state import TrainState, build_state
+from kscl.errors import KsclError
+
+MARK = "# Equal time, as tools/equal_time.py measured it; everything below is written by it."
+WARM_UP, PER_TURN = 3, 4  # steps before anything is measured, and steps of a contender's turn
+
+
+@dataclass
+class _Trainee:
+    """A contender that is trained for a few steps."""
+
+    name: str
+    state: TrainState
+    batches: Iterator[Batch]
+    seconds: list[float]  # per step, of each turn
+
+    def take(self, steps: int) -> float:
+        """Load and train; return the seconds per step."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            take_step(self.state, next(self.batches))
+        return (time.perf_counter() - began) / steps
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What a step of each contender takes, and the steps of an epoch."""
+
+    milliseconds: dict[str, float]
+    per_epoch: int
+
+    def equal_steps(self, reference: str, epochs: float) -> dict[str, int]:
+        """Return the steps that take as long as so many epochs of the reference."""
+        if reference not in self.milliseconds:
+            raise KsclError(
+                f"There is no pretraining '{reference}' to compare with: choose one of "
+                f"{', '.join(self.milliseconds)}."
+            )
+        budget = epochs * self.per_epoch * self.milliseconds[reference]
+        return {name: max(1, round(budget / ms)) for name, ms in self.milliseconds.items()}
+
+
+def measure_steps(suite: Suite, turns: int) -> StepTimes:
+    """Train every contender for a few steps, taking turns, on one core each as in a suite."""
+    torch.set_num_threads(1)
+    trainees = [_trainee(suite, name, turns) for name in _pretrained(suite)]
+    for trainee in trainees:
+        trainee.take(WARM_UP)
+    for _ in range(turns):
+        for trainee in trainees:
+            trainee.seconds.append(trainee.take(PER_TURN))
+    lengths = {trainee.state.steps_per_epoch for trainee in trainees}
+    if len(lengths) != 1:
+        raise KsclError(
+            "Equal time needs equal data: the contenders have epochs of "
+            f"{', '.join(map(str, sorted(lengths)))} steps. Give all the same images and batch."
+        )
+    times = {each.name: 1000 * statistics.median(each.seconds) for each in trainees}
+    return StepTimes(times, lengths.pop())
+
+
+def _pretrained(suite: Suite) -> list[str]:
+    names = [contender.name for contender in suite.contenders if contender.pretrain]
+    if not names:
+        raise KsclError("The suite has no pretraining whose steps could be measured.")
+    return names
+
+
+def _trainee(suite: Suite, name: str, turns: int) -> _Trainee:
+    contender = next(each for each in suite.contenders if each.name == name)
+    overrides = {**suite.pretrain_overrides, **contender.overrides}
+    overrides |= {"SOLVER.MAX_STEPS": 10**6, "DATA.NUM_WORKERS": 0}
+    cfg = load_config(contender.pretrain, override_words(overrides))
+    source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
+    per_epoch = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
+    state = build_state(cfg, len(source), per_epoch, torch.device("cpu"))
+    loader = build_train_loader(cfg, source, last_step=WARM_UP + turns * PER_TURN)
+    return _Trainee(name, state, iter(loader), [])
+
+
+def write_steps(path: Path, times: StepTimes, steps: Mapping[str, int]) -> None:
+    """Write the steps to the end of the suite file, in place of those of an earlier measurement."""
+    text = path.read_text(encoding="utf-8").partition(MARK)[0].rstrip("\n")
+    lines = [MARK, "steps:"]
+    lines += [
+        f"  {name}: {count}  # {times.milliseconds[name]:.1f} ms each"
+        for name, count in steps.items()
+    ]
+    path.write_text("\n".join([text, *lines, ""]), encoding="utf-8")

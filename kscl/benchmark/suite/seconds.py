@@ -1,0 +1,40 @@
+"""What pretrainings that should take equally long have taken."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tabulate import tabulate
+
+from kscl.benchmark.suite.stages import Stage
+from kscl.records.record import RECORD_FILE, read_record
+
+TOLERATED = 0.15  # fraction by which the seconds of a contender may differ from the median
+
+
+def seconds_of(stages: Sequence[Stage]) -> dict[str, float]:
+    """Return the mean seconds that each contender's finished pretrainings took."""
+    found: dict[str, list[float]] = {}
+    for stage in stages:
+        record = Path(stage.folder) / RECORD_FILE
+        if stage.kind == "pretrain" and record.is_file():
+            found.setdefault(stage.name.split("/")[0], []).append(read_record(record).seconds)
+    return {name: statistics.fmean(seconds) for name, seconds in found.items()}
+
+
+def report_seconds(seconds: Mapping[str, float]) -> str:
+    """Return a table of the seconds, and a warning if they differ by more than is tolerated."""
+    if not seconds:
+        return ""
+    middle = statistics.median(seconds.values())
+    rows = [(name, f"{value:.1f}", f"{value / middle - 1:+.0%}") for name, value in seconds.items()]
+    text = tabulate(rows, ["pretraining", "seconds", "to the median"], disable_numparse=True)
+    far = [name for name, value in seconds.items() if abs(value / middle - 1) > TOLERATED]
+    if far:
+        text += (
+            f"\nWarning: the time is not equal. {', '.join(far)}: more than {TOLERATED:.0%} from "
+            "the median. Measure again with tools/equal_time.py on a quiet machine."
+        )
+    return text

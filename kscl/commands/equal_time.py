@@ -1,0 +1,55 @@
+"""Measure what a step of each contender of a suite takes, and give all the same time.
+
+All contenders train a few steps alternately in this process. The steps that take as long as the
+reference's epochs are written to the end of the suite file (`steps`); run the suite afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tabulate import tabulate
+
+from kscl import cli
+from kscl.benchmark.suite.equal_time import measure_steps, write_steps
+from kscl.benchmark.suite.spec import read_suite
+from kscl.config.shipped import find_config
+from kscl.runtime.logs import clock
+
+EXAMPLES = """  python tools/equal_time.py configs/suites/small/screen_cifar10.yaml
+  python tools/equal_time.py configs/suites/small/screen_cifar10.yaml --epochs 60 --dry-run
+"""
+
+
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = cli.parser(__doc__ or "", EXAMPLES)
+    parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
+    parser.add_argument(
+        "--reference", default="moco_v2", metavar="NAME", help="a contender (default: moco_v2)"
+    )
+    parser.add_argument(
+        "--epochs", type=float, default=30, metavar="N", help="of the reference (default: 30)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=8, metavar="N", help="of each contender (default: 8)"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="change no file")
+    arguments = parser.parse_args(argv)
+    path = find_config(arguments.suite)
+    suite = read_suite(path)
+    times = measure_steps(suite, max(1, arguments.turns))
+    steps = times.equal_steps(arguments.reference, arguments.epochs)
+    rows = [(name, f"{times.milliseconds[name]:.1f}", count) for name, count in steps.items()]
+    print(tabulate(rows, ["pretraining", "ms per step", "steps"], disable_numparse=True))
+    each = times.milliseconds[arguments.reference] * steps[arguments.reference] / 1000
+    runs = sum(len(contender.seeds) for contender in suite.contenders if contender.pretrain)
+    print(
+        f"{clock(each)} per pretraining; {runs} of them with {suite.jobs} at the same time: "
+        f"{clock(each * runs / suite.jobs)}, without probes."
+    )
+    if not arguments.dry_run:
+        write_steps(path, times, steps)
+        print(f"Wrote the steps to {path}.")
+    return 0

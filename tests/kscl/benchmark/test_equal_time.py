@@ -1,0 +1,118 @@
+"""Contenders that train for the same time: measured, kept in the suite file, and checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kscl.benchmark.suite.equal_time import StepTimes, measure_steps, write_steps
+from kscl.benchmark.suite.seconds import report_seconds
+from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.stages import plan
+from kscl.commands.equal_time import main
+from kscl.errors import ConfigError, KsclError
+from tests.helpers.runs import TINY, draw_images
+
+SCREENS = ("screen_cifar10", "screen_shapes")
+SUITE = """\
+name: tiny
+output_dir: {folder}/output
+contenders:
+  moco_v2:
+    pretrain: {folder}/tiny.yaml
+    overrides: {{METHOD.NUM_SHOTS: 1, METHOD.SIMILARITY: cosine}}
+  more:
+    pretrain: {folder}/tiny.yaml
+    overrides: {{METHOD.NUM_SHOTS: 6, VIEWS.SMALL.COUNT: 8, VIEWS.SMALL.SIZE: 32}}
+  random: {{arch: test_resnet}}
+pretrain_overrides: {{DATA.TRAIN: {folder}/images}}
+evaluations:
+  knn: {{config: linear_eval/knn.yaml}}
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    draw_images(tmp_path / "images", count=32)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    file = tmp_path / "suite.yaml"
+    file.write_text(SUITE.format(folder=tmp_path))
+    return file
+
+
+def max_steps(file: Path) -> dict[str, int | None]:
+    contenders = read_suite(file).contenders
+    return {each.name: each.overrides.get("SOLVER.MAX_STEPS") for each in contenders}
+
+
+def test_steps_take_as_long_as_the_epochs_of_the_reference() -> None:
+    times = StepTimes({"moco": 20.0, "kscl": 50.0}, per_epoch=31)
+    assert times.equal_steps("moco", 30) == {"moco": 930, "kscl": 372}
+    with pytest.raises(KsclError, match="simclr"):
+        times.equal_steps("simclr", 30)
+
+
+def test_steps_are_kept_in_the_suite_file_and_measured_anew(suite: Path) -> None:
+    before = suite.read_text()
+    times = StepTimes({"moco_v2": 20.0, "more": 50.0}, per_epoch=2)
+    for counts in ({"moco_v2": 930, "more": 372}, {"moco_v2": 62, "more": 25}):
+        write_steps(suite, times, counts)
+        assert max_steps(suite) == {**counts, "random": None}
+    assert suite.read_text().startswith(before)
+    words = [word for stage in plan(read_suite(suite)) for word in stage.arguments]
+    assert words.count("SOLVER.MAX_STEPS") == 2
+
+
+def test_the_tool_measures_all_contenders_in_one_process(
+    suite: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(suite), "--turns", "2", "--epochs", "6"]) == 0
+    assert "Wrote the steps" in capsys.readouterr().out
+    steps = max_steps(suite)
+    assert steps["moco_v2"] == 12
+    assert isinstance(steps["more"], int)
+    assert 1 <= steps["more"] < 12  # its steps have many more views
+
+
+def test_contenders_on_different_data_have_no_equal_time(suite: Path, tmp_path: Path) -> None:
+    draw_images(tmp_path / "others", count=64)
+    text = suite.read_text().replace(
+        "METHOD.NUM_SHOTS: 6,", f"METHOD.NUM_SHOTS: 1, DATA.TRAIN: {tmp_path}/others,"
+    )
+    suite.write_text(text)
+    with pytest.raises(KsclError, match="2, 4 steps"):
+        measure_steps(read_suite(suite), turns=1)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [("random: 5", "random"), ("moco_v2: 0", "whole number"), ("kscl: 5", "kscl")],
+)
+def test_steps_that_mean_nothing_are_refused(suite: Path, line: str, named: str) -> None:
+    suite.write_text(f"{suite.read_text()}steps:\n  {line}\n")
+    with pytest.raises(ConfigError, match=named):
+        read_suite(suite)
+
+
+def test_seconds_that_differ_too_much_are_warned_of() -> None:
+    equal = report_seconds({"a": 100.0, "b": 110.0, "c": 90.0})
+    assert "Warning" not in equal
+    unequal = report_seconds({"a": 100.0, "b": 120.0, "c": 90.0})
+    assert "Warning" in unequal
+    assert "b:" in unequal.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_the_screening_has_every_candidate_and_scores_no_reported_image(name: str) -> None:
+    suite = read_suite(f"configs/suites/small/{name}.yaml")
+    names = {contender.name for contender in suite.contenders}
+    bases = {each for each in names if not each.endswith(("_small", "_weak"))}
+    assert len(bases) == 8
+    extras = ("", "_small", "_weak", "_small_weak")
+    assert names == {base + extra for base in bases for extra in extras}
+    assert set(suite.steps) in (set(), names)
+    (evaluation,) = suite.evaluations
+    for words in (suite.pretrain_overrides, evaluation.overrides):
+        assert all("_screen/" in words[key] for key in words if key.startswith("DATA.T"))
+    assert "_screen/" in evaluation.overrides["DATA.VAL"]
