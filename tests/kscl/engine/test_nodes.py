@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 
-import pytest
-
 from kscl.benchmark.suite.execute import program_path
 from kscl.records.record import read_record
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import Run, draw_images, free_port, same_bits
 
 
-@pytest.mark.portable
 def test_two_machines_with_a_rank_each_end_in_the_bits_of_one_machine_with_two(tmp_path):
     images = draw_images(tmp_path / "images", 48)
     one = Run(tmp_path / "one", images, "SOLVER.EPOCHS", 2, ranks=2)
