@@ -45,7 +45,7 @@ def test_views_differ_by_little_and_are_made_of_fewer_pixels(folder):
         assert (image.height, image.width) == (HEIGHT, WIDTH)
         assert len(image.picture) * 4 <= HEIGHT + 4  # at least by four at this size
         difference = (whole[0, index].views.float() - reduced[0, index].views.float()).abs()
-        assert difference.mean() < 2
+        assert difference.mean() < 3  # crops are rounded to whole pixels of the reduced picture
 
 
 def test_no_crop_has_to_grow_because_of_it(folder):
