@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -133,5 +134,8 @@ def test_three_commands_lead_from_folders_to_the_answer_page(tmp_path, kind):
     done = tool("run_suite", tmp_path / "output/suite.yaml", timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     assert time.monotonic() - began < 600
-    assert (tmp_path / "output/leaderboard/leaderboard.html").is_file()
-    assert "random" in (tmp_path / "output/leaderboard/leaderboard.md").read_text()
+    board = tmp_path / "output/leaderboard"
+    assert (board / "leaderboard.html").is_file()
+    answers = json.loads((board / "leaderboard.json").read_text())["answers"]
+    assert sorted(answer["row"].split()[0] for answer in answers) == ["kscl", "moco_v2"]
+    assert all(answer["sentence"] in done.stdout.replace("\\", "") for answer in answers)
