@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import warnings
 from pathlib import Path
 
@@ -21,8 +22,10 @@ def hidden_packages() -> dict[str, str]:
         except (ImportError, ValueError):
             continue
         places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
-        # Under our own home it is ours, or a tool of the same name.
-        if places and not any(Path(place).resolve().is_relative_to(home) for place in places):
+        # Beside the running script is a tool of the same name, which puts the package first itself.
+        ours = (home, Path(sys.argv[0]).resolve().parent)
+        found_at = [Path(place).resolve() for place in places]
+        if places and not any(it.is_relative_to(own) for it in found_at for own in ours):
             found[name] = places[0]
     return found
 

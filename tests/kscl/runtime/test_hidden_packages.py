@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 
 from kscl.runtime.hidden_packages import hidden_packages
@@ -27,3 +28,11 @@ def test_a_package_that_hides_one_of_ours_is_named_at_import_and_by_the_doctor(t
     found = {it["what"]: it for it in json.loads(done.stdout)["findings"]}
     assert found["detection"]["mark"] == "PROBLEM"
     assert str(theirs) in found["detection"]["value"]
+
+
+def test_a_tool_of_another_checkout_is_not_taken_for_a_package(tmp_path):
+    shutil.copytree(ROOT / "tools", tmp_path / "tools")
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default::RuntimeWarning"}
+    done = run(sys.executable, tmp_path / "tools/score.py", "--help", env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "linear_eval" not in done.stderr
