@@ -70,7 +70,7 @@ def choose_sizes(facts: Facts) -> Sizes:
     if facts.boxes is None:
         return Sizes(batch, queue, (0.3, 1.0))
     area = min(1.0, facts.boxes.relative_area)
-    crop = (round(min(0.3, max(0.05, area)), 2), 1.0)
+    crop = (round(min(0.3, max(0.02, area / 2)), 2), round(min(1.0, max(0.15, 4 * area)), 2))
     wanted = OBJECT_PIXELS / math.sqrt(area)
     short = int(8 * round(min(max(wanted, SHORT_SIDES[0]), SHORT_SIDES[1]) / 8))
     return Sizes(batch, queue, crop, short, tuple(facts.boxes.anchors(short)))

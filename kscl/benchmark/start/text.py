@@ -123,7 +123,7 @@ def _reasons(facts: Facts, sizes: Sizes) -> dict[str, str]:
         "DICTIONARY.QUEUE_LENGTH": f"shorter than the {facts.num_pretrain} images: a longer queue "
         "would hold the query's own image",
         "SOLVER.EPOCHS": "what fits into the minutes",
-        "AUGMENT": "crops from an object's area to the whole image",
+        "AUGMENT": "crops from half of an object's area to four times that",
     }
     if facts.boxes is not None:
         reasons |= {
