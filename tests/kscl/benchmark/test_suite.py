@@ -20,6 +20,7 @@ from kscl.benchmark.suite.stages import Stage, plan
 from kscl.commands import make_shapes, pretrain, run_suite
 from kscl.config.tree import value_at
 from kscl.errors import KsclError
+from kscl.records.record import find_records
 from linear_eval.commands import linear_eval
 from tests.helpers.commands import ROOT, tool
 from tests.helpers.voc_sets import small_voc, write_image
@@ -126,6 +127,18 @@ def test_one_command_goes_from_pixels_to_the_leaderboard(undisturbed):
     assert "kscl" in text
     assert "random" in text
     assert "data:image/png" in (board / "leaderboard.html").read_text()  # the basis images
+
+
+@pytest.mark.slow
+def test_a_pretrained_row_is_made_again_from_its_records(undisturbed, tmp_path):
+    for path, old in find_records(undisturbed / "output" / "kscl").records.items():
+        if old.kind == "pretrain":
+            continue
+        again = tmp_path / old.kind
+        done = tool("reproduce", path, "--output-dir", again, timeout=900)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (new,) = [it for it in find_records(again).records.values() if it.kind == old.kind]
+        assert new.metrics == old.metrics
 
 
 def test_a_second_run_runs_nothing_again(undisturbed):
