@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 from typing import Any
 
@@ -151,7 +152,7 @@ class Section:
     rows: list[Row]
     reported: list[Reported]
 
-    @property
+    @cached_property  # asked for by every row of every table
     def metrics(self) -> tuple[str, ...]:
         """Return the metrics that have a column: those that some row has, and the headline."""
         found = {HEADLINE[self.protocol.kind]}
