@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
-import detectron2
 import pytest
 import yaml
 from detectron2.config import get_cfg
 from detectron2.layers import NaiveSyncBatchNorm
-from detectron2.modeling import ROI_HEADS_REGISTRY, build_model
+from detectron2.modeling import build_model
 from torch import nn
 
-from detection import scoring
 from detection.config import (
     add_kscl_config,
     changed_values,
@@ -23,192 +18,12 @@ from detection.config import (
     set_network,
 )
 from detection.errors import DetectionError
-from detection.train.protocol import protocol_of
 from kscl.config.comments import comments_of
 from kscl.config.shipped import shipped_configs
 from kscl.config.tree import config_yaml, leaves, value_at
 from kscl.errors import ConfigError
-from kscl.records.record import Protocol
 
 SHIPPED = sorted((shipped_configs() / "detection").glob("*.yaml"))
-PROTOCOLS = [path for path in SHIPPED if not path.name.startswith("_")]
-
-# The effective config of MoCo's VOC protocol.
-MOCO_24K = {
-    "DATASETS.TRAIN": ("voc_2007_trainval", "voc_2012_trainval"),
-    "DATASETS.TEST": ("voc_2007_test",),
-    "DATALOADER.FILTER_EMPTY_ANNOTATIONS": True,
-    "DATALOADER.ASPECT_RATIO_GROUPING": True,
-    "INPUT.FORMAT": "RGB",
-    "INPUT.MIN_SIZE_TRAIN": (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
-    "INPUT.MIN_SIZE_TRAIN_SAMPLING": "choice",
-    "INPUT.MAX_SIZE_TRAIN": 1333,
-    "INPUT.MIN_SIZE_TEST": 800,
-    "INPUT.MAX_SIZE_TEST": 1333,
-    "INPUT.RANDOM_FLIP": "horizontal",
-    "MODEL.META_ARCHITECTURE": "GeneralizedRCNN",
-    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
-    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
-    "MODEL.MASK_ON": False,
-    "MODEL.BACKBONE.NAME": "build_resnet_backbone",
-    "MODEL.BACKBONE.FREEZE_AT": 0,
-    "MODEL.RESNETS.DEPTH": 50,
-    "MODEL.RESNETS.OUT_FEATURES": ["res4"],
-    "MODEL.RESNETS.STRIDE_IN_1X1": False,
-    "MODEL.RESNETS.NORM": "naiveSyncBN",
-    "MODEL.ROI_HEADS.NAME": "Res5ROIHeadsExtraNorm",
-    "MODEL.ROI_HEADS.NUM_CLASSES": 20,
-    "MODEL.ROI_HEADS.BATCH_SIZE_PER_IMAGE": 512,
-    "MODEL.ROI_HEADS.POSITIVE_FRACTION": 0.25,
-    "MODEL.ROI_HEADS.SCORE_THRESH_TEST": 0.05,
-    "MODEL.ROI_HEADS.NMS_THRESH_TEST": 0.5,
-    "MODEL.ROI_BOX_HEAD.POOLER_RESOLUTION": 14,
-    "MODEL.ROI_BOX_HEAD.POOLER_TYPE": "ROIAlignV2",
-    "MODEL.ROI_BOX_HEAD.POOLER_SAMPLING_RATIO": 0,
-    "MODEL.ROI_BOX_HEAD.SMOOTH_L1_BETA": 0.0,
-    "MODEL.ANCHOR_GENERATOR.SIZES": [[32, 64, 128, 256, 512]],
-    "MODEL.ANCHOR_GENERATOR.ASPECT_RATIOS": [[0.5, 1.0, 2.0]],
-    "MODEL.RPN.IN_FEATURES": ["res4"],
-    "MODEL.RPN.PRE_NMS_TOPK_TRAIN": 12000,
-    "MODEL.RPN.PRE_NMS_TOPK_TEST": 6000,
-    "MODEL.RPN.POST_NMS_TOPK_TRAIN": 2000,
-    "MODEL.RPN.POST_NMS_TOPK_TEST": 1000,
-    "MODEL.RPN.BATCH_SIZE_PER_IMAGE": 256,
-    "SOLVER.IMS_PER_BATCH": 16,
-    "SOLVER.BASE_LR": 0.02,
-    "SOLVER.LR_SCHEDULER_NAME": "WarmupMultiStepLR",
-    "SOLVER.MAX_ITER": 24000,
-    "SOLVER.STEPS": (18000, 22000),
-    "SOLVER.GAMMA": 0.1,
-    "SOLVER.WARMUP_ITERS": 100,
-    "SOLVER.WARMUP_FACTOR": 0.001,
-    "SOLVER.WARMUP_METHOD": "linear",
-    "SOLVER.MOMENTUM": 0.9,
-    "SOLVER.NESTEROV": False,
-    "SOLVER.WEIGHT_DECAY": 1e-4,
-    "SOLVER.WEIGHT_DECAY_NORM": 0.0,
-    "SOLVER.AMP.ENABLED": False,
-    "SOLVER.CHECKPOINT_PERIOD": 5000,
-    "SOLVER.REFERENCE_WORLD_SIZE": 8,
-    "TEST.PRECISE_BN.ENABLED": True,
-    "TEST.PRECISE_BN.NUM_ITER": 200,
-    "TEST.DETECTIONS_PER_IMAGE": 100,
-    "TEST.EVAL_PERIOD": 0,
-    "SEED": -1,
-}
-COCO_2X = {
-    **MOCO_24K,
-    "DATASETS.TRAIN": ("coco_2017_train",),
-    "DATASETS.TEST": ("coco_2017_val",),
-    "INPUT.MIN_SIZE_TRAIN": (640, 672, 704, 736, 768, 800),
-    "MODEL.MASK_ON": True,
-    "MODEL.ROI_HEADS.NUM_CLASSES": 80,
-    "SOLVER.MAX_ITER": 180000,
-    "SOLVER.STEPS": (120000, 160000),
-    "SOLVER.WARMUP_ITERS": 1000,
-}
-
-
-SHORT = {"SOLVER.MAX_ITER": 12000, "SOLVER.STEPS": (9000, 11000)}
-ONE = {"SOLVER.MAX_ITER": 90000, "SOLVER.STEPS": (60000, 80000)}
-SWAV_24K = {
-    **MOCO_24K,
-    "MODEL.RESNETS.NORM": "SyncBN",
-    "SOLVER.BASE_LR": 0.1,
-    "SOLVER.WARMUP_ITERS": 1000,
-    "SOLVER.WARMUP_FACTOR": 0.333,
-}
-VOC07 = {
-    **MOCO_24K,
-    "DATASETS.TRAIN": ("voc_2007_trainval",),
-    "MODEL.RESNETS.NORM": "SyncBN",
-    "SOLVER.MAX_ITER": 12500,
-    "SOLVER.STEPS": (9500,),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("voc0712_c4_24k_moco", MOCO_24K),
-        ("voc0712_c4_24k_swav", SWAV_24K),
-        ("voc07_c4_12k5", VOC07),
-        ("coco_c4_2x", COCO_2X),
-        ("coco_c4_1x", {**COCO_2X, **ONE}),
-        ("coco_c4_12k", {**COCO_2X, **SHORT}),
-    ],
-)
-def test_the_effective_c4_protocol_is_its_sources_key_by_key(name, expected):
-    cfg = load_detection_config(f"detection/{name}.yaml")
-    assert {key: value_at(cfg, key) for key in expected} == expected
-    changed = dict(leaves(changed_values(cfg)))
-    changed = {key for key in changed if not key.startswith("KSCL.") and key != "VERSION"}
-    assert changed <= set(expected)  # and there is nothing beyond
-
-
-OURS = {  # what every FPN and RetinaNet protocol of this project has in place of Detectron2's
-    "INPUT.FORMAT": "RGB",
-    "MODEL.PIXEL_MEAN": [123.675, 116.28, 103.53],
-    "MODEL.PIXEL_STD": [58.395, 57.12, 57.375],
-    "MODEL.RESNETS.STRIDE_IN_1X1": False,
-    "MODEL.RESNETS.NORM": "SyncBN",
-    "MODEL.FPN.NORM": "SyncBN",
-    "MODEL.BACKBONE.FREEZE_AT": 0,
-    "MODEL.WEIGHTS": "",
-    "SOLVER.REFERENCE_WORLD_SIZE": 8,
-    "TEST.PRECISE_BN.ENABLED": True,
-}
-INFOMIN = {
-    "MODEL.ROI_BOX_HEAD.NUM_CONV": 4,
-    "MODEL.ROI_BOX_HEAD.NUM_FC": 1,
-    "MODEL.ROI_BOX_HEAD.NORM": "SyncBN",
-    "MODEL.ROI_MASK_HEAD.NORM": "SyncBN",
-}
-CITYSCAPES = {"TEST.EVAL_PERIOD": 0, "DATASETS.TRAIN": None, "DATASETS.TEST": None}
-MASK_RCNN = "COCO-InstanceSegmentation/mask_rcnn_R_50_FPN_1x"
-RETINANET = "COCO-Detection/retinanet_R_50_FPN_1x"
-
-
-@pytest.mark.parametrize(
-    ("name", "entry", "changes"),
-    [
-        ("coco_fpn_1x", MASK_RCNN, {}),
-        ("coco_fpn_2x", MASK_RCNN, {"SOLVER.MAX_ITER": 180000, "SOLVER.STEPS": (120000, 160000)}),
-        ("coco_fpn_12k", MASK_RCNN, SHORT),
-        ("coco_fpn_1x_infomin", MASK_RCNN, INFOMIN),
-        ("coco_retinanet_1x", RETINANET, {}),
-        ("coco_retinanet_12k", RETINANET, SHORT),
-        ("cityscapes_fpn_24k", "Cityscapes/mask_rcnn_R_50_FPN", CITYSCAPES),
-    ],
-)
-def test_a_pyramid_protocol_is_detectron2s_entry_but_for_what_its_source_changes(
-    name, entry, changes
-):
-    theirs = get_cfg()
-    folder = Path(detectron2.__file__).parent / "model_zoo" / "configs"
-    theirs.merge_from_file(str(folder / f"{entry}.yaml"), allow_unsafe=True)
-    ours = load_detection_config(f"detection/{name}.yaml")
-    ours.pop("KSCL")
-    theirs, ours = dict(leaves(theirs)), dict(leaves(ours))
-    different = {key: ours[key] for key in theirs if theirs[key] != ours[key]}
-    expected = {**OURS, **changes}
-    assert set(different) == set(expected) - {k for k in expected if theirs[k] == expected[k]}
-    assert {k: v for k, v in expected.items() if v is not None and ours[k] != v} == {}
-
-
-def test_the_18k_protocol_is_detectron2s_own_but_for_what_our_backbones_need():
-    theirs = get_cfg()
-    folder = Path(detectron2.__file__).parent / "model_zoo/configs/PascalVOC-Detection"
-    theirs.merge_from_file(str(folder / "faster_rcnn_R_50_C4.yaml"), allow_unsafe=False)
-    ours = load_detection_config("detection/voc0712_c4_18k_d2.yaml")
-    assert ours.pop("KSCL").PROTOCOL == "voc0712-c4-18k-d2"
-    theirs, ours = dict(leaves(theirs)), dict(leaves(ours))
-    assert {key for key in theirs if theirs[key] != ours.pop(key)} == {
-        *("MODEL.WEIGHTS", "MODEL.RESNETS.STRIDE_IN_1X1"),
-        *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"),
-        "SOLVER.REFERENCE_WORLD_SIZE",  # Detectron2's users scale by hand
-    }
-    assert not ours
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -218,52 +33,6 @@ def test_every_file_merges_into_detectron2s_config_as_its_users_do_it(path):
     theirs.merge_from_file(str(path), allow_unsafe=False)
     assert load_detection_config(path) == theirs
     assert yaml.safe_load(path.read_text())["VERSION"] == 2
-
-
-@pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
-def test_every_protocol_has_a_name_a_scorer_and_a_known_head(path):
-    cfg = load_detection_config(path)
-    name = cfg.KSCL.PROTOCOL
-    assert name == path.stem.replace("_", "-")
-    assert cfg.KSCL.SCORER in scoring.BOX_SCORERS
-    assert cfg.MODEL.ROI_HEADS.NAME in ROI_HEADS_REGISTRY
-    assert (cfg.KSCL.SCORER == "coco-101pt") == cfg.DATASETS.TEST[0].startswith("coco")
-    assert cfg.MODEL.WEIGHTS == ""
-    assert not cfg.KSCL.FROM_SCRATCH
-
-
-@pytest.mark.parametrize("path", PROTOCOLS, ids=lambda path: path.stem)
-def test_every_protocol_is_listed_and_cites_the_commit_of_its_source(path):
-    listed = (shipped_configs().parent / "docs" / "protocols.md").read_text()
-    base, _, variant = path.stem.rpartition("_")
-    assert f"`{path.stem}`" in listed or (f"`{base}_" in listed and f"`_{variant}`" in listed)
-    if "_tiny_" not in path.stem:
-        assert re.search(r"# Source: (.*\n# )*?.*@[0-9a-f]{7}", path.read_text())
-
-
-def test_protocols_of_other_heads_or_norms_have_other_names_and_hashes():
-    def protocol(name: str, *overrides: str) -> Protocol:
-        return protocol_of(load_detection_config(f"detection/{name}.yaml", overrides))
-
-    shipped = [protocol(path.stem) for path in PROTOCOLS]
-    assert len({found.id for found in shipped}) == len({found.hash for found in shipped})
-    assert len({found.hash for found in shipped}) == len(PROTOCOLS)
-    plain = protocol("coco_fpn_1x")
-    for key, value in (
-        ("MODEL.FPN.NORM", "BN"),
-        ("MODEL.RESNETS.NORM", "FrozenBN"),
-        ("MODEL.ROI_BOX_HEAD.NUM_CONV", "4"),
-        ("MODEL.MASK_ON", "False"),
-    ):
-        changed = protocol("coco_fpn_1x", key, value)
-        assert changed.hash != plain.hash
-        assert changed.id == f"coco-fpn-1x+{key}={value.lower() if value == 'False' else value}"
-    # One FPN stands on either network; the pyramid of a plain transformer is another neck.
-    timm = protocol("coco_fpn_1x", "MODEL.BACKBONE.NAME", "build_timm_fpn_backbone")
-    assert timm == plain
-    pyramid = protocol("coco_fpn_1x", "MODEL.BACKBONE.NAME", "build_timm_plain_backbone")
-    assert pyramid.id == "coco-fpn-1x-simple-pyramid"
-    assert pyramid.hash != plain.hash
 
 
 def test_the_head_ends_in_one_norm_of_the_backbones_kind():

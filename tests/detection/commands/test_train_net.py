@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from detection.commands.train_net import main
 from detection.config import load_detection_config
@@ -21,9 +19,7 @@ from kscl.data.annotated.voc import read_voc
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, step_of
 from kscl.records.record import read_record
 from tests.detection.commands.conftest import READS
-from tests.helpers.commands import ROOT, run, tool
 from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
-from tests.helpers.ranks import joined
 
 
 def in_process(capsys, *words: str) -> tuple[int, str]:
@@ -34,11 +30,6 @@ def in_process(capsys, *words: str) -> tuple[int, str]:
 
 def train_net(shop: Path, output: Path, *more: str, **options) -> TrainNet:
     return start_train_net(shop, output, *more, **options).wait()
-
-
-def several_processes(shop: Path, output: Path, *more: str):
-    """Run the tool as a user does: processes of its own, which it starts itself."""
-    return tool("train_net", *arguments(shop, output, *more))
 
 
 @pytest.mark.smoke
@@ -118,88 +109,6 @@ def test_trials_have_seeds_and_folders_of_their_own_and_finished_ones_are_kept(s
     assert records[0]["protocol"]["hash"] == records[1]["protocol"]["hash"]
     losses = [(output / f"seed{seed}" / "metrics.json").read_text() for seed in (0, 1)]
     assert losses[0] != losses[1]
-
-
-def test_two_processes_on_the_cpu_train_and_score(shop, tmp_path):
-    more = ["--num-gpus=2", "MODEL.RESNETS.NORM", "naiveSyncBN"]
-    done = several_processes(shop, tmp_path / "run", *more)
-    assert done.returncode == 0, done.stderr
-    assert read_record(tmp_path / "run" / "record.json")["details"]["processes"] == 2
-
-
-def test_two_processes_of_torchrun_run_two_trials_one_after_the_other(shop, tmp_path):
-    output = tmp_path / "run"
-    short = ["SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.ENABLED", "False"]
-    done = run(
-        *(Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node=2"),
-        *(ROOT / "tools" / "train_net.py", *arguments(shop, output, "--num-trials=2", *short)),
-    )
-    assert done.returncode == 0, done.stderr
-    records = [read_record(output / f"seed{seed}" / "record.json") for seed in (0, 1)]
-    assert [record["details"]["processes"] for record in records] == [2, 2]
-
-
-def meet_as_one_per_machine(_: object) -> int:
-    from detectron2.utils import comm
-
-    from detection.train.trial import local_ranks
-
-    for _ in range(2):  # two trials
-        with local_ranks():
-            assert comm.get_world_size() == 2
-            assert (comm.get_local_rank(), comm.get_local_size()) == (0, 1)
-    return 0
-
-
-def test_ranks_on_two_machines_count_from_0_on_each(tmp_path):
-    done = joined(meet_as_one_per_machine, tmp_path, LOCAL_WORLD_SIZE="1")
-    assert [code for code, _ in done] == [0, 0], done
-
-
-def test_a_protocol_for_more_processes_is_scaled_and_says_so(shop, tmp_path):
-    done = train_net(
-        shop, tmp_path / "run", "SOLVER.REFERENCE_WORLD_SIZE", "2", "SOLVER.IMS_PER_BATCH", "4",
-        "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "batch 4 → 2, learning rate 0.03 → 0.015, iterations 2 → 4" in done.stdout
-    record = read_record(tmp_path / "run" / "record.json")
-    assert record["details"]["scaled_from_processes"] == 2
-
-
-@pytest.mark.parametrize(
-    ("gpus", "batch", "rate", "iterations", "steps", "warm_up"),
-    [
-        (8, 16, 0.02, 24000, [18000, 22000], 100),
-        (4, 8, 0.01, 48000, [36000, 44000], 200),
-        (2, 4, 0.005, 96000, [72000, 88000], 400),
-        (1, 2, 0.0025, 192000, [144000, 176000], 800),
-    ],
-)
-def test_the_moco_protocol_is_scaled_to_the_gpus_there_are(
-    gpus, batch, rate, iterations, steps, warm_up, capsys
-):
-    words = ["--config-file", "detection/voc0712_c4_24k_moco.yaml", "--num-gpus", str(gpus)]
-    assert main([*words, "--print-config"]) == 0
-    solver = yaml.safe_load(capsys.readouterr().out)["SOLVER"]
-    assert (solver["IMS_PER_BATCH"], solver["BASE_LR"]) == (batch, rate)
-    assert (solver["MAX_ITER"], solver["STEPS"]) == (iterations, steps)
-    assert solver["WARMUP_ITERS"] == warm_up
-    assert main([*words, "--print-config", "SOLVER.REFERENCE_WORLD_SIZE", "0"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["SOLVER"]["MAX_ITER"] == 24000
-
-
-def test_a_finished_detector_is_scored_again_to_the_same_numbers(finished, shop, tmp_path):
-    weights = str(finished / "model_final.pth")
-    more = ["--eval-only", "--num-gpus=2", "MODEL.WEIGHTS", weights]
-    done = several_processes(shop, tmp_path / "again", *more)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("coco-101pt") == 1
-    passes = [np.load(folder / "detections.npz") for folder in (finished, tmp_path / "again")]
-    assert len(passes[0]["scores"]) > 0
-    np.testing.assert_allclose(passes[0]["scores"], passes[1]["scores"], atol=1e-4)
-    scores = json.loads((tmp_path / "again" / "scores.json").read_text())
-    assert scores["voc07-11pt"]["AP"] == read_record(finished / "record.json")["metrics"]["AP"]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.common import DatasetFromList, MapDataset
 from detectron2.data.dataset_mapper import DatasetMapper
-from detectron2.data.datasets.coco import load_coco_json
 from detectron2.data.datasets.pascal_voc import load_voc_instances
 from detectron2.structures import Boxes, BoxMode, Instances
 
 from detection.data.catalog import (
-    detectron2_dicts,
     ground_truth_of,
     register_coco_json,
     register_datasets,
@@ -25,19 +23,9 @@ from detection.data.catalog import (
 from detection.scoring.boxes import make_ground_truth, read_detections
 from detection.scoring.evaluator import SavedPassEvaluator
 from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
-from kscl.data.annotated.coco import read_coco
 from kscl.data.annotated.specs import COCO_NAMES, VOC_NAMES, parse_source
 from kscl.errors import KsclError
 from tests.helpers.voc_sets import small_coco, small_voc, write_voc
-
-
-@pytest.fixture(autouse=True)
-def catalogs_as_they_were():
-    before = dict(DatasetCatalog), dict(MetadataCatalog)
-    yield
-    for catalog, entries in zip((DatasetCatalog, MetadataCatalog), before, strict=True):
-        catalog.clear()
-        catalog.update(entries)
 
 
 @pytest.fixture
@@ -255,64 +243,3 @@ def test_two_ranks_save_one_pass_in_the_order_of_the_set(tmp_path):
     assert saved.ground_truth == truth_of_six().fingerprint
     heights = saved.boxes[::2, 3]
     assert list(heights) == [20, 20, 17, 17, 14, 14]
-
-
-POLYGON = [1.0, 2.0, 10.0, 2.0, 10.0, 7.0, 1.0, 7.0]
-RUNS = {"size": [48, 64], "counts": [50, 5, 48 * 64 - 55]}  # five pixels of the second column
-
-
-def coco_with_masks(root):
-    """Read a polygon, run lengths and a crowd, all over the left of the first image."""
-    thing = {"image_id": 7, "category_id": 3, "bbox": [1, 2, 9, 5], "area": 45}
-    annotations = [
-        thing | {"id": 1, "segmentation": [POLYGON]},
-        thing | {"id": 2, "segmentation": RUNS},
-        thing | {"id": 3, "segmentation": RUNS, "iscrowd": 1},
-    ]
-    json_file, images = small_coco(root, annotations=annotations)
-    return read_coco(json_file, images, with_masks=True).checked()
-
-
-@pytest.mark.parametrize("mask_format", ["bitmask", "polygon"])
-def test_masks_reach_detectron2s_mapper_and_crowds_are_left_out(tmp_path, mask_format):
-    first, _ = detectron2_dicts(coco_with_masks(tmp_path), is_coco=True)
-    if mask_format == "polygon":
-        del first["annotations"][1]
-    mapper = DatasetMapper(
-        is_train=True,
-        augmentations=[],
-        image_format="RGB",
-        use_instance_mask=True,
-        instance_mask_format=mask_format,
-    )
-    mapped = mapper(first)["instances"]
-    assert mapped.gt_classes.tolist() == [0] * len(mapped)
-    if mask_format == "bitmask":
-        areas = mapped.gt_masks.tensor.sum(dim=(1, 2)).tolist()
-        assert areas == [45, 5]
-    else:
-        assert mapped.gt_masks.polygons[0][0].tolist() == POLYGON
-
-
-def test_masks_are_filled_as_detectron2s_own_loader_hands_them_over(tmp_path):
-    annotated = coco_with_masks(tmp_path)
-    theirs = load_coco_json(str(tmp_path / "annotations.json"), str(tmp_path / "images"))[0]
-    mine = detectron2_dicts(annotated, is_coco=True)[0]
-    for ours, other in zip(mine["annotations"], theirs["annotations"], strict=True):
-        shape, wanted = ours["segmentation"], other["segmentation"]
-        if isinstance(wanted, dict):
-            assert (list(shape["size"]), shape["counts"]) == (
-                list(wanted["size"]),
-                wanted["counts"],
-            )
-        else:
-            assert [part.tolist() for part in shape] == wanted
-        assert ours["iscrowd"] == other.get("iscrowd", 0)
-
-
-def test_a_benchmarks_object_without_a_usable_polygon_is_not_trained_on(tmp_path):
-    thing = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2, 9, 5], "area": 45}
-    annotations = [thing | {"segmentation": [[1, 2, 10, 7]]}]
-    json_file, images = small_coco(tmp_path, annotations=annotations)
-    first, _ = detectron2_dicts(read_coco(json_file, images, with_masks=True), is_coco=True)
-    assert first["annotations"] == []

@@ -5,20 +5,13 @@ Every oddity is either skipped by name, and counted, or a clear error.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import shutil
-import signal
-import tarfile
-import tempfile
-from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from kscl.config.defaults import pretrain_defaults
-from kscl.data.bad_images import BadImages
 from kscl.data.decode import read_picture
 from kscl.data.formats import UnreadableImage
 from kscl.data.loader import build_train_loader
@@ -30,52 +23,11 @@ from linear_eval.errors import LinearEvalError
 from tests.helpers.digits import config as probe_config
 from tests.helpers.digits import write_digits
 from tests.helpers.photos import jpeg, photo
+from tests.kscl.data.conftest import GOOD
 
-GOOD = 12
+pytestmark = pytest.mark.usefixtures("cache", "no_test_hangs")
+
 NOBODY = 65534
-
-
-@pytest.fixture(autouse=True)
-def no_test_hangs():
-    def hang(*_):
-        raise AssertionError("it waits for ever")
-
-    signal.signal(signal.SIGALRM, hang)
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory, monkeypatch):
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setenv("KSCL_CACHE", str(folder))
-    return folder
-
-
-@pytest.fixture
-def folder():
-    """Twelve good images, in a place that any user may enter."""
-    root = Path(tempfile.mkdtemp())
-    root.chmod(0o755)
-    whole = photo(0)
-    for number in range(GOOD):
-        piece = whole[8 * number : 8 * number + 40, 10 * number : 10 * number + 50]
-        (root / f"{number:02d}.jpg").write_bytes(jpeg(piece))
-    yield root
-    shutil.rmtree(root)
-
-
-@pytest.fixture
-def config(folder):
-    cfg = pretrain_defaults()
-    cfg.DATA.TRAIN = str(folder)
-    cfg.DATA.NUM_WORKERS = 0
-    cfg.DATA.MAX_BAD_FRACTION = 0.5
-    cfg.INPUT.SIZE = 32
-    cfg.METHOD.NUM_SHOTS = 1
-    cfg.SOLVER.BATCH_SIZE = 4
-    return cfg
 
 
 def link_to_itself(path):
@@ -235,55 +187,6 @@ def test_an_image_of_too_many_pixels_is_a_bad_image(folder, config):
     loader = build_train_loader(config, open_source(config.DATA.TRAIN), last_step=9)
     list(loader)
     assert loader.bad_images.names() == [str(folder / "large.jpg")]
-
-
-def damaged_shards(folder, damaged_header):
-    """Two shards of ten images; one header in the middle of the first is overwritten."""
-    images = sorted(folder.glob("*.jpg"))
-    for shard in range(2):
-        with tarfile.open(folder / f"s{shard}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-            for number in range(10):
-                info = tarfile.TarInfo(f"{shard}{number:03d}.jpg")
-                content = images[number].read_bytes()
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    with tarfile.open(folder / "s0.tar") as tar:
-        offset = tar.getmembers()[5].offset
-    with open(folder / "s0.tar", "r+b") as file:
-        file.seek(offset)
-        file.write(damaged_header)
-    os.utime(folder / "s0.tar", (1e9, 1e9))
-    os.utime(folder / "s1.tar", (1e9, 1e9))
-    return str(folder / "s{0..1}.tar")
-
-
-@pytest.mark.parametrize("damage", [b"\0" * 512, b"junk" * 128], ids=["zeros", "junk"])
-def test_a_damaged_shard_loses_one_image_which_is_named_every_time(folder, config, damage, caplog):
-    config.DATA.TRAIN = damaged_shards(folder, damage)
-    for _ in range(2):  # the second time from the cache
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            source = open_source(config.DATA.TRAIN)
-        assert len(source) == 19
-        assert "s0.tar at byte" in caplog.text
-        assert "0004.jpg" in caplog.text
-    loader = build_train_loader(config, open_source(config.DATA.TRAIN), last_step=1)
-    list(loader)
-    assert loader.bad_images.count == 1
-    config.DATA.MAX_BAD_FRACTION = 0.01
-    with pytest.raises(KsclError, match=r"1 of the 20 images.*s0\.tar"):
-        build_train_loader(config, open_source(config.DATA.TRAIN), last_step=1)
-
-
-def test_a_shard_that_ends_in_junk_counts_the_images_that_it_must_have_held(folder):
-    where = damaged_shards(folder, b"")
-    length = (folder / "s0.tar").stat().st_size
-    with open(folder / "s0.tar", "r+b") as file:
-        file.seek(length // 2 // 512 * 512)
-        file.write(b"\xa5" * (length - file.tell()))
-    source = open_source(where)
-    bad = BadImages(source, "skip", 1.0)
-    assert 2 <= bad.count <= 8
 
 
 def test_a_probe_scores_no_set_with_a_lost_image(tmp_path):

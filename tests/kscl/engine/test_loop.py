@@ -10,32 +10,18 @@ import pytest
 import torch
 
 from kscl.config.merge import load_config
-from kscl.data.loader import build_train_loader
-from kscl.data.open import open_source
 from kscl.data.view_dataset import Batch
 from kscl.engine.loop import report, seed_step, settle, take_step, to_device
 from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
 from kscl.engine.state import TrainState, Window, build_state, check_room, restore, save, stopped
 from kscl.errors import KsclError
 from kscl.views.normalize import Normalize
-from tests.helpers.runs import TINY, Run, draw_images, same_bits
+from tests.helpers.runs import TINY, same_bits
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 # GroupNorm: what an image gives does not depend on its neighbors in the batch.
 WITHOUT_BATCH_NORM = ["BACKBONE.NAME", "test_efficientnet_gn"]
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 def config(tmp_path, *words):
@@ -246,45 +232,6 @@ def test_a_collapse_is_warned_of(tmp_path, caplog, monkeypatch):
 def test_fp16_is_refused_where_there_is_no_gpu(tmp_path):
     with pytest.raises(KsclError, match="bf16"):
         new_state(tmp_path, "SOLVER.AMP", "fp16")
-
-
-def test_one_rank_and_two_see_the_same_images_in_the_same_order(images, tmp_path):
-    cfg = config(tmp_path, "DATA.TRAIN", images)
-    source = open_source(str(images))
-    one = build_train_loader(cfg, source, first_step=4, last_step=9)
-    two = [
-        build_train_loader(cfg, source, first_step=4, last_step=9, rank=rank, world_size=2)
-        for rank in (0, 1)
-    ]
-    for whole, *halves in zip(one, *two, strict=True):
-        assert torch.equal(whole.instances, torch.cat([half.instances for half in halves]))
-        assert torch.equal(whole.views, torch.cat([half.views for half in halves]))
-
-
-def losses_in(run):
-    return [json.loads(line)["loss"] for line in (run.folder / METRICS_FILE).open()]
-
-
-@pytest.mark.parametrize("similarity", ["projection", "mean_cosine"])
-def test_one_rank_and_two_have_the_same_losses(images, tmp_path, similarity):
-    words = [*WITHOUT_BATCH_NORM, "BACKBONE.KWARGS.drop_path_rate", 0, "LOG.PERIOD", 1]
-    words += ["METHOD.SIMILARITY", similarity, "SOLVER.EPOCHS", 2]
-    runs = [Run(tmp_path / f"{ranks}", images, *words, ranks=ranks) for ranks in (1, 2)]
-    for run in runs:
-        run.finish()
-    one, two = map(losses_in, runs)
-    assert len(one) == 12
-    assert two == pytest.approx(one, rel=1e-4)
-
-
-def test_bf16_gives_the_same_loss_within_its_precision(images, tmp_path):
-    words = [*WITHOUT_BATCH_NORM, "LOG.PERIOD", 1, "SOLVER.EPOCHS", 1]
-    runs = [Run(tmp_path / amp, images, *words, "SOLVER.AMP", amp) for amp in ("off", "bf16")]
-    for run in runs:
-        run.finish()
-    plain, half = map(losses_in, runs)
-    assert half == pytest.approx(plain, rel=0.02)
-    assert half != plain
 
 
 def test_figures_that_a_release_added_are_told_from_where_a_run_has_them():

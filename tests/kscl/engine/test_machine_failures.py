@@ -14,7 +14,7 @@ import pytest
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.engine.metrics_log import METRICS_FILE
 from tests.helpers.commands import ROOT
-from tests.helpers.runs import Run, children, draw_images, wait_until
+from tests.helpers.runs import Run, children, wait_until
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 LONG = ["SOLVER.EPOCHS", 1000]
@@ -23,11 +23,6 @@ mount -t tmpfs -o size=$1 tmpfs "$2" || exit 77
 shift 2
 exec "$@"
 """
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 def assert_one_line(text, *words):

@@ -20,10 +20,7 @@ from kscl.runtime.logs import LOG_FILE
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import (
     Run,
-    children,
-    draw_images,
     end_all,
-    is_alive,
     is_finished,
     same_bits,
     wait_until,
@@ -47,15 +44,11 @@ SETTINGS: dict[str, list[object]] = {
     # Sums of three depend on their order, so the buckets of gradients must be the same ones too.
     "three ranks": ["SOLVER.BATCH_SIZE", 24],
 }
+TORCHRUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
 
 
 def ranks_of(setting):
     return {"two": 2, "three": 3}.get(setting.split()[0], 1)
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -270,49 +263,6 @@ def test_ranks_end_with_their_launcher_and_hear_signals_through_it(tmp_path, ima
     assert launcher.wait(60) == 128 + signal.SIGTERM, run.log.read_text()[-1500:]
     run.finish("--resume")
     assert_same_run(run, undisturbed(setting))
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
-def test_loader_workers_of_a_fork_server_end_with_a_killed_run(tmp_path, images):
-    run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 1000, "DATA.NUM_WORKERS", 1)
-    (process,) = run.start()  # by a fork server, so its own children start so, too
-    try:
-        wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)), 200)
-        started = children(process.pid)
-        assert len(started) >= 2, started  # the server and the worker
-    finally:
-        end_all([process])
-    try:
-        wait_until(lambda: not any(map(is_alive, started)), 60)
-    finally:
-        for pid in filter(is_alive, started):
-            os.kill(pid, signal.SIGKILL)
-
-
-TORCHRUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
-def test_ranks_and_their_loader_workers_end_when_torchrun_is_killed(tmp_path, images):
-    run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 1000, "DATA.NUM_WORKERS", 1)
-    command = [*TORCHRUN, "--nproc-per-node", "2", str(ROOT / "tools" / "pretrain.py")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    with run.log.open("w") as log:
-        torchrun = subprocess.Popen(
-            [*command, *run.command()], stdout=log, stderr=log, cwd=ROOT, env=environment
-        )
-    try:
-        wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)), 300)
-        started = children(torchrun.pid)
-        assert len(started) >= 4, run.log.read_text()  # two ranks, each with a worker
-    finally:
-        torchrun.kill()
-        torchrun.wait()
-    try:
-        wait_until(lambda: not any(map(is_alive, started)), 60)
-    finally:
-        for pid in filter(is_alive, started):
-            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_restart_by_torchrun_goes_on(tmp_path, images, undisturbed):

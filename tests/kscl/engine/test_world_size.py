@@ -9,7 +9,7 @@ import pytest
 
 from kscl.engine.metrics_log import METRICS_FILE
 from kscl.records.record import read_record
-from tests.helpers.runs import Run, draw_images
+from tests.helpers.runs import Run
 
 STEPS, STOPPED_AFTER = 12, 6
 # Without BatchNorm the number of processes changes nothing but rounding.
@@ -30,11 +30,6 @@ def end_after_the_checkpoint():
             os._exit(9)
 
     kscl.engine.loop.save = save_and_end
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    return draw_images(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")

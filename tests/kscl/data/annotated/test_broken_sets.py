@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import signal
 
 import pytest
 
@@ -17,6 +16,8 @@ from kscl.data.annotated.voc import read_voc
 from kscl.data.open import open_source
 from kscl.errors import KsclError
 from tests.helpers.voc_sets import annotation_xml, small_coco, small_voc
+
+pytestmark = pytest.mark.usefixtures("no_test_hangs")
 
 # In place of each value of a COCO file.
 WRONG = [
@@ -30,17 +31,6 @@ TEXTS = [
 ]
 FILES = ("Annotations/c.xml", "JPEGImages/c.jpg", "ImageSets/Main/test.txt", "classes.txt")
 FOLDERS = ("Annotations", "JPEGImages", "ImageSets/Main")
-
-
-@pytest.fixture(autouse=True)
-def no_test_hangs():
-    def hang(*_):
-        raise AssertionError("it waits for ever")
-
-    signal.signal(signal.SIGALRM, hang)
-    signal.alarm(300)
-    yield
-    signal.alarm(0)
 
 
 def only_our_errors(look, *given, **options):

@@ -1,0 +1,58 @@
+"""What the tests of data share: a cache of their own, a folder of images, and no endless wait."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kscl.config.defaults import pretrain_defaults
+from tests.helpers.photos import jpeg, photo
+
+GOOD = 12  # images in the folder
+
+
+@pytest.fixture
+def no_test_hangs():
+    def hang(*_):
+        raise AssertionError("it waits for ever")
+
+    signal.signal(signal.SIGALRM, hang)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+
+
+@pytest.fixture
+def cache(tmp_path_factory, monkeypatch):
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("KSCL_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder():
+    """Twelve good images, in a place that any user may enter."""
+    root = Path(tempfile.mkdtemp())
+    root.chmod(0o755)
+    whole = photo(0)
+    for number in range(GOOD):
+        piece = whole[8 * number : 8 * number + 40, 10 * number : 10 * number + 50]
+        (root / f"{number:02d}.jpg").write_bytes(jpeg(piece))
+    yield root
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def config(folder):
+    cfg = pretrain_defaults()
+    cfg.DATA.TRAIN = str(folder)
+    cfg.DATA.NUM_WORKERS = 0
+    cfg.DATA.MAX_BAD_FRACTION = 0.5
+    cfg.INPUT.SIZE = 32
+    cfg.METHOD.NUM_SHOTS = 1
+    cfg.SOLVER.BATCH_SIZE = 4
+    return cfg
