@@ -6,10 +6,13 @@ import contextlib
 import errno
 import re
 import shutil
+import signal
 import threading
 import traceback
 from collections.abc import Iterator
+from multiprocessing.connection import wait
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -18,6 +21,7 @@ from kscl.errors import KsclError
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR)
 LOADER = "torch.utils.data.dataloader"
+PATIENCE = 1.0  # seconds for the news that a worker has ended
 SHARED_MEMORY = Path("/dev/shm")
 NO_SHARED_MEMORY = ("unable to allocate shared memory", "unable to mmap", "signal: Bus error")
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
@@ -54,10 +58,14 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
         return raised_in_worker[1].strip() if raised_in_worker else None
     if any(words in text for words in NO_SHARED_MEMORY):
         return _shared_memory(workers_key)
-    if dead := DEAD_WORKER.search(text):
+    dead = DEAD_WORKER.search(text)
+    met_in_loader = dead or _met_in_loader(error)
+    if met_in_loader and -signal.SIGBUS in _exit_codes(error):  # which PyTorch may not have seen
+        return _shared_memory(workers_key)
+    if dead:
         cause = f"was ended by signal {dead[2]}" if dead[2] else "died"
         return _dead_worker(f" {dead[1]}", cause, workers_key)
-    if isinstance(error, ConnectionError | EOFError | FileNotFoundError) and _met_in_loader(error):
+    if met_in_loader and isinstance(error, ConnectionError | EOFError | FileNotFoundError):
         return _dead_worker("", f"died ({type(error).__name__})", workers_key)
     if isinstance(error, OSError):
         return _of_file(error)
@@ -77,9 +85,21 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
 
 def _met_in_loader(error: Exception) -> bool:
     """Return whether the main process met the error while it waited for a worker's batch."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    waited = any(frame.f_globals.get("__name__") == LOADER for frame in frames)
+    waited = any(_is_loaders(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
     return waited and "in DataLoader worker process" not in str(error)
+
+
+def _exit_codes(error: Exception) -> set[int]:
+    """Return how those workers ended that have, of the loaders in the traceback."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_loaders(frame)]
+    loaders = {id(frame.f_locals.get("self")): frame.f_locals.get("self") for frame in frames}
+    workers = [worker for loader in loaders.values() for worker in getattr(loader, "_workers", ())]
+    wait([worker.sentinel for worker in workers], PATIENCE)  # that one has died may come to us late
+    return {worker.exitcode for worker in workers if worker.exitcode is not None}
+
+
+def _is_loaders(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == LOADER
 
 
 def _dead_worker(number: str, cause: str, workers_key: str) -> str:

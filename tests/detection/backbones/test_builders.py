@@ -48,7 +48,6 @@ def outputs_of_modules(network: Any, images: Tensor) -> list[Tensor]:
     return found
 
 
-@pytest.mark.portable
 @pytest.mark.parametrize("name", NETWORKS)
 def test_levels_are_what_timms_modules_put_out(name):
     source = lively_backbone(name, NETWORKS[name])

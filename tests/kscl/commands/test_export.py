@@ -14,7 +14,7 @@ KWARGS = {"channels": [8, 16, 32, 64]}
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    loaded = load_backbone("random", "resnet50", KWARGS)
+    loaded = load_backbone("random", "resnet18", KWARGS)
     path = tmp_path_factory.mktemp("export") / "backbone.safetensors"
     save_backbone(path, loaded.backbone.state_dict(), loaded.description)
     return path

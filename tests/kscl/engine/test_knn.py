@@ -18,8 +18,6 @@ from kscl.runtime.distributed import gather, rank
 from tests.helpers.commands import run
 from tests.helpers.ranks import joined
 
-pytestmark = pytest.mark.portable
-
 
 @pytest.fixture(scope="module")
 def features():
@@ -36,6 +34,7 @@ def digits():
     return pixels[:1300], classes[:1300], pixels[1300:]
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize(
     ("which", "k", "temperature"),
     [
@@ -82,6 +81,7 @@ def test_training_features_stay_on_their_rank_and_the_votes_are_those_of_one_pro
     assert [code for code, _ in done] == [0, 0], done
 
 
+@pytest.mark.portable
 def test_it_agrees_with_the_definition_written_out(features):
     train, labels, test = features
     for query, predicted in zip(test[:10], knn_predict(train, labels, test[:10]), strict=True):
@@ -93,6 +93,7 @@ def test_it_agrees_with_the_definition_written_out(features):
         assert int(predicted) == votes.index(max(votes))
 
 
+@pytest.mark.portable
 def test_neither_the_chunks_nor_lengths_nor_a_tiny_temperature_change_the_answer(features):
     train, labels, test = features
     expected = knn_predict(train, labels, test, k=5)
@@ -101,6 +102,7 @@ def test_neither_the_chunks_nor_lengths_nor_a_tiny_temperature_change_the_answer
     assert torch.equal(knn_predict(train, labels, test, k=20, temperature=1e-6), nearest_only)
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize(("chunk", "block"), [(7, 100), (1000, 33), (64, 1299), (1024, 65536)])
 def test_chunks_and_blocks_change_nothing(digits, chunk, block):
     whole = knn_predict(*digits)
@@ -108,6 +110,7 @@ def test_chunks_and_blocks_change_nothing(digits, chunk, block):
     assert torch.equal(whole, parts)
 
 
+@pytest.mark.portable
 def test_more_neighbors_than_images_are_all_images(digits):
     train, labels, test = digits
     few = knn_predict(train[:30], labels[:30], test[:100], k=1000, block=7)

@@ -43,9 +43,8 @@ def command_of(run: Run, *words: object) -> list[str]:
     ("number", "words"),
     [
         (signal.SIGKILL, ("Loader worker", "DATA.NUM_WORKERS")),
-        # What a worker gets that writes to shared memory which is full. PyTorch does not always
-        # know the signal when it finds the worker dead, so only the key is certain here.
-        (signal.SIGBUS, ("DATA.NUM_WORKERS",)),
+        # What a worker gets that writes to shared memory which is full.
+        (signal.SIGBUS, ("/dev/shm", "--shm-size", "DATA.NUM_WORKERS")),
     ],
 )
 def test_a_loader_worker_that_is_ended(tmp_path, images, number, words):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 
 import pytest
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data import DataLoader, Dataset
 
 from kscl.errors import KsclError
 from kscl.runtime.failures import explain, explained
@@ -68,3 +70,25 @@ def test_an_error_for_the_user_that_a_loader_worker_raised_comes_without_its_tra
         wrapped.reraise()
     assert explain(raised.value) == "DATA.TRAIN is gone.\nMount it."
     assert explain(KsclError("DATA.TRAIN is gone.")) is None
+
+
+class NoSharedMemory(Dataset):
+    """Ends its worker as full shared memory does."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> int:
+        os.kill(os.getpid(), signal.SIGBUS)
+        return index
+
+
+def test_a_bus_error_is_told_from_the_workers_exit_code_where_pytorch_does_not_know_it():
+    with pytest.raises(RuntimeError) as raised:
+        list(DataLoader(NoSharedMemory(), num_workers=1))
+    words = "DataLoader worker (pid(s) 7) exited unexpectedly"
+    unknown = RuntimeError(words).with_traceback(raised.value.__traceback__)
+    told = explain(unknown) or ""
+    assert "/dev/shm" in told
+    assert "--shm-size" in told
+    assert "/dev/shm" not in (explain(RuntimeError(words)) or "")

@@ -23,8 +23,6 @@ from linear_eval.protocols import protocol_of
 from linear_eval.splits import fraction_of_each_class
 from tests.helpers.digits import config, overrides, write_digits
 
-pytestmark = pytest.mark.portable
-
 SMALL = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.05, "FINETUNE.HEAD_LR", 0.2)
 SMALL += ("SOLVER.EPOCHS", 6, "SOLVER.MILESTONES", "[4, 5]", "SOLVER.GAMMA", 0.2)
 
@@ -34,6 +32,7 @@ def digits(tmp_path_factory):
     return write_digits(tmp_path_factory.mktemp("digits"))
 
 
+@pytest.mark.portable
 def test_the_network_learns_from_half_of_the_labels_and_has_a_record(digits, tmp_path):
     run = tmp_path / "run"
     more = (*SMALL, "FINETUNE.TRUNK_LR", 0.02, "FINETUNE.HEAD_LR", 0.05, "SOLVER.EPOCHS", 8)
@@ -51,6 +50,7 @@ def test_the_network_learns_from_half_of_the_labels_and_has_a_record(digits, tmp
     assert row[header.index("fine-tuned top-1")] == f"{record.metrics['top1']:.2f}"
 
 
+@pytest.mark.portable
 def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
     cfg = config(digits, tmp_path, *SMALL, "FINETUNE.TRUNK_LR", 0.0, "SOLVER.MOMENTUM", 0.0)
     train, _ = open_data(cfg)
@@ -108,6 +108,7 @@ def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at
     assert whole.details["curves"] == parts.details["curves"]
 
 
+@pytest.mark.portable
 def test_two_ranks_learn_what_one_does(digits, tmp_path):
     """Compare with a network without BatchNorm, whose statistics are a rank's own."""
     more = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.001, "FINETUNE.HEAD_LR", 0.05)
