@@ -81,8 +81,8 @@ def add_config_arguments(
     )
 
 
-def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
-    """Add the arguments of a tool that trains: number of processes, and new or resumed run."""
+def add_num_gpus(arguments: argparse.ArgumentParser) -> None:
+    """Add the number of processes of a tool that launches them."""
     arguments.add_argument(
         "--num-gpus",
         type=int,
@@ -90,6 +90,11 @@ def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
         metavar="N",
         help="processes on this machine, on its GPUs or else its cores (default: %(default)s)",
     )
+
+
+def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
+    """Add the arguments of a tool that trains: number of processes, and new or resumed run."""
+    add_num_gpus(arguments)
     how = arguments.add_mutually_exclusive_group()
     how.add_argument(
         "--resume", action="store_true", help="resume from the newest checkpoint in OUTPUT_DIR"

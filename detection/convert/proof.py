@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from detectron2.config import CfgNode
@@ -91,7 +91,7 @@ def stage_differences(
         _lift_zero_scales(network)
     compare_outputs = _exact_outputs if cfg.MODEL.BACKBONE.NAME in EXACT_BUILDERS else _timm_outputs
     with quietly("torch.fx"):
-        ours, theirs = compare_outputs(backbone, kwargs, mean, std, model, cfg, weights)
+        ours, theirs = compare_outputs(_Compared(backbone, kwargs, mean, std, model, cfg, weights))
     return {
         stage: _difference(ours[stage], theirs[stage], stage) for stage in stages_of(cfg, kwargs)
     }
@@ -172,16 +172,21 @@ def _build_trunk(cfg: CfgNode, weights: Path) -> Any:
     return trunk
 
 
-def _exact_outputs(
-    backbone: Any,
-    kwargs: Mapping[str, Any],
-    mean: Color,
-    std: Color,
-    model: Any,
-    cfg: CfgNode,
-    weights: Path,
-) -> tuple[Outputs, Outputs]:
+class _Compared(NamedTuple):
+    """A timm network, the detector that was made of it, and what both were made from."""
+
+    backbone: Any
+    kwargs: Mapping[str, Any]
+    mean: Color
+    std: Color
+    model: Any
+    cfg: CfgNode
+    weights: Path
+
+
+def _exact_outputs(compared: _Compared) -> tuple[Outputs, Outputs]:
     """Return what timm's ResNet and Detectron2's put out at every stage."""
+    backbone, _, mean, std, model, cfg, weights = compared
     images = draw_images()
     batch = preprocessed(model, images, cfg.INPUT.FORMAT)
     ours = _resnet_outputs(backbone, padded(normalized(images, mean, std), batch))
@@ -215,16 +220,9 @@ def _resnet_outputs(backbone: Any, batch: Tensor) -> Outputs:
     return outputs
 
 
-def _timm_outputs(
-    backbone: Any,
-    kwargs: Mapping[str, Any],
-    mean: Color,
-    std: Color,
-    model: Any,
-    cfg: CfgNode,
-    weights: Path,
-) -> tuple[Outputs, Outputs]:
+def _timm_outputs(compared: _Compared) -> tuple[Outputs, Outputs]:
     """Return what the whole timm network and the detector's put out at every level."""
+    backbone, kwargs, mean, std, model, cfg, _ = compared
     is_pyramid = cfg.MODEL.BACKBONE.NAME in PLAIN_BUILDERS
     inside = model.backbone.net if is_pyramid else model.backbone.bottom_up
     prefix = PLAIN_LEVEL.removesuffix(LAST) if is_pyramid else BOTTOM_UP

@@ -24,7 +24,7 @@ from kscl.backbone_file.refuse import (
     refuse_detectron2,
     unused,
 )
-from kscl.backbone_file.unpickle import printable
+from kscl.backbone_file.unpickle import without_escapes
 from kscl.errors import KsclError
 
 GIVEN = "as given"  # the layout of a place that the user names and the table does not know
@@ -95,7 +95,7 @@ def _only(dicts: dict[Container, State], container: str, name: str) -> dict[Cont
     known = ", ".join(".".join(where) or "''" for where in list(dicts)[:12]) or "none"
     raise KsclError(
         f"{name}: there are no tensors at --container '{container}'. It has tensors at "
-        f"{printable(known)}."
+        f"{without_escapes(known)}."
     )
 
 
@@ -184,7 +184,7 @@ def _left_behind(place: Place, dicts: dict[Container, State]) -> tuple[str, ...]
     for where, tensors in dicts.items():
         if where != place.container:
             top = ".".join(where[: len(place.container) or 1])
-            elsewhere[printable(top) or "top level"] += len(tensors)
+            elsewhere[without_escapes(top) or "top level"] += len(tensors)
     here = unused(place, dicts[place.container])
     return (*here, *(f"[{top}] ({count} tensors)" for top, count in elsewhere.items()))
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kscl.backbone_file.layouts import Container
-from kscl.backbone_file.unpickle import printable
+from kscl.backbone_file.unpickle import without_escapes
 
 State = dict[str, Tensor]
 COUNTER = "num_batches_tracked"
@@ -32,7 +32,7 @@ class Place:
     def flags(self) -> str:
         """Return the options that choose this copy."""
         container = f"--container {'.'.join(self.container)} " if self.container else ""
-        return printable(f"{container}--prefix '{self.literal_prefix()}'")
+        return without_escapes(f"{container}--prefix '{self.literal_prefix()}'")
 
     def literal_prefix(self) -> str:
         """Return what stands before the network's names in the file, wrappers included."""

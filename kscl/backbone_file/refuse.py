@@ -7,7 +7,7 @@ from typing import Any
 
 from kscl.backbone_file.layouts import HEADS, LAYOUTS, Container
 from kscl.backbone_file.places import Place, State, in_sequence, unwrapped
-from kscl.backbone_file.unpickle import printable
+from kscl.backbone_file.unpickle import without_escapes
 from kscl.errors import KsclError
 
 CHOOSE = "--container KEY --prefix PREFIX (BACKBONE.CONTAINER and BACKBONE.PREFIX in a config)"
@@ -29,10 +29,10 @@ def check_whole(
         return
     near = sorted(places, key=lambda place: len(place.missing))[:3]
     reasons = "".join(f"\n  at {p.flags()}: {some(list(p.missing))} missing" for p in near)
-    where = "" if prefix is None else f" at --prefix '{prefix}'"
+    where = "" if prefix is None else without_escapes(f" at --prefix '{prefix}'")
     prefixes = ", ".join(_prefixes(dicts)) or "none with tensors"
     raise NotFound(
-        f"{name} does not hold this network{printable(where)}: name another network, or its place, "
+        f"{name} does not hold this network{where}: name another network, or its place, "
         f"{CHOOSE}.{reasons}\n"
         f"  names in it begin with: {prefixes}\n"
         f"  layouts known: {'; '.join(LAYOUTS)}"
@@ -116,13 +116,13 @@ def _prefixes(dicts: dict[Container, State]) -> list[str]:
         inside = f"[{'.'.join(where)}] " if where else ""
         for key in tensors:
             parts = key.split(".")
-            found[printable(inside + ".".join(parts[: min(2, len(parts) - 1)]))] = None
+            found[without_escapes(inside + ".".join(parts[: min(2, len(parts) - 1)]))] = None
     return list(found)[:12]
 
 
 def some(names: list[str]) -> str:
     """Return up to three names, printable, and how many more there are."""
-    shown = ", ".join(printable(name) for name in names[:3])
+    shown = ", ".join(without_escapes(name) for name in names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 

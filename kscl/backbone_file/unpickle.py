@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from kscl.errors import KsclError
+from kscl.errors import KsclError, printable
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
 LONGEST_NAME = 200
@@ -43,10 +43,9 @@ THREE_LINES = (
 )
 
 
-def printable(text: object) -> str:
-    """Return text without terminal escape codes and other characters that do not print."""
-    plain = ESCAPES.sub("", str(text))
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in plain)
+def without_escapes(text: object) -> str:
+    """Return text without the terminal's escape codes, which PyTorch's messages hold too."""
+    return printable(ESCAPES.sub("", str(text)), kept="\n")
 
 
 def read_plain(path: Path) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     # Names that PyTorch's reader knows stay what they are: it looks them up first.
     with torch.serialization.safe_globals([_stub(module, name) for module, name in names]):
         content = _load(path, THREE_LINES)
-    return content, tuple(printable(f"{m}.{n}") for m, n in names if not _is_plain(m, n))
+    return content, tuple(without_escapes(f"{m}.{n}") for m, n in names if not _is_plain(m, n))
 
 
 def _load(path: Path, advice: str) -> dict[str, Any]:
@@ -154,9 +153,9 @@ def _globals_of(path: Path) -> Iterator[tuple[str, str]]:
 def _reason(error: Exception) -> str:
     """Return what PyTorch's reader found, without its advice on how to read the file unsafely."""
     found = re.search(r"WeightsUnpickler error: (.+?)(?:\. |\n|$)", str(error))
-    return printable(found[1])[:LONGEST_NAME] if found else type(error).__name__
+    return without_escapes(found[1])[:LONGEST_NAME] if found else type(error).__name__
 
 
 def first_line(error: Exception) -> str:
     """Return an error's first line of printable text."""
-    return printable(str(error).split("\n")[0])[:300] or type(error).__name__
+    return without_escapes(str(error).split("\n")[0])[:300] or type(error).__name__

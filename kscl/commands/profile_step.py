@@ -40,13 +40,7 @@ class Job:
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the config and measure on every rank."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
-    arguments.add_argument(
-        "--num-gpus",
-        type=int,
-        default=1,
-        metavar="N",
-        help="processes on this machine, on its GPUs or else its cores (default: %(default)s)",
-    )
+    cli.add_num_gpus(arguments)
     arguments.add_argument(
         "--steps", type=int, default=10, metavar="N", help="steps to measure (default: %(default)s)"
     )

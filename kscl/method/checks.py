@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kscl.errors import KsclError
 from kscl.method.dictionary import MemoryBank, Minibatch
+from kscl.method.eigen import EIGENSOLVERS
 from kscl.method.jacobi import LARGEST as JACOBI_LARGEST
-from kscl.method.subspace import EIGENSOLVERS
 from kscl.runtime.distributed import rank
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ Lengths of many queries on many stored subspaces, without ever keeping what is l
 are slot-major, `slots` (L, N, D) holds the first vector of every entry, then the second vector of
 every entry, and so on. A length is built from L matrix products, one after another, and a slot that
 few entries fill is computed for those few only, but not on a GPU, which would first have to say
-which those are. Work goes over the entries in pieces whose
-temporaries stay in the cache. Against one einsum over K padded vectors, with the gradient of the
-queries, that takes 1/4 of the time at rank 2, 1/7 where 99 % of the entries have rank 1, and a
-third of the memory (`learner-lengths-*` of tools/benchmark.py, on 65,536 entries).
+which those are. Work goes over the entries in pieces whose temporaries stay in the cache. Against
+one einsum over K padded vectors, with the gradient of the queries, that takes 1/4 of the time at
+rank 2, 1/7 where 99 % of the entries have rank 1, and a third of the memory (`learner-lengths-*` of
+tools/benchmark.py, on 65,536 entries).
 """
 
 from __future__ import annotations
@@ -23,9 +23,27 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kscl.errors import KsclError
+
 # Numbers in one temporary (queries x entries): a CPU's cache, or enough to fill a GPU.
 PIECE = {"cpu": 2**19}
 PIECE_ELSEWHERE = 2**25
+
+
+def check_keys(keys: Tensor) -> None:
+    """Raise an error unless the keys are embeddings (B, K, D)."""
+    if keys.ndim != 3 or 0 in keys.shape[1:]:
+        raise KsclError(f"Keys must be (instances, K >= 1, D >= 1), not {tuple(keys.shape)}.")
+    if not keys.is_floating_point():
+        raise KsclError(f"Keys must be floating point embeddings, not {keys.dtype}.")
+
+
+def check_rho(num_shots: int, rho: float) -> None:
+    """Raise an error unless so many keys span a subspace and rho is a fraction of its mass."""
+    if num_shots < 1:
+        raise KsclError(f"{num_shots} key views cannot span a subspace: use 1 or more.")
+    if not 0 < rho <= 1:
+        raise KsclError(f"rho is {rho}, but a fraction of the eigenvalue mass lies in (0, 1].")
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class Learner(nn.Module):
     num_queries        Q; views are (B, Q+K, 3, H, W), the queries first
     num_small          S, the number of small queries per image, a tensor (B, S, 3, h, w) of its own
     similarity         a name in `kscl.method.similarity.SIMILARITIES`
-    eigensolver        a name in `kscl.method.subspace.EIGENSOLVERS`
+    eigensolver        a name in `kscl.method.eigen.EIGENSOLVERS`
     key_encoder        "momentum", a slow copy of the encoder; or "shared", the encoder itself
     key_batch_norm     "train": each key view is a BatchNorm batch of its own, shuffled over ranks;
                        "eval": fixed statistics, moving averages of the query encoder's

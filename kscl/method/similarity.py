@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kscl.errors import KsclError
+from kscl.method.eigen import eigenpairs
 from kscl.method.kernels import full_precision, orthonormalized
 from kscl.method.subspace import (
     Subspaces,
-    eigenpairs,
     fit_subspaces,
     is_kept,
     max_rank,

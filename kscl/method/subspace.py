@@ -22,17 +22,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kscl.errors import KsclError
-from kscl.method.jacobi import jacobi_eigh
+from kscl.method.eigen import eigenpairs
 from kscl.method.kernels import (
     all_lengths,
+    check_keys,
+    check_rho,
     full_precision,
     orthonormalized,
     safe_sqrt,
     with_projector_gradient,
 )
-
-EIGENSOLVERS = {"eigh": torch.linalg.eigh, "jacobi": jacobi_eigh}
 
 
 class Subspaces(NamedTuple):
@@ -49,11 +48,8 @@ class Subspaces(NamedTuple):
 
 
 def max_rank(num_shots: int, rho: float) -> int:
-    """Return ceil(ρ·K), which bounds L_n: the L largest of K eigenvalues hold at least L/K."""
-    if num_shots < 1:
-        raise KsclError(f"{num_shots} key views cannot span a subspace: use 1 or more.")
-    if not 0 < rho <= 1:
-        raise KsclError(f"rho is {rho}, but a fraction of the eigenvalue mass lies in (0, 1].")
+    """Return ceil(ρ·K), which bounds L_n (section 4.2): the L largest of K λ hold at least L/K."""
+    check_rho(num_shots, rho)
     return math.ceil(rho * num_shots - 1e-9)  # 0.28 * 25 is 7.000000000000001
 
 
@@ -63,10 +59,7 @@ def fit_subspaces(keys: Tensor, rho: float, eigensolver: str = "eigh") -> Subspa
     The Gram matrix V_nᵀV_n, K x K, has the nonzero eigenvalues of Σ_n, and w_i = V_n u_i / √λ_i.
     The gradient is that of the projector W̃_nW̃_nᵀ, finite for every input.
     """
-    if keys.ndim != 3 or 0 in keys.shape[1:]:
-        raise KsclError(f"Keys must be (instances, K >= 1, D >= 1), not {tuple(keys.shape)}.")
-    if not keys.is_floating_point():
-        raise KsclError(f"Keys must be floating point embeddings, not {keys.dtype}.")
+    check_keys(keys)
     length = max_rank(keys.shape[1], rho)
     with full_precision(keys) as (keys,):
         fixed = keys.detach()
@@ -81,12 +74,6 @@ def fit_subspaces(keys: Tensor, rho: float, eigensolver: str = "eigh") -> Subspa
         basis = with_projector_gradient(basis, keys, eigenvalues, vectors, kept)
         trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(keys.dtype).tiny)  # (B, 1)
         return Subspaces(basis, rank, eigenvalues / trace)
-
-
-def eigenpairs(gram: Tensor, eigensolver: str = "eigh") -> tuple[Tensor, Tensor]:
-    """Return eigenvalues (…, K), descending and at least 0, and their vectors as columns."""
-    eigenvalues, vectors = EIGENSOLVERS[eigensolver](gram)  # ascending
-    return eigenvalues.flip(-1).clamp_min(0), vectors.flip(-1)
 
 
 def kept_rank(eigenvalues: Tensor, rho: float) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,6 +31,7 @@ from linear_eval.data.views import geometry
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.online import train_sampler, view_maker
 from linear_eval.probes.outcome import Outcome
+from linear_eval.probes.progress import Progress
 from linear_eval.probes.sgd_grid import rate_factor
 from linear_eval.score import ranked_classes, score
 from linear_eval.splits import new_head
@@ -54,32 +54,6 @@ class Network(nn.Module):
         return self.head(self.trunk(images).float())
 
 
-@dataclass
-class Tuning:
-    """The state between two steps, the same on all ranks."""
-
-    network: Network
-    optimizer: torch.optim.SGD
-    step: int = 0
-    loss_sum: float = 0.0  # of the images of this epoch so far
-    losses: list[float] = field(default_factory=list)  # the mean of each epoch
-
-    def state_dict(self) -> Json:
-        """Return what a checkpoint stores."""
-        return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            **{name: getattr(self, name) for name in ("step", "loss_sum", "losses")},
-        }
-
-    def load_state_dict(self, state: Json) -> None:
-        """Continue from a checkpoint."""
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.loss_sum = state["step"], state["loss_sum"]
-        self.losses = list(state["losses"])
-
-
 def probe_finetune(
     cfg: CfgNode,
     frozen: Frozen,
@@ -100,23 +74,23 @@ def probe_finetune(
     for batch in batches:
         stopping = take_step(state, frozen, batch, train.targets, cfg.SOLVER, bool(saver.stop))
         if state.step % steps == 0:
-            state.losses.append(state.loss_sum / len(train))
+            state.epochs.append(state.loss_sum / len(train))
             state.loss_sum = 0.0
-            log.info("Epoch %d: train loss %.4f.", len(state.losses), state.losses[-1])
+            log.info("Epoch %d: train loss %.4f.", len(state.epochs), state.epochs[-1])
         saver.offer(state.step, lambda: {"finetune": state.state_dict()}, stopping)
     if rank() != 0:
         return []
-    outputs = outputs_on(state.network, frozen, val, cfg)
+    outputs = outputs_on(state.module, frozen, val, cfg)
     details = {
         "reported": "last epoch",
         "learning_rates": {"trunk": cfg.FINETUNE.TRUNK_LR, "head": cfg.FINETUNE.HEAD_LR},
         "epochs": cfg.SOLVER.EPOCHS,
-        "curves": {"epoch": list(range(1, len(state.losses) + 1)), "train_loss": state.losses},
+        "curves": {"epoch": list(range(1, len(state.epochs) + 1)), "train_loss": state.epochs},
     }
     return [Outcome(score(ranked_classes(outputs), val.targets, val.classes), details)]
 
 
-def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Tuning:
+def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Progress[Network]:
     """Return the state before the first step."""
     head = nn.Linear(frozen.dim, classes)
     weight, bias = new_head(classes, frozen.dim, cfg.SOLVER.INIT_STD, cfg.SEED)
@@ -128,11 +102,16 @@ def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Tuning:
         {"params": list(network.head.parameters()), "base_lr": cfg.FINETUNE.HEAD_LR},
     ]
     decay, momentum = cfg.SOLVER.WEIGHT_DECAY, cfg.SOLVER.MOMENTUM
-    return Tuning(network, torch.optim.SGD(groups, 1.0, momentum, weight_decay=decay))
+    return Progress(network, torch.optim.SGD(groups, 1.0, momentum, weight_decay=decay))
 
 
 def take_step(
-    state: Tuning, frozen: Frozen, batch: Batch, targets: Tensor, solver: CfgNode, stop: bool
+    state: Progress[Network],
+    frozen: Frozen,
+    batch: Batch,
+    targets: Tensor,
+    solver: CfgNode,
+    stop: bool,
 ) -> bool:
     """Take one SGD step on the batch of all ranks; return whether any was asked to stop."""
     epoch, place = divmod(state.step, math.ceil(len(targets) / solver.BATCH_SIZE))
@@ -141,14 +120,14 @@ def take_step(
         group["lr"] = group["base_lr"] * rate_factor(solver, epoch)
     loss = torch.zeros((), device=frozen.device)
     state.optimizer.zero_grad(set_to_none=False)
-    state.network.train()
+    state.module.train()
     if len(batch.instances):
         labels = targets[batch.instances].to(frozen.device)
         with autocast(frozen.device, frozen.amp):
-            outputs = state.network(_inputs(frozen, batch.views[:, 0]))
+            outputs = state.module(_inputs(frozen, batch.views[:, 0]))
         loss = F.cross_entropy(outputs.float(), labels, reduction="sum")
         (loss / in_batch).backward()
-    total, stopping = _over_ranks(state.network, loss.detach(), stop)
+    total, stopping = _over_ranks(state.module, loss.detach(), stop)
     if not math.isfinite(total):
         raise LinearEvalError(
             f"The loss of step {state.step} is not finite. Lower FINETUNE.TRUNK_LR or "

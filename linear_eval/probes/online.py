@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from linear_eval.data.images import LabeledImages, ViewsOfImages, load_batches
 from linear_eval.data.views import geometry
 from linear_eval.errors import LinearEvalError
 from linear_eval.probes.outcome import Classifier, Outcome
+from linear_eval.probes.progress import Progress
 from linear_eval.probes.sgd_grid import rate_factor
 from linear_eval.rules import CENTER
 from linear_eval.score import Score, ranked_classes, score
@@ -41,34 +41,6 @@ from linear_eval.splits import new_head
 log = logging.getLogger(LOGGER)
 
 Json = dict[str, Any]
-
-
-@dataclass
-class Progress:
-    """The state of the training between two steps, the same on all ranks."""
-
-    head: nn.Linear
-    optimizer: torch.optim.SGD
-    step: int = 0
-    loss_sum: float = 0.0  # of the images of this epoch so far
-    curve: list[Json] = field(default_factory=list)  # one row per epoch
-
-    def state_dict(self) -> Json:
-        """Return what a checkpoint stores."""
-        return {
-            "head": self.head.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-            "loss_sum": self.loss_sum,
-            "curve": self.curve,
-        }
-
-    def load_state_dict(self, state: Json) -> None:
-        """Continue from a checkpoint."""
-        self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.loss_sum = state["step"], state["loss_sum"]
-        self.curve = list(state["curve"])
 
 
 def probe_online(
@@ -94,10 +66,10 @@ def probe_online(
         if state.step % steps == 0:
             end_epoch(state, state.step // steps, len(train), val, val_features)
         saver.offer(state.step, lambda: {"online": state.state_dict()}, stopping)
-    return outcome(state, val_score(state.head, val, val_features)[0])
+    return outcome(state, val_score(state.module, val, val_features)[0])
 
 
-def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Progress:
+def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Progress[nn.Linear]:
     """Return the state before the first step."""
     head = nn.Linear(frozen.dim, classes)
     weight, bias = new_head(classes, frozen.dim, cfg.SOLVER.INIT_STD, cfg.SEED)
@@ -113,7 +85,7 @@ def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Progress:
 
 
 def take_step(
-    state: Progress,
+    state: Progress[nn.Linear],
     frozen: Frozen,
     batch: Batch,
     targets: Tensor,
@@ -130,9 +102,9 @@ def take_step(
         features = frozen.features(batch.views[:, 0])  # (b, D)
         frozen.check_finite(features)
         labels = targets[batch.instances].to(frozen.device)
-        loss = F.cross_entropy(state.head(features), labels, reduction="sum")
+        loss = F.cross_entropy(state.module(features), labels, reduction="sum")
         (loss / in_batch).backward()
-    total, stopping = add_over_ranks(state.head, loss.detach(), stop)
+    total, stopping = add_over_ranks(state.module, loss.detach(), stop)
     if not math.isfinite(total):
         raise LinearEvalError(
             f"The loss of step {state.step} is not finite at learning rate "
@@ -159,10 +131,10 @@ def add_over_ranks(head: nn.Linear, loss: Tensor, stop: bool) -> tuple[float, bo
 
 
 def end_epoch(
-    state: Progress, epoch: int, images: int, val: LabeledImages, val_features: Features
+    state: Progress[nn.Linear], epoch: int, images: int, val: LabeledImages, val_features: Features
 ) -> None:
     """Add a row to the curve, and log it."""
-    result, val_loss = val_score(state.head, val, val_features)
+    result, val_loss = val_score(state.module, val, val_features)
     row = {
         "epoch": epoch,
         "lr": state.optimizer.param_groups[0]["lr"],
@@ -170,7 +142,7 @@ def end_epoch(
         "val_loss": val_loss,
         **{f"val_{name}": value for name, value in result.metrics.items()},
     }
-    state.curve.append(row)
+    state.epochs.append(row)
     state.loss_sum = 0.0
     log.info(
         "Epoch %d: train loss %.4f, val top-1 %.2f.",
@@ -189,17 +161,17 @@ def val_score(head: nn.Linear, val: LabeledImages, features: Features) -> tuple[
     return score(ranked_classes(outputs), val.targets, val.classes), loss
 
 
-def outcome(state: Progress, result: Score) -> Outcome:
+def outcome(state: Progress[nn.Linear], result: Score) -> Outcome:
     """Return the result of the last epoch, with the best one marked as picked on val."""
-    best = max(state.curve, key=lambda row: row["val_top1"])
+    best = max(state.epochs, key=lambda row: row["val_top1"])
     picked = {"epoch": best["epoch"], "top1": best["val_top1"], "picked_on": "val"}
     details = {
         "reported": "last epoch",
         "best_epoch_picked_on_val": picked,
-        "curves": {name: [row[name] for row in state.curve] for name in state.curve[0]},
+        "curves": {name: [row[name] for row in state.epochs] for name in state.epochs[0]},
     }
     remark = f"last epoch; best {picked['top1']:.2f} in epoch {picked['epoch']}, picked on val"
-    head = Classifier(state.head.weight.detach().cpu(), state.head.bias.detach().cpu())
+    head = Classifier(state.module.weight.detach().cpu(), state.module.bias.detach().cpu())
     return Outcome(result, details, remark, head)
 
 

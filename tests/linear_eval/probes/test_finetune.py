@@ -58,17 +58,17 @@ def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
     state = finetune.start(cfg, frozen, 10)
     views = torch.randint(0, 256, (8, 1, 3, 24, 24), dtype=torch.uint8)
     batch = finetune.Batch(views, torch.arange(8), [])
-    before = {name: value.clone() for name, value in state.network.named_parameters()}
+    before = {name: value.clone() for name, value in state.module.named_parameters()}
     labels = train.targets[:8]
     finetune.take_step(state, frozen, batch, labels, cfg.SOLVER, False)
     # Plain SGD on the mean cross-entropy, by hand.
     with torch.no_grad():
-        network = finetune.start(cfg, frozen, 10).network.train()
+        network = finetune.start(cfg, frozen, 10).module.train()
         features = network.trunk(finetune._inputs(frozen, views[:, 0]))
         off = (network.head(features).softmax(1) - torch.eye(10)[labels]) / 8
     expected = before["head.weight"] - 0.2 * off.T @ features
-    assert torch.allclose(state.network.head.weight, expected, atol=1e-6)
-    for name, value in state.network.trunk.named_parameters():
+    assert torch.allclose(state.module.head.weight, expected, atol=1e-6)
+    for name, value in state.module.trunk.named_parameters():
         assert torch.equal(value, before[f"trunk.{name}"])
     frozen.check_unchanged()
     state.step = 5  # the sixth epoch, after both milestones
