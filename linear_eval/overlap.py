@@ -23,7 +23,7 @@ def refuse_overlap(cfg: CfgNode) -> None:
     """Raise LinearEvalError if DATA.TRAIN and DATA.VAL share images, by file or by content."""
     folders = [Path(where) for where in (cfg.DATA.TRAIN, cfg.DATA.VAL) if where]
     if len(folders) < 2 or not all(folder.is_dir() for folder in folders):
-        return  # told by whoever opens them
+        return  # reported where they are opened
     train, val = (folder.resolve() for folder in folders)
     if train == val or train in val.parents or val in train.parents:
         raise _refused(f"DATA.VAL {cfg.DATA.VAL} and DATA.TRAIN {cfg.DATA.TRAIN} overlap")

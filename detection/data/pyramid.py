@@ -1,4 +1,4 @@
-"""Images that are too small for a detector's pyramid of features, told before training."""
+"""Images that are too small for a detector's pyramid of features, reported before training."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ EXAMPLES = """  python tools/profile_step.py --num-gpus 8 \\
 
 @dataclass(frozen=True)
 class Job:
-    """What every rank is told."""
+    """The arguments of every rank."""
 
     cfg: CfgNode
     steps: int

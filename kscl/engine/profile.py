@@ -135,14 +135,14 @@ def _undisturbed(state: TrainState, batch: Batch, steps: int) -> float:
 def _count_syncs(state: TrainState, batch: Batch) -> float:
     """Count torch's own warnings of operations that wait for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             loop.take_step(state, batch)
         finally:
             torch.cuda.set_sync_debug_mode(before)
-    return float(sum("synchronizing" in str(warning.message) for warning in told))
+    return float(sum("synchronizing" in str(warning.message) for warning in caught))
 
 
 @contextlib.contextmanager

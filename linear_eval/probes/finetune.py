@@ -149,9 +149,9 @@ def _over_ranks(network: Network, loss: Tensor, stop: bool) -> tuple[float, bool
         dist.all_reduce(parameter.grad)
     for buffer in network.buffers():
         dist.broadcast(buffer, 0)
-    told = torch.stack([loss, loss.new_tensor(float(stop))])
-    dist.all_reduce(told)
-    return float(told[0]), bool(told[1])
+    totals = torch.stack([loss, loss.new_tensor(float(stop))])
+    dist.all_reduce(totals)
+    return float(totals[0]), bool(totals[1])
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def picture_hash(picture: np.ndarray) -> np.ndarray:
 def _hash_file(path: Path) -> np.ndarray | None:
     try:
         return picture_hash(decode_image(read_file(path)))
-    except (OSError, UnreadableImage):  # told by whoever checks the images
+    except (OSError, UnreadableImage):  # reported where the images are checked
         return None
 
 

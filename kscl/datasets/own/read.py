@@ -43,9 +43,9 @@ def read_own(
         _read_yolo(found, own, classes or _listed_classes(folder, images))
     own.images = _without_repeats(own)
     named = {image.path for image in own.images}
-    told = {problem.where for problem in own.problems}
+    reported = {problem.where for problem in own.problems}
     own.unlabeled = [
-        path for path in found.images.values() if path not in named and str(path) not in told
+        path for path in found.images.values() if path not in named and str(path) not in reported
     ]
     _check_images(own)
     return own
@@ -135,10 +135,10 @@ def _check_images(own: OwnSet) -> None:
         image.path: (image.width, image.height) for image in own.images if image.path is not None
     }
     sizes |= dict.fromkeys(own.unlabeled)
-    told = {problem.where for problem in own.problems}
+    reported = {problem.where for problem in own.problems}
     with ThreadPoolExecutor(THREADS) as threads:
         results = threads.map(_image_problem, sizes.keys(), sizes.values())
-        own.problems += [p for p in results if p is not None and p.where not in told]
+        own.problems += [p for p in results if p is not None and p.where not in reported]
 
 
 def _image_problem(path: Path, annotated: tuple[int, int] | None) -> Problem | None:
