@@ -29,6 +29,13 @@ IMPORTED_BY_NOBODY = ("commands", "benchmark", "tools", "tests")
 # commands run benchmark; tools/ run commands; tools/benchmark.py measures with tests/benchmarks.
 ALLOWED = {("kscl.commands", "kscl.benchmark"), ("tools", "commands"), ("tools.benchmark", "tests")}
 
+MOST_LINES = 300
+LONGER = {  # with the reason; a new file is split instead
+    "kscl/method/learner.py": "the learner reads from top to bottom as the paper's algorithm does",
+    "tests/kscl/data/test_loader.py": "one loader and one folder of images, for every test",
+    "tests/helpers/checkpoints.py": "one table: the layout of each project's checkpoints",
+}
+
 Import = tuple[str, str]  # importing module, imported module
 
 
@@ -213,3 +220,21 @@ def test_what_the_house_allows_is_allowed(importer: str, imported: str):
 def test_a_cycle_is_found():
     assert find_cycle([("a", "b"), ("b", "c"), ("c", "a")]) == ["a", "b", "c", "a"]
     assert find_cycle([("a", "b"), ("a", "c"), ("b", "c")]) == []
+
+
+def too_long(files: dict[str, int]) -> list[str]:
+    """Every file of more than MOST_LINES lines without a reason, and every reason without need."""
+    long = {name for name, lines in files.items() if lines > MOST_LINES}
+    return sorted(long ^ set(LONGER))
+
+
+def test_no_file_is_long_without_a_reason():
+    paths = [path for name in (*PACKAGES, "tools", "tests") for path in (ROOT / name).rglob("*.py")]
+    lines = {str(p.relative_to(ROOT)): len(p.read_text("utf-8").splitlines()) for p in paths}
+    assert too_long(lines) == []
+
+
+def test_a_long_file_is_found():
+    reasons = dict.fromkeys(LONGER, MOST_LINES + 1)
+    assert too_long({**reasons, "kscl/new.py": MOST_LINES + 1}) == ["kscl/new.py"]
+    assert too_long({**reasons, "kscl/new.py": MOST_LINES}) == []

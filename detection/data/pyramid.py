@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from detectron2.config import CfgNode
 
-from detection.data.preflight import Report
+from detection.data.report import Report
 from kscl.data.annotated.annotations import Problem
 
 COARSEST = {"GeneralizedRCNN": 64, "RetinaNet": 128}  # strides of p6 and p7

@@ -15,8 +15,9 @@ from detectron2.data.build import filter_images_with_only_crowd_annotations
 
 from detection.config import classes_key
 from detection.data.catalog import Dicts, detectron2_dicts, source_of
-from detection.data.preflight import Report, preflight
+from detection.data.preflight import preflight
 from detection.data.pyramid import too_small_images
+from detection.data.report import Report
 from detection.scoring.boxes import GroundTruth, make_ground_truth
 from kscl.config.tree import value_at
 from kscl.data.annotated.annotations import AnnotatedSet

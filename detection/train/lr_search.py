@@ -104,7 +104,7 @@ def search(
     }
 
 
-def summary(found: dict[str, Any]) -> str:
+def search_summary(found: dict[str, Any]) -> str:
     """Return one line on what the search found."""
     tried = ", ".join(f"{rate} gives {score:.2f}" for rate, score in found[METRIC].items())
     return (

@@ -12,7 +12,7 @@ from detection.convert.verify import verify_start
 from detection.data.sets import read_run_sets
 from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
-from detection.train.lr_search import GRID_KEY, SEARCH_FOLDER, check_grid, search, summary
+from detection.train.lr_search import GRID_KEY, SEARCH_FOLDER, check_grid, search, search_summary
 from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial, score_detector
 from kscl.config.tree import CONFIG_FILE
 from kscl.records.record import RECORD_FILE, read_record
@@ -63,7 +63,7 @@ def run_trials(
         code, found = search(cfg, sets, lambda c, s: _run(replace(begin, cfg=c, sets=s), num_gpus))
         if found is None:
             return code
-        print(summary(found), flush=True)
+        print(search_summary(found), flush=True)
         configs = [_with_rate(trial_cfg, found["chosen"]) for trial_cfg in configs]
         job = replace(job, lr_search=found)
     jobs = [replace(job, cfg=trial_cfg) for trial_cfg in configs]

@@ -66,7 +66,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_own(kinds.add_parser("own", help="your own images", allow_abbrev=False))
     for name in ("voc", "imagenet", *PICTURE_SETS):
         kind = kinds.add_parser(name, help=f"the public set {name}", allow_abbrev=False)
-        kind.add_argument("--root", type=Path, required=True, help="the folder that holds the data, or will hold it")
+        kind.add_argument(
+            "--root",
+            type=Path,
+            required=True,
+            help="where the data is, or will be",
+        )
         if name == "imagenet":
             kind.add_argument(
                 "--num-classes", type=int, default=IMAGENET_CLASSES, help=argparse.SUPPRESS

@@ -32,7 +32,7 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
         *_head(facts, output_dir),
         "# "
         + (
-            "Three seeds, so that a difference can be distinguished from noise."
+            "Three seeds, so that a difference can be told from noise."
             if several
             else "One seed: the minutes do not allow three, so no difference can be called real."
         ),
@@ -78,7 +78,7 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
         "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
         "# tools/start.py with --cpu.",
         *_head(facts, output_dir),
-        "seeds: [0, 1, 2]  # three seeds, so that a difference can be distinguished from noise",
+        "seeds: [0, 1, 2]  # three seeds, so that a difference can be told from noise",
         f"num_gpus: {num_gpus}",
         "baseline: [random]",
         "pretrain_overrides:",

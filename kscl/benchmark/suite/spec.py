@@ -210,12 +210,9 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
         yield f"{where} has no backbone: set pretrain, file, or arch (random weights)."
 
 
-def _is_color(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 3
-        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
-    )
+def _is_color(value: Any) -> bool:
+    three = isinstance(value, list) and len(value) == 3
+    return three and all(type(number) in (int, float) for number in value)
 
 
 def _pretraining(where: str, about: Mapping[str, Any], overrides: Overrides) -> Iterator[str]:

@@ -1,14 +1,17 @@
-"""One Chromium for all tests of the page, and a board with rows of every kind."""
+"""What these tests share: one Chromium, a board with rows of every kind, and a pretended Slurm."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.suite.stages import Stage
 from kscl.commands.leaderboard import write_board
 from tests.helpers.board_page import HOSTILE, pictures
 from tests.helpers.browser import MISSING, chromium, complaints, open_page, requests
@@ -22,6 +25,7 @@ from tests.helpers.leaderboard_records import (
     sha,
     write_all,
 )
+from tests.helpers.slurm import stage
 
 
 @pytest.fixture(scope="session")
@@ -55,3 +59,32 @@ def page(browser, files) -> Iterator[Any]:
     yield browser
     assert complaints(browser) == []
     assert set(requests(browser)) <= {files.page.as_uri(), "data:,"} | pictures(browser)
+
+
+@pytest.fixture
+def stages(tmp_path) -> list[Stage]:
+    one = stage(tmp_path, "one")
+    two = stage(tmp_path, "two", one, kind="knn")
+    three = stage(tmp_path, "three")
+    return [one, two, three, stage(tmp_path, "board", one, two, three, kind="board")]
+
+
+@pytest.fixture
+def state_dir(tmp_path) -> Path:
+    return tmp_path / ".stages"
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    """The three commands, which number jobs and write down what they are asked."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, line in {
+        "sbatch": f"n=$(cat {folder}/n 2>/dev/null || echo 30); echo $((n+1)) | tee {folder}/n",
+        "scancel": f'echo "$@" >> {folder}/cancelled',
+        "scontrol": f'echo "$@" >> {folder}/controlled',
+    }.items():
+        (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlparse
 
 import pytest
@@ -175,71 +174,6 @@ def test_a_stale_row_is_marked_and_says_why(page):
     assert badge.get_attribute("title") == "code was aaaa, is bbbb"
     method_button(page, 2).click()
     assert "code was aaaa, is bbbb" in one(page, ".panel .notice").text
-
-
-def test_everything_works_from_the_keyboard(page):
-    first = method_button(page, 0)
-    page.execute_script("arguments[0].focus()", first)
-    focused = page.switch_to.active_element
-    focused.send_keys(Keys.ENTER)
-    assert first.get_attribute("aria-expanded") == "true"
-    focused.send_keys(Keys.ARROW_DOWN)
-    assert page.switch_to.active_element == method_button(page, 1)
-    page.switch_to.active_element.send_keys(Keys.END)
-    assert page.switch_to.active_element == method_button(page, -1)
-    page.switch_to.active_element.send_keys(Keys.HOME)
-    page.switch_to.active_element.send_keys(Keys.ESCAPE)
-    assert first.get_attribute("aria-expanded") == "false"
-    assert page.switch_to.active_element == first
-    first.send_keys("/")
-    assert page.switch_to.active_element == one(page, "#search")
-    header = one(page, 'thead button[data-key="method"]')
-    page.execute_script("arguments[0].focus()", header)
-    header.send_keys(Keys.SPACE)
-    assert column(page, "method") == sorted(column(page, "method"))
-
-
-def test_tab_reaches_every_control_and_what_has_the_focus_is_seen(page):
-    page.execute_script("document.activeElement.blur()")
-    seen = []
-    for _ in range(14):
-        one(page, "body").send_keys(
-            Keys.TAB
-        ) if not seen else page.switch_to.active_element.send_keys(Keys.TAB)
-        seen.append(page.switch_to.active_element)
-    ids = {element.get_attribute("id") for element in seen}
-    assert {"theme", "protocol", "search", "frame"} <= ids
-    outline = "return getComputedStyle(document.activeElement).outlineStyle"
-    assert page.execute_script(outline) == "solid"
-
-
-def brightness(page: Any) -> int:
-    color = page.execute_script("return getComputedStyle(document.body).backgroundColor")
-    return sum(int(part) for part in color.strip("rgb()").split(",")[:3])
-
-
-def test_it_is_light_or_dark_as_the_system_or_the_reader_wishes(page):
-    def system(scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-    try:
-        system("dark")
-        assert brightness(page) < 150
-        system("light")
-        assert brightness(page) > 600
-        theme = one(page, "#theme")
-        theme.click()
-        theme.click()
-        assert theme.text == "Theme: dark"
-        assert brightness(page) < 150
-        system("dark")
-        theme.click()
-        theme.click()
-        assert theme.text == "Theme: light"
-        assert brightness(page) > 600
-    finally:
-        page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def test_a_hostile_name_is_shown_and_does_nothing(page):
