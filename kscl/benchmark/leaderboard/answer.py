@@ -26,7 +26,7 @@ TASKS = {
     "detection": "Detector",
 }
 MORE_SEEDS = 3
-POWER = 0.8  # chance to detect a difference of the reported size
+POWER = 0.8  # chance to detect a difference of the size that is told
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,7 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
         said = f"{who} and {whom} are too low to compare ({fmean(one):.1f} and {fmean(other):.1f} "
         said += f"{label})"
     elif interval is None:
-        said = (
-            f"with one seed no difference can be distinguished from noise ({who} {fmean(one):.1f}, "
-        )
+        said = f"with one seed no difference can be told from noise ({who} {fmean(one):.1f}, "
         said += f"{whom} {fmean(other):.1f} {label}); run three seeds"
     elif interval[0] <= 0 <= interval[1]:
         said = f"no difference shown between {who} and {whom} ({interval[0]:+.1f} to "
