@@ -46,7 +46,7 @@ def gram_route() -> float:
 @figure(
     "learner-jacobi",
     "subspaces by Jacobi rotations over those by eigh, in time on a CPU",
-    at_most=60,
+    at_most=8,
 )
 def jacobi_route() -> float:
     """On a GPU it spares the host's wait for eigh; on a CPU it is no alternative."""
