@@ -40,8 +40,10 @@ evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 
 
 screen: setup  ## which settings are worth five seeds, on held-out images (resumes if stopped)
 	$(PY) tools/prepare_data.py cifar10 --root datasets
-	$(SUITE)/small/screen_cifar10.yaml
-	$(SUITE)/small/screen_shapes.yaml
+	$(PY) tools/make_shapes.py --output-dir datasets/shapes_screen --seed 77 --num-classes 5 --unlabeled 2000
+	for data in cifar10 shapes; do suite=configs/suites/small/screen_$$data.yaml; \
+	    grep -q '^steps:' $$suite || $(PY) -W ignore tools/equal_time.py $$suite || exit 1; \
+	    $(PY) -W ignore tools/run_suite.py $$suite || exit 1; done
 
 board: setup  ## check the submissions in results/ and make their leaderboard
 	$(PY) tools/check_submission.py
