@@ -193,7 +193,7 @@ def die_before_older_ones_are_removed():
 def test_a_kill_while_a_checkpoint_is_written_loses_nothing(
     tmp_path, images, undisturbed, moment, newest, unfinished
 ):
-    run = Run(tmp_path / "run", images)
+    run = Run(tmp_path / "run", images, *SETTINGS["queue, SGD"])
     (process,) = run.start(before=moment)
     process.join(120)
     assert process.exitcode == -signal.SIGKILL
@@ -208,7 +208,7 @@ def test_a_kill_while_a_checkpoint_is_written_loses_nothing(
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_run_ends_the_same(
     tmp_path, images, undisturbed
 ):
-    run = Run(tmp_path / "run", images)
+    run = Run(tmp_path / "run", images, *SETTINGS["queue, SGD"])
     (process,) = run.start(before=die_before_older_ones_are_removed)
     process.join(120)
     newest = find_checkpoints(run.folder / CHECKPOINT_FOLDER)[0]

@@ -49,6 +49,8 @@ KINDS_CHANGED_BY = {
     "kscl/benchmark": set(),
     "kscl/benchmark/leaderboard": set(),
     "kscl/benchmark/start": set(),
+    "kscl/benchmark/slurm": set(),
+    "kscl/benchmark/submission": set(),
     "kscl/benchmark/suite": set(),
     "kscl/commands": set(),
     "kscl/datasets": set(),

@@ -22,8 +22,7 @@ def test_a_package_that_hides_one_of_ours_is_named_at_import_and_by_the_doctor(t
     environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "default"}
     script = ROOT / "tools/train_net.py"
     done = run(sys.executable, script, "--help", env=environment)
-    assert done.returncode != 0
-    assert str(theirs) in done.stderr
+    assert str(theirs) in done.stderr  # whether the import then fails depends on the installation
     done = tool("doctor", "--json", env=environment)
     found = {it["what"]: it for it in json.loads(done.stdout)["findings"]}
     assert found["detection"]["mark"] == "PROBLEM"
