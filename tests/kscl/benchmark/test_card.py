@@ -52,7 +52,6 @@ def front_matter(hub: Path) -> dict[str, Any]:
     return yaml.safe_load((hub / "README.md").read_text().split("---\n")[1])
 
 
-@pytest.mark.portable
 def test_timm_loads_it_and_gives_the_same_features_to_the_bit(hub, weights):
     images = torch.randn(3, 3, 32, 32)
     network = timm.create_model(f"local-dir:{hub}", pretrained=True).eval()

@@ -20,7 +20,6 @@ def weights(tmp_path_factory):
     return path
 
 
-@pytest.mark.portable
 def test_onnxruntime_computes_the_features_of_pytorch_for_any_batch(weights, tmp_path, capsys):
     onnxruntime = pytest.importorskip("onnxruntime")
     output = tmp_path / "backbone.onnx"

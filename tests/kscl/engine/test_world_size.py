@@ -43,7 +43,6 @@ def losses_in(run):
     return [json.loads(line)["loss"] for line in (run.folder / METRICS_FILE).open()]
 
 
-@pytest.mark.portable
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_another_number_of_processes_must_be_asked_for_and_continues_the_same_run(
     tmp_path, images, undisturbed, before, after

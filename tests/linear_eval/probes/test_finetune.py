@@ -108,7 +108,6 @@ def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at
     assert whole.details["curves"] == parts.details["curves"]
 
 
-@pytest.mark.portable
 def test_two_ranks_learn_what_one_does(digits, tmp_path):
     """Compare with a network without BatchNorm, whose statistics are a rank's own."""
     more = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.001, "FINETUNE.HEAD_LR", 0.05)
