@@ -6,7 +6,6 @@ leave the other views as they are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,11 +56,6 @@ class _Part(NamedTuple):
     end: int
     small: bool = False
 
-    @property
-    def num_numbers(self) -> int:
-        """Return how many random numbers are set aside for these views."""
-        return numbers_needed(self.ops, self.end - self.first)
-
 
 class ViewDataset(Dataset[Batch]):
     """Images by (epoch, index), each decoded once and turned into views.
@@ -103,7 +97,14 @@ class ViewDataset(Dataset[Batch]):
         if small is not None:
             crops = with_scale(queries, small.scale)
             views.append(_Part(Stream.SMALL_QUERIES, crops, 0, small.count, small=True))
-        self.parts = [part for part in views if part.first < part.end]
+        self.parts: list[tuple[_Part, slice]] = []  # with the place of its numbers in the stream
+        self.num_numbers: dict[Stream, int] = {}  # of an image
+        for part in views:
+            if part.first < part.end:
+                used = self.num_numbers.get(part.stream, 0)
+                end = used + numbers_needed(part.ops, part.end - part.first)
+                self.num_numbers[part.stream] = end
+                self.parts.append((part, slice(used, end)))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -153,16 +154,12 @@ class ViewDataset(Dataset[Batch]):
     def _numbers(self, epoch_index: EpochIndex) -> Iterator[tuple[_Part, np.ndarray]]:
         """Yield the random numbers of each part."""
         epoch, index = epoch_index
-        needed: Counter[Stream] = Counter()
-        for part in self.parts:
-            needed[part.stream] += part.num_numbers
         drawn = {
             stream: uniforms(self.seed, epoch, stream, index, count)
-            for stream, count in needed.items()
+            for stream, count in self.num_numbers.items()
         }
-        for part in self.parts:
-            numbers, drawn[part.stream] = np.split(drawn[part.stream], [part.num_numbers])
-            yield part, numbers
+        for part, place in self.parts:
+            yield part, drawn[part.stream][place]
 
     def _fill_part(
         self, image: Decoded, ops: list[Op], numbers: np.ndarray, target: np.ndarray
