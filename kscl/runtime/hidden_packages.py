@@ -1,7 +1,8 @@
-"""Find another installed package with the name of one of ours, which would be imported instead."""
+"""Find packages of others with the name of one of ours: imported instead, or mixed with it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import sys
 import warnings
@@ -27,6 +28,22 @@ def hidden_packages() -> dict[str, str]:
         found_at = [Path(place).resolve() for place in places]
         if places and not any(it.is_relative_to(own) for it in found_at for own in ours):
             found[name] = places[0]
+    return found
+
+
+def mixed_packages() -> dict[str, str]:
+    """Return for each package of ours the other distribution that has files in its folder.
+
+    Reads what every distribution has installed, so it is too slow for each import.
+    """
+    home = Path(__file__).resolve().parents[2]
+    owners = importlib.metadata.packages_distributions()
+    found = {}
+    for name in BESIDE_US:
+        for owner in sorted({*owners.get(name, ())} - {"kscl"}):
+            place = importlib.metadata.distribution(owner).locate_file(name)
+            if Path(str(place)).resolve() == home / name:
+                found[name] = owner
     return found
 
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from linear_eval.commands.linear_eval import main
 from linear_eval.config import load_linear_eval_config
 from linear_eval.errors import LinearEvalError
 from linear_eval.overlap import refuse_overlap
+from tests.helpers.digits import overrides, write_digits
 from tests.helpers.voc_sets import write_image
 
 
@@ -43,3 +45,13 @@ def test_copies_under_other_names_are_refused(tmp_path):
     shutil.copy(root / "train/class0/0.png", root / "val/class1/copy.png")
     with pytest.raises(LinearEvalError, match=r"copy\.png"):
         check(root / "train", root / "val", tmp_path / "cache")
+
+
+def test_the_tool_evaluates_on_training_images_only_if_one_insists(tmp_path, capsys):
+    digits = write_digits(tmp_path / "digits")
+    probe = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine", "DATA.VAL", digits / "train")
+    words = overrides(digits, tmp_path / "run", *probe)
+    assert main(words) == 2
+    assert "--allow-overlap" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert main(["--allow-overlap", *words]) == 0

@@ -8,6 +8,7 @@ import pytest
 
 from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.differences import differences, named_rows
+from kscl.benchmark.leaderboard.statistics import t_interval
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.errors import KsclError
@@ -68,3 +69,15 @@ def test_the_name_of_a_contender_without_pretraining_reaches_its_detector(tmp_pa
         if stage.kind == "detection"
     }
     assert labels == {"random/seed0/detection": [], "small/seed0/detection": ["small"]}
+
+
+def test_an_interval_of_ap_never_goes_below_zero(tmp_path):
+    details = [described("random", seed) for seed in range(3)]
+    aps = (0.5, 4.0, 1.0)
+    assert t_interval(aps)[0] < -1
+    records = [
+        detection(ap, sha(seed), details=details[seed], seed=seed) for seed, ap in enumerate(aps)
+    ]
+    (row,) = board_of(tmp_path, records).rows
+    (result,) = row.results.values()
+    assert result.measures["AP"].interval == (0.0, t_interval(aps)[1])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
+import pytest
 import yaml
 
 from detection.commands import train_net
@@ -28,7 +28,8 @@ def problems_of(main, capsys, *words: str) -> list[str]:
     return fatal
 
 
-def test_the_dry_run_names_a_wrong_class_count_and_a_misspelt_override(tmp_path):
+@pytest.mark.parametrize("option", [[], ["--dry-run"]])
+def test_a_wrong_class_count_and_a_misspelt_override_are_named_before_a_stage(tmp_path, option):
     small_voc(tmp_path / "voc")
     path = smoke_suite(tmp_path)
     suite = yaml.safe_load(path.read_text())
@@ -41,11 +42,12 @@ def test_the_dry_run_names_a_wrong_class_count_and_a_misspelt_override(tmp_path)
     del suite["contenders"]["kscl"]
     suite["evaluations"]["knn"]["overrides"]["KNN.NEIGHBOURS"] = 3
     path.write_text(yaml.safe_dump(suite))
-    done = tool("run_suite", path, "--dry-run", timeout=600)
+    done = tool("run_suite", path, *option, timeout=600)
     assert done.returncode == 2
     for name in ("MODEL.ROI_HEADS.NUM_CLASSES", "KNN.NEIGHBOURS"):
         assert name in done.stderr
-    assert not list(Path(tmp_path / "output").rglob("record.json"))
+    assert not list(tmp_path.rglob("record.json"))
+    assert not (tmp_path / "shapes").exists()  # made by the first stage
 
 
 def test_stages_that_differ_only_in_seed_are_checked_once(tmp_path):

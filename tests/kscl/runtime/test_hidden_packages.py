@@ -7,12 +7,13 @@ import os
 import shutil
 import sys
 
-from kscl.runtime.hidden_packages import hidden_packages
+from kscl.runtime.hidden_packages import hidden_packages, mixed_packages
 from tests.helpers.commands import ROOT, run, tool
 
 
 def test_nothing_hides_our_packages_here():
     assert hidden_packages() == {}
+    assert mixed_packages() == {}
 
 
 def test_a_package_that_hides_one_of_ours_is_named_at_import_and_by_the_doctor(tmp_path):
@@ -27,6 +28,25 @@ def test_a_package_that_hides_one_of_ours_is_named_at_import_and_by_the_doctor(t
     found = {it["what"]: it for it in json.loads(done.stdout)["findings"]}
     assert found["detection"]["mark"] == "PROBLEM"
     assert str(theirs) in found["detection"]["value"]
+
+
+def test_a_wheel_that_was_installed_into_a_package_of_ours_is_named_by_the_doctor(tmp_path):
+    for name in ("kscl", "detection", "linear_eval"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    theirs = tmp_path / "other-1.0.dist-info"
+    theirs.mkdir()
+    (theirs / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (theirs / "RECORD").write_text("detection/__init__.py,,\ndetection/boxes.py,,\n")
+    doctor = "import sys; from kscl.commands.doctor import main; sys.exit(main(['--json']))"
+    done = run(sys.executable, "-c", doctor, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
+    found = {it["what"]: it for it in json.loads(done.stdout)["findings"]}
+    assert found["detection"]["mark"] == "PROBLEM"
+    assert "package other " in found["detection"]["value"]
+    assert "linear_eval" not in found
+    (theirs / "RECORD").write_text("their_detection/__init__.py,,\n")
+    found = "from kscl.runtime.hidden_packages import mixed_packages; print(mixed_packages())"
+    done = run(sys.executable, "-c", found, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
+    assert done.stdout == "{}\n"
 
 
 def test_a_tool_of_another_checkout_is_not_taken_for_a_package(tmp_path):
