@@ -10,6 +10,7 @@ from typing import Any
 
 from detectron2.engine import SimpleTrainer
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from detection.errors import DetectionError
 from kscl.backbone_file import read_plain
@@ -82,8 +83,29 @@ def check_room_for(folder: Path, model: nn.Module) -> None:
 
 
 def export_detector(folder: Path, model: nn.Module) -> str:
-    """Write the weights of the trained detector alone; return their SHA-256."""
+    """Write the weights of the trained detector alone; return their SHA-256.
+
+    With statistics that are not numbers it would find nothing, and Detectron2 would not say so.
+    """
+    for name, norm in model.named_modules():
+        if isinstance(norm, BatchNorm) and not _is_usable(norm):
+            raise DetectionError(
+                f"{name} has a mean or variance that is NaN, infinite or negative, so this "
+                "detector would find nothing. naiveSyncBN and TEST.PRECISE_BN take a variance as a "
+                "difference, which is rounded below 0 where a channel hardly varies: use larger or "
+                "more varied images, or set TEST.PRECISE_BN.ENABLED False. Otherwise lower "
+                "SOLVER.BASE_LR. Start in a new OUTPUT_DIR."
+            )
     return write_tensors(folder / DETECTOR_FILE, {"model": model.state_dict()})
+
+
+def _is_usable(norm: BatchNorm) -> bool:
+    mean, variance = norm.running_mean, norm.running_var
+    if mean is None or variance is None:
+        return True
+    return bool(
+        mean.isfinite().all() and variance.isfinite().all() and (variance > -norm.eps).all()
+    )
 
 
 def load_detector(model: nn.Module, path: str) -> None:

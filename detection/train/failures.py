@@ -9,7 +9,9 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.utils import comm
 
+from detection.config import NORM_KEYS
 from detection.errors import DetectionError
+from kscl.config.tree import value_at
 from kscl.runtime import failures
 
 
@@ -21,10 +23,24 @@ def explained(cfg: CfgNode) -> Iterator[None]:
             yield
     except FloatingPointError as error:
         raise DetectionError(
-            f"{error}\nThe loss is not a number any more. Lower SOLVER.BASE_LR (now "
-            f"{cfg.SOLVER.BASE_LR:g}) or raise SOLVER.WARMUP_ITERS (now "
+            f"{error}\nThe training computes what is not a number. {_of_naive_norms(cfg)}Lower "
+            f"SOLVER.BASE_LR (now {cfg.SOLVER.BASE_LR:g}) or raise SOLVER.WARMUP_ITERS (now "
             f"{cfg.SOLVER.WARMUP_ITERS}), and start in a new OUTPUT_DIR."
         ) from error
+
+
+def _of_naive_norms(cfg: CfgNode) -> str:
+    """Return what to do about Detectron2's norm whose variance may be negative, if it is used."""
+    naive = [key for key in NORM_KEYS if value_at(cfg, key).startswith("naiveSyncBN")]
+    if not naive or comm.get_world_size() == 1:  # on one process it is a plain BatchNorm
+        return ""
+    return (
+        f"{' and '.join(naive)} is {value_at(cfg, naive[0])}, whose variance over several "
+        "processes (mean of squares less square of mean) is rounded below 0 where a channel hardly "
+        "varies, as in few or small images: use larger images (INPUT.MIN_SIZE_TRAIN), more of them "
+        "per process (SOLVER.IMS_PER_BATCH), or another norm (SyncBN on GPUs, BN elsewhere). If "
+        "it is not that: "
+    )
 
 
 @contextlib.contextmanager
