@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import random
 import zlib
 from collections.abc import Iterable, Iterator
@@ -28,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from detection.errors import DetectionError
 from kscl.data.bad_images import MOST_REPLACEMENTS, replacement
-from kscl.runtime.lifetime import end_with_parent
+from kscl.runtime.workers import obey_parent_alone, start_method
 
 Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
 BAD_IMAGES = "bad_images"  # in a mapped image: reasons by name of those that it stands for
@@ -155,17 +154,16 @@ def build_train_loader(
         sampler=_Order(sizes, total // world, seed_of(seed, "order"), start),
         num_workers=workers,
         collate_fn=trivial_batch_collator,
-        worker_init_fn=leave_process_group,
+        worker_init_fn=_set_up_worker,
+        multiprocessing_context=start_method(workers),
         # Its own: a loader that starts draws a number, which a resumed run would draw elsewhere.
         generator=torch.Generator().manual_seed(seed_of(seed, "loader")),
     )
     return _Noting(loader, known, most)
 
 
-def leave_process_group(worker: int) -> None:
-    """Put a worker out of reach of signals to the group: the main process saves before it stops."""
-    os.setpgid(0, 0)
-    end_with_parent()
+def _set_up_worker(worker: int) -> None:
+    obey_parent_alone()
 
 
 def build_test_loader(cfg: CfgNode, dicts: list[dict[str, Any]]) -> DataLoader[Any]:
@@ -177,5 +175,6 @@ def build_test_loader(cfg: CfgNode, dicts: list[dict[str, Any]]) -> DataLoader[A
         sampler=InferenceSampler(len(images)),
         num_workers=cfg.DATALOADER.NUM_WORKERS,
         collate_fn=trivial_batch_collator,
-        worker_init_fn=leave_process_group,
+        worker_init_fn=_set_up_worker,
+        multiprocessing_context=start_method(cfg.DATALOADER.NUM_WORKERS),
     )

@@ -22,7 +22,7 @@ from kscl.data.source import ImageSource
 from kscl.data.view_dataset import Batch, EpochIndex, SmallViews, ViewDataset
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation
-from kscl.runtime.lifetime import end_with_parent
+from kscl.runtime.workers import obey_parent_alone, start_method
 from kscl.views.recipes import check_recipe
 
 
@@ -197,6 +197,7 @@ def load_in_workers(
         num_workers=num_workers,
         collate_fn=_already_a_batch,
         worker_init_fn=_set_up_worker,
+        multiprocessing_context=start_method(num_workers),
         pin_memory=torch.cuda.is_available(),
         # Its own generator: the loader must not draw from the stream that training draws from.
         generator=torch.Generator(),
@@ -211,4 +212,4 @@ def _set_up_worker(worker: int) -> None:
     # Zero, not one: with one, OpenCV waits for the threads of its pool, which a fork of a process
     # that has used them does not copy. With zero it never asks the pool.
     cv2.setNumThreads(0)
-    end_with_parent()
+    obey_parent_alone()

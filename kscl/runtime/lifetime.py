@@ -32,8 +32,8 @@ def leave(code: int) -> NoReturn:
 def end_with_parent() -> None:
     """End this process of multiprocessing's once the process that asked for it is gone.
 
-    torch's loader workers watch their parent. Of one that a fork server started, as Python 3.14
-    does, that is the server, which in turn lives as long as its workers.
+    torch's loader workers watch their parent. Of one that a fork server started, that is the
+    server, which in turn lives as long as its workers.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ECHO_SECONDS = 5.0  # within which a second SIGTERM is the first one, by another way
 
 
 class StopRequest:
-    """True once SIGTERM or SIGINT has arrived; a second one interrupts at once."""
+    """True once SIGTERM or SIGINT has arrived; a second one interrupts at once.
+
+    A scheduler sends SIGTERM to all processes of a job, and a launcher that it reaches passes it on
+    to its ranks, which have it already.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.since = 0.0
 
     def __bool__(self) -> bool:
         return self.signal is not None
@@ -27,9 +34,11 @@ class StopRequest:
 
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self.signal is not None:
+        now = time.monotonic()
+        if self.signal is None:
+            self.signal, self.since = number, now
+        elif number != signal.SIGTERM or now - self.since > ECHO_SECONDS:
             raise KeyboardInterrupt
-        self.signal = number
 
 
 @contextlib.contextmanager
