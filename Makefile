@@ -65,7 +65,7 @@ test-slow: setup  ## run the long tests too
 test-gpu: setup  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
 
-test-slurm: setup  ## run a tiny suite on a real SLURM of one node, installed if need be (under 15 minutes)
+test-slurm: setup  ## run tiny suites on a real SLURM on this machine, installed if need be (under 15 minutes)
 	$(PY) -W ignore -m tests.slurm
 
 test-versions:  ## smoke tests on the oldest and the newest versions of setup.py's ranges (10 GB)

@@ -1,13 +1,14 @@
-"""Run a tiny suite on a real SLURM of one node; `make test-slurm`.
+"""Run tiny suites on a real SLURM on this machine; `make test-slurm`.
 
-Stages are stopped, queued again, made to fail and cancelled. The numbers must be those of a run
-without SLURM.
+Stages are stopped, queued again, made to fail and cancelled; one runs on two nodes. The numbers
+must be those of a run without SLURM.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,11 +23,12 @@ from kscl.runtime.logs import LOG_FILE
 from tests.helpers.commands import ROOT
 from tests.kscl.benchmark.test_suite import numbers
 from tests.slurm.cluster import cluster, what_is_missing
-from tests.slurm.suite import write_profile, write_suite
+from tests.slurm.suite import ON_TWO_NODES, write_profile, write_suite
 
 PACKAGES = ("slurm-wlm", "munge")
 MINUTES = 15.0
 OF_THE_CLOCK = ("minutes_per_epoch", "images_per_second", "views_per_second")
+POLL_SECONDS = 2.0
 STOPPED_PRETRAINING = "kscl/seed0/pretrain"
 FAILED_PRETRAINING = "short/seed0/pretrain"
 
@@ -41,7 +43,11 @@ def main() -> int:
     folder.chmod(0o755)
     try:
         with cluster(folder / "cluster") as environment:
-            Suite(folder, environment).test()
+            suite = Suite(folder / "one", environment, processes=1)
+            suite.resume_and_compare(stages=10)
+            suite.fail_and_cancel()
+            pair = Suite(folder / "two", environment, processes=2, **ON_TWO_NODES)
+            pair.resume_and_compare(stages=4)
     except BaseException:
         print(f"All files are kept in {folder}.", file=sys.stderr)
         raise
@@ -65,26 +71,31 @@ def install() -> str:
 
 
 class Suite:
-    """The same suite twice: on SLURM, and without it."""
+    """A suite twice: on SLURM, and without it."""
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, environment: dict[str, str], processes: int, **profile: object
+    ) -> None:
         self.folder = folder
         self.environment = {**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        self.profile = write_profile(folder / "profile.yaml")
-        self.on_slurm, self.local = (write_suite(folder / name) for name in ("slurm", "local"))
+        self.on_slurm, self.local = (
+            write_suite(folder / name, processes) for name in ("slurm", "local")
+        )
+        self.profile = write_profile(folder / "profile.yaml", **profile)
 
-    def test(self) -> None:
-        """Submit, stop, resume, compare, fail, cancel."""
+    def resume_and_compare(self, stages: int) -> None:
+        """Submit, stop a stage in the middle, let it resume, and compare."""
+        begun = time.monotonic()
         told = self.submit()
-        check("10 of 10 stages" in told, told)
-        check("Submitted 0 of 10" in self.submit(), "a second call must submit nothing")
+        check(f"Submitted {stages} of {stages} stages" in told, told)
+        check(f"Submitted 0 of {stages}" in self.submit(), "a second call must submit nothing")
         self.stop_in_the_middle(STOPPED_PRETRAINING)
         self.wait(lambda: self.status()[STOPPED_PRETRAINING] == "queued again", "the requeue", 2)
         say(f"{STOPPED_PRETRAINING} has saved its state and is queued again.")
         self.tool(self.local, "--skip-check")  # while SLURM lets the job wait
         self.wait(lambda: set(self.status().values()) == {"done"}, "the suite", MINUTES)
         self.compare()
-        self.fail_and_cancel()
+        say(f"{(time.monotonic() - begun) / 60:.1f} minutes.")
 
     def submit(self) -> str:
         return self.tool(self.on_slurm, "--slurm", str(self.profile), "--skip-check")
@@ -100,7 +111,11 @@ class Suite:
         records = [metrics_of(self.folder / name) for name in ("slurm", "local")]
         check(records[0] == records[1], f"the records differ: {records}")
         log = next((self.folder / "slurm/output").glob(f"{STOPPED_PRETRAINING}-*/{LOG_FILE}"))
-        check("Resuming after step" in log.read_text(), "the stopped stage must have resumed")
+        steps = [
+            re.findall(text, log.read_text())
+            for text in (r"Step (\d+) is saved", r"Resuming after step (\d+)")
+        ]
+        check(len(steps[0]) == 1 and steps[0] == steps[1], f"saved at, resumed after: {steps}")
         say(f"{len(local) - len(timed)} numbers of the board and {len(records[0])} records agree.")
 
     def fail_and_cancel(self) -> None:
@@ -160,7 +175,7 @@ class Suite:
         while not condition():
             if time.monotonic() > deadline:
                 raise AssertionError(f"{what} did not come in {minutes} minutes\n{self.status()}")
-            time.sleep(1)
+            time.sleep(POLL_SECONDS)
 
     def tool(self, suite: Path, *words: str, code: int | None = 0) -> str:
         """Run the tool and return what it prints."""

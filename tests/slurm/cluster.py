@@ -1,4 +1,7 @@
-"""A SLURM of one node with a pretend GPU, under one folder, for as long as a block lasts."""
+"""A SLURM under one folder, for as long as a block lasts.
+
+It has two nodes on this machine: one with a pretend GPU, and one beside it for jobs on two nodes.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,23 @@ from pathlib import Path
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "srun")
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/bin")
 START_SECONDS = 60.0
+BESIDE = "localhost"  # the second node; a name that leads to this machine, too
 
+# cred_expire: a job that is queued again waits so long, by default two minutes.
 SLURM_CONF = """\
 ClusterName=kscl
 SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={ctld_port}
-SlurmdPort={d_port}
+SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 MpiDefault=none
 SwitchType=switch/none
 ProctrackType=proctrack/linuxproc
@@ -46,8 +50,11 @@ SlurmdParameters=config_overrides
 MinJobAge=300
 KillWait=10
 GresTypes=gpu
-NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 Gres=gpu:1 State=UNKNOWN
+NodeName=DEFAULT RealMemory=4000 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:1
+NodeName={beside} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+PartitionName=both Nodes={host},{beside} MaxTime=INFINITE State=UP
 """
 
 
@@ -58,16 +65,20 @@ def what_is_missing() -> list[str]:
 
 @contextlib.contextmanager
 def cluster(folder: Path) -> Iterator[dict[str, str]]:
-    """Start munge, the controller and the node; yield the environment of the clients."""
+    """Start munge, the controller and the nodes; yield the environment of the clients."""
     folder.mkdir(mode=0o755, parents=True)
-    for name in ("state", "spool"):
-        (folder / name).mkdir()
-    ports = [_free_port(), _free_port()]
     host = socket.gethostname().split(".")[0]
-    names = {"host": host, "folder": folder, "ctld_port": ports[0], "d_port": ports[1]}
-    config = SLURM_CONF.format(**names, user=os.environ.get("USER", "root"))
+    for name in ("state", f"spool-{host}", f"spool-{BESIDE}"):
+        (folder / name).mkdir()
+    config = SLURM_CONF.format(
+        host=host,
+        beside=BESIDE,
+        folder=folder,
+        ports=[_free_port() for _ in range(3)],
+        user=os.environ.get("USER", "root"),
+    )
     (folder / "slurm.conf").write_text(config)
-    (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")
+    (folder / "gres.conf").write_text(f"NodeName={host} Name=gpu File=/dev/null\n")
     (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
     key = folder / "munge.key"
     key.write_bytes(secrets.token_bytes(128))
@@ -80,17 +91,17 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
     commands = [
         ["munged", "--foreground", "--force", *munge],
         ["slurmctld", "-D", "-f", str(folder / "slurm.conf")],
-        ["slurmd", "-D", "-f", str(folder / "slurm.conf"), "-N", host],
+        *(["slurmd", "-D", "-f", str(folder / "slurm.conf"), "-N", n] for n in (host, BESIDE)),
     ]
     started: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
-            with (folder / f"{command[0]}.out").open("wb") as output:
+            with (folder / f"{command[0]}.out").open("ab") as output:
                 started.append(
                     subprocess.Popen(command, env=environment, stdout=output, stderr=output)
                 )
             time.sleep(1)
-        _wait_for_the_node(environment, folder)
+        _wait_for_the_nodes(environment, folder)
         yield environment
     finally:
         for process in reversed(started):
@@ -101,16 +112,16 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
             process.wait()
 
 
-def _wait_for_the_node(environment: dict[str, str], folder: Path) -> None:
+def _wait_for_the_nodes(environment: dict[str, str], folder: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
     while True:
-        command = ["sinfo", "--noheader", "--format=%T"]
+        command = ["sinfo", "--noheader", "--Node", "--format=%T"]
         shown = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if shown.stdout.strip() == "idle":
+        if set(shown.stdout.split()) == {"idle"}:
             return
         if time.monotonic() > deadline:
             logs = "\n".join(path.read_text()[-1000:] for path in sorted(folder.glob("*.log")))
-            raise RuntimeError(f"The node is not idle: {shown.stdout}{shown.stderr}\n{logs}")
+            raise RuntimeError(f"The nodes are not idle: {shown.stdout}{shown.stderr}\n{logs}")
         time.sleep(0.5)
 
 

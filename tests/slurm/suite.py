@@ -17,17 +17,33 @@ PROFILE = {
 }
 
 
+ON_TWO_NODES = {
+    "resources": {"partition": "both", "time": "00:20:00"},
+    "kinds": {"pretrain": {"nodes": 2}},
+}
+
+
 def write_profile(path: Path, **changes: object) -> Path:
-    """Write the profile of the one-node cluster."""
+    """Write the profile of the cluster."""
     path.write_text(yaml.safe_dump(PROFILE | changes))
     return path
 
 
-def write_suite(folder: Path) -> Path:
-    """Write a suite whose pretraining takes long enough to be stopped on the way."""
+def write_suite(folder: Path, processes: int) -> Path:
+    """Write a suite whose pretraining takes long enough to be stopped on the way.
+
+    With two processes it is no more than that pretraining and a probe.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     suite = yaml.safe_load(smoke_suite(folder).read_text())
     suite["pretrain_overrides"] |= {"SOLVER.EPOCHS": 60, "CHECKPOINT.PERIOD_STEPS": 5}
+    if processes > 1:
+        suite["num_gpus"] = processes
+        suite["pretrain_overrides"] |= {"SOLVER.EPOCHS": 30, "DATA.NUM_WORKERS": 1}
+        suite["evaluations"]["knn"]["num_gpus"] = 1
+        for of, name in ((suite["contenders"], "random"), (suite["evaluations"], "detection")):
+            del of[name]
+        del suite["basis_image"]
     path = folder / "suite.yaml"
     path.write_text(yaml.safe_dump(suite))
     return path

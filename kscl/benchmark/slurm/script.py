@@ -13,6 +13,8 @@ from kscl.benchmark.suite.stages import Stage
 
 SCRIPTS = "slurm"  # the folder of scripts inside the state folder
 FIRST_PORT, PORTS = 20000, 10000
+# To all processes on all machines. srun itself, if it is sent SIGTERM, kills them at once.
+STOP_STEP = 'scancel --signal=TERM "$SLURM_JOB_ID"'
 
 # The note is written by the job itself: nothing else watches it.
 BODY = """\
@@ -24,11 +26,14 @@ spent={spent}
 fi
 SECONDS=$(cat "$spent" 2>/dev/null || echo 0)
 export PYTHONWARNINGS=ignore
+asked=""
+stage=""
+stop() {{ if [ -n "$stage" ]; then {stop}; fi; }}
+trap 'asked=requeue; stop' USR1
+trap 'asked=stop' TERM # SLURM sends it to all processes of a job
 {setup}{command} &
 stage=$!
-asked=""
-trap 'asked=requeue; kill -TERM "$stage"' USR1
-trap 'asked=stop' TERM # SLURM sends it to all processes of a job
+if [ -n "$asked" ]; then stop; fi # the signal came during the lines above
 wait "$stage"
 code=$?
 while kill -0 "$stage" 2>/dev/null; do # a signal ends the wait, not the stage, which is saving
@@ -84,7 +89,8 @@ def batch_script(
         key=stage.key,
         kind=stage.kind,
         setup=f"{profile.setup.strip()}\n" if profile.setup.strip() else "",
-        command=_command(stage, asked),
+        command=_command(stage, asked, profile.seconds_to_save),
+        stop='kill -TERM "$stage"' if asked.nodes == 1 else STOP_STEP,
     )
     return "\n".join(lines) + body
 
@@ -123,7 +129,7 @@ def _one(word: str) -> str:
     return f'"{word}"' if " " in word else word
 
 
-def _command(stage: Stage, asked: Resources) -> str:
+def _command(stage: Stage, asked: Resources, seconds_to_save: int) -> str:
     words = [program_path(stage.program), *stage.arguments]
     if stage.kind == "board":
         return board_command(stage, words[0])
@@ -134,6 +140,7 @@ def _command(stage: Stage, asked: Resources) -> str:
     program = [words[0], *words[1:place], *words[place + 2 :]]
     # One agent per machine. The port differs between jobs that share a machine.
     return (
+        f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds_to_save} # not torchrun's 30 s\n"
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
         f"srun --kill-on-bad-exit=1 {shlex.quote(program_path('torchrun'))} "
         f"--nnodes {asked.nodes} --nproc-per-node {processes} --rdzv-backend c10d "

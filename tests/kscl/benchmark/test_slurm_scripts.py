@@ -73,6 +73,17 @@ def test_a_job_near_its_time_limit_saves_and_is_queued_again_until_its_retries_a
     assert run_script(script, restarts=3) == 1  # queued again by SLURM itself, once too often
 
 
+def test_a_job_that_is_told_to_save_before_its_stage_runs_is_queued_again(
+    tmp_path, state_dir, cluster
+):
+    long = stage(tmp_path, "long", program="bash", arguments=("-c", SAVES))
+    profile = Profile(retries=2, setup="echo at work; sleep 2; echo loaded")
+    script = script_for(long, state_dir, profile)
+    assert run_script(script, signals=True) == 0
+    assert "loaded" in script.with_suffix(".out").read_text()
+    assert (cluster / "controlled").read_text() == "requeue 7\n"
+
+
 def test_the_board_shows_what_there_is(tmp_path, state_dir):
     made, failed = stage(tmp_path, "made"), stage(tmp_path, "failed")
     Path(made.folder).mkdir()
@@ -100,6 +111,9 @@ def test_a_stage_on_several_machines_runs_one_torchrun_on_each(tmp_path, state_d
     ):
         assert text in command
     assert "--num-gpus" not in command
+    # srun would kill the stage if it were sent SIGTERM; torchrun would do so after 30 s.
+    assert "then scancel --signal=TERM " in script.read_text()
+    assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120" in script.read_text()
     assert option(script, "nodes") == "2"
     assert option(script, "gpus-per-node") == "8"
     for asked in (Resources(nodes=3), Resources(gpus_per_node=8), Resources(gres="gpu:8")):
