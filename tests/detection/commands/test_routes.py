@@ -103,6 +103,18 @@ def test_a_retinanet_has_its_own_key_of_classes_and_needs_larger_images(shop, tm
     assert not (tmp_path / "run").exists()
 
 
+def test_images_that_are_too_small_for_an_fpn_are_told_before_training(shop, tmp_path, capsys):
+    protocol = ["--protocol", "detection/shapes_tiny_fpn.yaml"]
+    assert convert([*NARROW, *protocol, "--output-dir", str(shop / "weights-low")]) == 0
+    low = ["INPUT.MIN_SIZE_TRAIN", "(64, 63)", "INPUT.MIN_SIZE_TEST", "63"]
+    assert train_net(arguments(shop, tmp_path / "run", *low, weights="-low")) == 2
+    told = capsys.readouterr().err
+    assert "INPUT.MIN_SIZE_TRAIN" in told
+    assert "INPUT.MIN_SIZE_TEST" in told
+    assert "stride of 64" in told
+    assert not (tmp_path / "run").exists()
+
+
 def test_masks_that_are_missing_are_told_before_training(shop, tmp_path, capsys):
     protocol = ["--protocol", "detection/shapes_tiny_mask.yaml"]
     assert convert([*NARROW, *protocol, "--output-dir", str(shop / "weights-masks")]) == 0

@@ -17,7 +17,7 @@ from detection.errors import DetectionError
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.errors import KsclError
 from kscl.runtime.files import sha256_of
-from tests.helpers.backbones import NARROW, lively_backbone
+from tests.helpers.backbones import NARROW, backbone_file, lively_backbone
 from tests.helpers.checkpoints import moco, some
 
 INPUT = {"mean": (0.5, 0.4, 0.3), "std": (0.25, 0.2, 0.1)}
@@ -68,6 +68,36 @@ def test_a_detectors_checkpoint_gives_back_its_resnet(converted, tmp_path):
     again = convert(back.path, tmp_path / "again")
     found = read_weights(again.weights)
     assert all(torch.equal(found[key], value) for key, value in weights.items())
+
+
+@pytest.mark.parametrize(
+    ("arch", "protocol"),
+    [
+        ("resnet18", "fpn"),
+        ("resnet50", "mask"),
+        pytest.param("resnet34", "fpn", marks=pytest.mark.slow),
+        pytest.param("resnet18", "retinanet", marks=pytest.mark.slow),
+    ],
+)
+def test_the_round_trip_through_a_pyramid_is_equal_to_the_bit(arch, protocol, tmp_path, capsys):
+    kwargs = NARROW if arch == "resnet50" else {}
+    source = backbone_file(tmp_path, arch, kwargs)
+    words = [str(source), "--protocol", f"detection/shapes_tiny_{protocol}.yaml"]
+    assert main([*words, "--output-dir", str(tmp_path / "d2")]) == 0
+    words = [str(tmp_path / "d2"), "--to", "timm", "--output-dir", str(tmp_path / "back")]
+    assert main(words) == 0
+    assert "equal to the bit" in capsys.readouterr().out
+    assert sha256_of(tmp_path / "back" / BACKBONE_FILE) == sha256_of(source)
+
+
+def test_a_timm_network_in_a_detector_is_not_taken_back(tmp_path, capsys):
+    words = [str(backbone_file(tmp_path, "resnet18")), "--route", "timm"]
+    words += ["--protocol", "detection/shapes_tiny_fpn.yaml"]
+    assert main([*words, "--output-dir", str(tmp_path / "d2")]) == 0
+    words = [str(tmp_path / "d2"), "--to", "timm", "--output-dir", str(tmp_path / "back")]
+    assert main(words) == 2
+    assert "use the file that it was made from" in capsys.readouterr().err
+    assert not (tmp_path / "back").exists()
 
 
 def test_a_pkl_of_arrays_is_taken_back(converted, tmp_path):
