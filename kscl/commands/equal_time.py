@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true", help="change no file")
     arguments = parser.parse_args(argv)
     path = find_config(arguments.suite)
-    suite = read_suite(path)
+    suite = read_suite(path, with_lengths=False)
     times = measure_steps(suite, max(1, arguments.turns))
     steps = times.equal_steps(arguments.reference, arguments.epochs)
     rows = [(name, f"{times.milliseconds[name]:.1f}", count) for name, count in steps.items()]

@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_failures(states)
     _print_board(Path(suite.output_dir) / suite.board)
     if suite.steps:
-        print(report_seconds(seconds_of(stages)))
+        print(report_seconds(seconds_of(suite, stages)))
     return code
 
 

@@ -8,19 +8,22 @@ from pathlib import Path
 
 from tabulate import tabulate
 
+from kscl.benchmark.suite.spec import Suite
 from kscl.benchmark.suite.stages import Stage
 from kscl.records.record import RECORD_FILE, read_record
 
 TOLERATED = 0.15  # fraction by which the seconds of a contender may differ from the median
 
 
-def seconds_of(stages: Sequence[Stage]) -> dict[str, float]:
-    """Return the mean seconds that each contender's finished pretrainings took."""
+def seconds_of(suite: Suite, stages: Sequence[Stage]) -> dict[str, float]:
+    """Return the mean seconds of each contender's finished pretrainings, per unit of length."""
+    length = {contender.name: contender.lengths[0] for contender in suite.contenders}
     found: dict[str, list[float]] = {}
     for stage in stages:
         record = Path(stage.folder) / RECORD_FILE
         if stage.kind == "pretrain" and record.is_file():
-            found.setdefault(stage.name.split("/")[0], []).append(read_record(record).seconds)
+            name = stage.name.split("/")[0]
+            found.setdefault(name, []).append(read_record(record).seconds / length[name])
     return {name: statistics.fmean(seconds) for name, seconds in found.items()}
 
 
@@ -30,7 +33,9 @@ def report_seconds(seconds: Mapping[str, float]) -> str:
         return ""
     middle = statistics.median(seconds.values())
     rows = [(name, f"{value:.1f}", f"{value / middle - 1:+.0%}") for name, value in seconds.items()]
-    text = tabulate(rows, ["pretraining", "seconds", "to the median"], disable_numparse=True)
+    text = tabulate(
+        rows, ["pretraining", "seconds per length", "to the median"], disable_numparse=True
+    )
     far = [name for name, value in seconds.items() if abs(value / middle - 1) > TOLERATED]
     if far:
         text += (

@@ -50,6 +50,8 @@ class Contender:
     overrides: Overrides = field(default_factory=dict)
     # Seeds of this contender, instead of those of the suite.
     seeds: tuple[int, ...] = ()
+    # Lengths of this contender, instead of those of the suite.
+    lengths: tuple[int, ...] = (1,)
 
     @property
     def label(self) -> str:
@@ -101,6 +103,8 @@ class Suite:
     # Steps of each pretraining (its SOLVER.MAX_STEPS), by contender, for comparisons at equal time:
     # tools/equal_time.py measures and writes them.
     steps: dict[str, Any] = field(default_factory=dict)
+    # Multiples of `steps`: every pretraining that has steps is made once per length.
+    lengths: tuple[int, ...] = (1,)
     # An image whose basis images are shown on the page for every pretrained contender.
     basis_image: str = ""
     # The folder of the leaderboard inside output_dir.
@@ -129,17 +133,16 @@ REQUIRED = ("name", "output_dir", "contenders", "evaluations")
 IN_WORDS = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
 
 
-def read_suite(name: str | Path) -> Suite:
+def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
     """Return the suite in this file, or a shipped one; raise one error with all that is wrong."""
     path = find_config(name)
     values = read_mapping(path)
     raise_problems(list(_problems(values)), f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
+    described = with_steps(values) if with_lengths else values["contenders"]
     contenders = (
-        Contender(
-            key, **(with_steps(key, about, values) | {"seeds": tuple(about.get("seeds", seeds))})
-        )
-        for key, about in values["contenders"].items()
+        Contender(key, **(about | {"seeds": tuple(about.get("seeds", seeds))}))
+        for key, about in described.items()
     )
     others = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "seeds")}
     return Suite(
@@ -167,7 +170,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     for key in REQUIRED:
         if not values.get(key):
             yield f"{key} is missing or empty."
-    yield from _seeds("the suite", values)
+    yield from _number_lists("the suite", values)
     for old, new in SHAPES_KEYS.items():
         if old in _mapping(values, "shapes"):
             yield f"shapes: {old} has been renamed: write {new}."
@@ -188,17 +191,14 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
         yield f"{where} must be a mapping with pretrain, file or arch."
         return
     yield from key_problems(where, about, KEYS_OF_CONTENDER)
-    yield from _seeds(where, about)
+    yield from _number_lists(where, about)
     overrides = _mapping(about, "overrides")
     if "pretrain" in about:
-        of_files = [key for key in OF_FILES if key in about]
-        if of_files:
-            named = ", ".join(of_files)
-            yield f"{where}: The pretraining names the network: remove {named}."
+        if of_files := ", ".join(key for key in OF_FILES if key in about):
+            yield f"{where}: The pretraining names the network: remove {of_files}."
         yield from _pretraining(where, about, {**shared, **overrides})
         return
-    without_effect = [key for key in overrides if key != "LABEL"]
-    if without_effect:
+    if without_effect := [key for key in overrides if key != "LABEL"]:
         yield f"{where}: {without_effect[0]} overrides a pretraining, and there is none: remove it."
     for key in ("mean", "std"):
         if not _is_color(about.get(key)) and ("mean" in about or "std" in about):
@@ -287,11 +287,12 @@ def key_problems(
             yield f"{where}: {key} takes {IN_WORDS[known[key]]}, not {value!r}."
 
 
-def _seeds(where: str, about: Mapping[str, Any]) -> Iterator[str]:
-    seeds = about.get("seeds", [0])
-    good = isinstance(seeds, list) and seeds and all(type(s) is int and s >= 0 for s in seeds)
-    if not good or len(set(seeds)) != len(seeds):
-        yield f"{where}: seeds is {seeds!r}; it must be a list of different whole numbers."
+def _number_lists(where: str, about: Mapping[str, Any]) -> Iterator[str]:
+    for key, least in (("seeds", 0), ("lengths", 1)):
+        given = about.get(key, [1])
+        good = isinstance(given, list) and given and all(type(n) is int for n in given)
+        if not good or min(given) < least or len(set(given)) != len(given):
+            yield f"{where}: {key} is {given!r}; it must be a list of different whole numbers."
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:

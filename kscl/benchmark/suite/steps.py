@@ -8,12 +8,20 @@ from typing import Any
 MAX_STEPS = "SOLVER.MAX_STEPS"
 
 
-def with_steps(key: str, about: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the contender with the steps that the suite gives it."""
-    steps = values.get("steps", {}).get(key)
-    if steps is None:
-        return about
-    return {**about, "overrides": {**about.get("overrides", {}), MAX_STEPS: steps}}
+def with_steps(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the contenders with the steps that the suite gives them, one for each length."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, about in values["contenders"].items():
+        steps = values.get("steps", {}).get(key)
+        if steps is None:
+            found[key] = about
+            continue
+        lengths = about.get("lengths", values.get("lengths", [1]))
+        for length in lengths:
+            overrides = {"LABEL": key, **about.get("overrides", {}), MAX_STEPS: length * steps}
+            name = key if lengths == [1] else f"{key}_x{length}"
+            found[name] = {**about, "overrides": overrides, "lengths": (length,)}
+    return found
 
 
 def step_problems(values: Mapping[str, Any]) -> Iterator[str]:

@@ -64,6 +64,23 @@ def test_steps_are_kept_in_the_suite_file_and_measured_anew(suite: Path) -> None
     assert words.count("SOLVER.MAX_STEPS") == 2
 
 
+def test_every_length_is_a_pretraining_of_its_own_with_the_same_label(suite: Path) -> None:
+    words = "lengths: [1, 4]\nsteps: {moco_v2: 62, more: 25}\n"
+    suite.write_text(suite.read_text().replace("  more:\n", "  more:\n    lengths: [2]\n") + words)
+    assert max_steps(suite) == {"moco_v2_x1": 62, "moco_v2_x4": 248, "more_x2": 50, "random": None}
+    labels = {each.name: each.label for each in read_suite(suite).contenders}
+    assert labels["moco_v2_x1"] == labels["moco_v2_x4"] == "moco_v2"
+    measured = read_suite(suite, with_lengths=False).contenders
+    assert [each.name for each in measured] == ["moco_v2", "more", "random"]
+
+
+@pytest.mark.parametrize("lengths", ["[0, 1]", "[2, 2]", "[]", "[1.5]"])
+def test_lengths_that_mean_nothing_are_refused(suite: Path, lengths: str) -> None:
+    suite.write_text(f"{suite.read_text()}lengths: {lengths}\n")
+    with pytest.raises(ConfigError, match="lengths"):
+        read_suite(suite)
+
+
 def test_the_tool_measures_all_contenders_in_one_process(
     suite: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
