@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
         return 0
     try:
-        source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
+        source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
     except KsclError:
         if given.gpu == CPU:
             raise

@@ -56,5 +56,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _seconds(given: argparse.Namespace) -> float:
     cfg = load_config(given.config_file, given.overrides)
-    source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR)
+    source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
     return seconds_of(cfg, len(source), budget_here(cfg, source))

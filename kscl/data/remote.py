@@ -7,25 +7,31 @@ the order is a pure function of seed and epoch, whatever the number of ranks and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 import numpy as np
 from iopath.common.file_io import file_lock
 
 from kscl.data.index_cache import Arrays, cache_folder, load_index, save_index, stamps
 from kscl.data.packed_names import Names
-from kscl.data.shards import ShardSource, expand_shards, pack_samples, scan
+from kscl.data.shards import Sample, ShardSource, expand_shards, pack_samples, scan
+from kscl.data.source import Lost
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation, uniforms
 from kscl.runtime.files import sha256_of
+from kscl.runtime.logs import progress
 from kscl.runtime.paths import ATTEMPTS, cached_file, cached_path, path_manager
 
 BUFFER_IMAGES = 16_384
+
+Result = TypeVar("Result")
 
 
 class RemoteShards(ShardSource):
@@ -51,18 +57,12 @@ class RemoteShards(ShardSource):
         return in_turn[np.argsort(np.arange(len(self)) + shift, kind="stable")]
 
     def _open(self, number: int) -> IO[bytes]:
-        for _ in range(ATTEMPTS):
-            path = self._fetched(number)
-            try:
-                file = path.open("rb", buffering=0)
-            except FileNotFoundError:  # another process has made room just now
-                continue
-            os.utime(path)  # the one used last is dropped last
+        def opened() -> IO[bytes]:
+            file = self._fetched(number).open("rb", buffering=0)
+            os.utime(file.fileno())  # the one used last is dropped last
             return file
-        raise KsclError(
-            f"{self.shards[number]} is dropped from {self.cache} faster than it is read. Make "
-            "DATA.CACHE_GB larger."
-        )
+
+        return _while_kept(opened, self.shards[number], self.cache)
 
     def _fetched(self, number: int) -> Path:
         shard = self.shards[number]
@@ -113,18 +113,34 @@ def _index(shards: list[str], cache: Path, max_bytes: float) -> Arrays:
     started = time.time_ns()
     places = [cached_path(shard, cache) for shard in shards]
     scanned, digests = [], []
-    for shard in shards:
-        path = cached_file(shard, cache)
-        scanned.append(scan(str(path), shard))
-        digests.append(sha256_of(path))
+    for shard, path in progress(list(zip(shards, places, strict=True)), "Fetching shards"):
+        found, digest = _while_kept(partial(_look_through, shard, cache), shard, cache)
+        scanned.append(found)
+        digests.append(digest)
         drop_oldest(places, path, max_bytes)
-    digest = Names.pack(digests)
+    packed = Names.pack(digests)
     return {
         **pack_samples(scanned),
-        "sha256_text": digest.text,
-        "sha256_ends": digest.ends,
+        "sha256_text": packed.text,
+        "sha256_ends": packed.ends,
         **stamps([], [], started),
     }
+
+
+def _look_through(shard: str, cache: Path) -> tuple[tuple[list[Sample], list[Lost]], str]:
+    """Return what is in a shard, and its SHA-256."""
+    path = cached_file(shard, cache)
+    return scan(str(path), shard), sha256_of(path)
+
+
+def _while_kept(use: Callable[[], Result], shard: str, cache: Path) -> Result:
+    """Use a cached shard; fetch it again if another process has made room just then."""
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(FileNotFoundError):
+            return use()
+    raise KsclError(
+        f"{shard} is dropped from {cache} faster than it is read. Make DATA.CACHE_GB larger."
+    )
 
 
 def drop_oldest(places: list[Path], newest: Path, max_bytes: float) -> None:

@@ -63,7 +63,7 @@ class KnnCheck:
 
 def open_labeled(where: str, cfg: CfgNode) -> tuple[ImageSource, Labels]:
     """Open class folders; raise if the images have no classes."""
-    source = open_source(where, cfg.DATA.CACHE_DIR)
+    source = open_source(where, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
     if source.labels is None:
         raise KsclError(f"{where} has no classes. Put the images of each class in a folder of it.")
     return source, source.labels

@@ -7,6 +7,7 @@ $KSCL_PATH_HANDLERS, which every process of a run inherits.
 from __future__ import annotations
 
 import argparse
+import glob
 import hashlib
 import http.client
 import importlib
@@ -54,7 +55,7 @@ class CachedUrls(HTTPURLHandler):
         self._check_kwargs(kwargs)
         if cache_dir is None:
             raise KsclError(f"{path}: give a cache folder to download to.")
-        return str(cached_file(path, Path(cache_dir)))
+        return str(local_path(path, Path(cache_dir)))
 
 
 path_manager = PathManager()
@@ -105,7 +106,12 @@ def is_url(path: str | Path) -> bool:
 
 def local_path(path: str | Path, cache: Path) -> Path:
     """Return a local path as it is, or the cached file of an address, downloaded if it is new."""
-    return cached_file(str(path), cache) if is_url(path) else Path(path)
+    if not is_url(path):
+        return Path(path)
+    target = cached_path(str(path), cache)
+    if not target.is_file():
+        log.info("Fetching %s to %s.", path, target)
+    return cached_file(str(path), cache)
 
 
 def cached_path(path: str, cache: Path) -> Path:
@@ -124,7 +130,8 @@ def cached_file(path: str, cache: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with file_lock(str(target)):  # ranks and workers ask at the same time
             if not target.is_file():
-                log.info("Fetching %s to %s.", path, target)
+                for left in target.parent.glob(f".{glob.escape(target.name)}.*"):
+                    left.unlink()  # of a process that was killed: nobody else has the lock
                 _fetch(path, target)
     except OSError as error:
         raise KsclError(
@@ -166,6 +173,10 @@ def _copy(path: str, target: Path) -> None:
                 raise ConnectionError(f"the connection ended {left:,} bytes too early")
             if not file.tell():
                 raise ConnectionError("it is empty")
+            file.flush()
+            os.fsync(
+                file.fileno()
+            )  # or a power failure may leave a file of this name, but not whole
         os.replace(name, target)
     except BaseException:
         os.unlink(name)

@@ -35,8 +35,8 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         failures = self.server.failures
         failure = failures[number] if number < len(failures) else ""
         file = self.server.folder / self.path.lstrip("/")
-        if failure == "500" or not file.is_file():
-            self.send_error(500 if failure else 404)
+        if failure.isdecimal() or not file.is_file():
+            self.send_error(int(failure or 404))
             return
         body = file.read_bytes()
         self.send_response(200)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -18,7 +21,8 @@ from kscl.errors import KsclError
 from kscl.records.record import read_record
 from kscl.runtime import paths
 from tests.helpers.bad_server import serve
-from tests.helpers.runs import Run, draw_images
+from tests.helpers.commands import ROOT
+from tests.helpers.runs import Run, draw_images, wait_until
 
 SHARDS, IMAGES = 6, 8  # per shard
 
@@ -106,6 +110,83 @@ def test_a_shard_that_has_changed_since_it_was_indexed_is_refused_by_name(shards
         write_tar(shards / "0.tar", {f"0_{n}.jpg": b"0 9" for n in range(IMAGES)})
         with pytest.raises(KsclError, match=f"{server.address}/0.tar has changed"):
             source.read(0)
+
+
+def test_a_download_that_was_killed_leaves_nothing_that_is_read_or_stays(shards, tmp_path):
+    cache = tmp_path / "cache"
+    with serve(shards, ["stall"]) as server:
+        where = f"{server.address}/0.tar"
+        fetch = f"from kscl.data.open import open_source; open_source({where!r}, {str(cache)!r})"
+        process = subprocess.Popen([sys.executable, "-W", "ignore", "-c", fetch], cwd=ROOT)
+        downloads = cache / paths.DOWNLOADS
+        wait_until(lambda: any(downloads.glob(".*.tar.*")) and server.asked["/0.tar"] == 1)
+        process.kill()
+        process.wait()
+        assert any(downloads.glob(".*.tar.*"))  # what came of it
+        assert not paths.cached_path(where, cache).exists()
+        assert contents(open_source(where, str(cache))) == EXPECTED[:IMAGES]
+    assert sorted(path.suffix for path in downloads.iterdir()) == [".lock", ".tar"]
+
+
+def test_processes_that_index_into_a_small_cache_fetch_again_what_another_one_dropped(
+    shards, tmp_path, monkeypatch
+):
+    size = (shards / "0.tar").stat().st_size
+    scan, dropped = remote.scan, []
+
+    def drop_first(path, name=""):
+        if not dropped:
+            dropped.append(path)
+            Path(path).unlink()
+        return scan(path, name)
+
+    monkeypatch.setattr(remote, "scan", drop_first)
+    with serve(shards) as server:
+        source = open_source(pattern(server), str(tmp_path / "cache"), 1.5 * size / 1e9)
+        assert server.asked["/0.tar"] == 2
+        assert contents(source) == EXPECTED
+
+
+def test_two_processes_fetch_every_shard_once_between_them(shards, tmp_path):
+    with serve(shards) as server:
+        fetch = "from kscl.data.open import open_source; from sys import argv; "
+        fetch += "source = open_source(*argv[1:]); [source.read(n) for n in range(len(source))]"
+        words = [sys.executable, "-W", "ignore", "-c", fetch, pattern(server), tmp_path / "cache"]
+        both = [subprocess.Popen([*map(str, words)], cwd=ROOT) for _ in range(2)]
+        assert [process.wait(60) for process in both] == [0, 0]
+        assert set(server.asked.values()) == {1}
+
+
+def test_a_person_sees_how_many_shards_are_fetched_and_what_is_tried_again(
+    shards, tmp_path, capsys, caplog
+):
+    caplog.set_level(logging.WARNING)
+    with serve(shards, ["500"]) as server:
+        open_source(pattern(server), str(tmp_path / "cache"))
+    assert f"Fetching shards: {SHARDS} of {SHARDS}" in capsys.readouterr().err
+    assert f"{server.address}/0.tar: HTTP Error 500" in caplog.text
+    assert "trying again in" in caplog.text
+
+
+def test_a_shard_that_cannot_be_fetched_by_a_loader_worker_ends_the_run_by_name(tmp_path):
+    files = sorted(draw_images(tmp_path / "images", 32).rglob("*.jpg"))
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for number in range(2):
+        write_tar(shards / f"{number}.tar", {p.name: p.read_bytes() for p in files[number::2]})
+    with serve(shards) as server:
+        room = 1.5 * (shards / "0.tar").stat().st_size / 1e9  # for one of the two
+        where = f"{server.address}/{{0..1}}.tar"
+        cache = ["DATA.CACHE_DIR", tmp_path / "cache", "DATA.CACHE_GB", room]
+        run = Run(tmp_path / "run", where, *cache, "DATA.NUM_WORKERS", 1)
+        open_source(where, str(tmp_path / "cache"), room)
+        server.failures = ["", *["404"] * 99]
+        (process,) = run.start()
+        process.join(120)
+    assert process.exitcode == 2
+    told = run.log.read_text().splitlines()[-1]
+    assert told.startswith(f"error: {server.address}/")
+    assert "cannot be fetched" in told
 
 
 def test_an_epoch_shows_every_image_once_and_needs_few_shards_at_a_time(
