@@ -85,7 +85,10 @@ class _Clock:
     def timed(self, name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         def measured(*args: Any, **options: Any) -> Any:
             with self.phase(name):
-                return work(*args, **options)
+                done = work(*args, **options)
+                if isinstance(done, dist.Work):
+                    done.wait()  # here, as its time would be counted as that of another phase
+                return done
 
         return measured
 

@@ -39,7 +39,7 @@ from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
 from kscl.method.similarity import find_similarity
 from kscl.method.subspace import Subspaces
 from kscl.runtime.distributed import average_, rank
-from kscl.runtime.shuffle import shuffled
+from kscl.runtime.shuffle import Shuffle
 
 
 class Learner(nn.Module):
@@ -222,21 +222,27 @@ class Learner(nn.Module):
             self.key_encoder.eval()
         return self
 
-    def embed_keys(self, views: Tensor) -> Tensor:
-        """Return unit embeddings (B, K, D) of key views (B, K, 3, H, W)."""
+    def embed_keys(self, views: Tensor, sent: Shuffle | None = None) -> Tensor:
+        """Return unit embeddings (B, K, D) of key views (B, K, 3, H, W), perhaps sent already."""
         if self.key_encoder is None:
             with torch.set_grad_enabled(self.grad_through_keys and torch.is_grad_enabled()):
                 return self._each(self.encoder, views)
         with torch.no_grad():
-            alone = not (self._batch_norms and self.key_encoder.training)  # of its companions
-            if alone and views.device.type == "cpu":  # whose cache holds one view's batch
-                return self._each(self.key_encoder, views)
-            if alone:
-                together = views.transpose(0, 1).flatten(0, 1)  # (K · B, 3, H, W)
-                keys = self.key_encoder(self._input(together))  # (K · B, D)
-                return keys.unflatten(0, (views.shape[1], len(views))).transpose(0, 1)
-            encoder, seed = self.key_encoder, 100_003 * self._steps + 1_009 * len(self._pending)
-            return shuffled(lambda images: encoder(self._input(images)), views, seed)
+            encoder, sent = self.key_encoder, sent or self._send(views)
+            if sent is not None:
+                return sent.encode(lambda images: encoder(self._input(images)))
+            if views.device.type == "cpu":  # whose cache holds one view's batch
+                return self._each(encoder, views)
+            together = views.transpose(0, 1).flatten(0, 1)  # (K · B, 3, H, W)
+            keys = encoder(self._input(together))  # (K · B, D)
+            return keys.unflatten(0, (views.shape[1], len(views))).transpose(0, 1)
+
+    @torch.no_grad()
+    def _send(self, views: Tensor) -> Shuffle | None:
+        """Begin to deal key views (B, K, 3, H, W) anew among the ranks, if BatchNorm needs that."""
+        if self.key_encoder is None or not (self._batch_norms and self.key_encoder.training):
+            return None  # an embedding does not depend on its companions, or gradients flow back
+        return Shuffle(views, 100_003 * self._steps + 1_009 * len(self._pending))
 
     def _each(self, encoder: Encoder, views: Tensor) -> Tensor:
         """Return embeddings (B, V, D) of views (B, V, 3, H, W), each view a batch of its own."""
@@ -261,11 +267,12 @@ class Learner(nn.Module):
                 )
             average_(statistics(self.key_encoder))
             copy_statistics(self.key_encoder, self.encoder)
+        sent = self._send(keys)  # they travel while the queries are encoded
         queries = self._together(views[:, : self.num_queries])  # (B, Q, D)
         more = queries[:, 1:]
         if small is not None:
             more = torch.cat([more, self._embed_small(small)], 1)
-        return queries[:, 0], more, self.embed_keys(keys)
+        return queries[:, 0], more, self.embed_keys(keys, sent)
 
     def _embed_small(self, small: Tensor) -> Tensor:
         """Return embeddings (B, S, D) of small queries (B, S, 3, h, w).

@@ -14,20 +14,32 @@ from torch import Tensor
 
 from kscl.runtime.distributed import rank, world_size
 
+Arrival = Callable[[], Tensor]  # waits for rows that are on their way, and returns them
 
-def shuffled(encode: Callable[[Tensor], Tensor], views: Tensor, seed: int) -> Tensor:
-    """Encode each of K views (B, K, ...) in a batch shuffled over all ranks: (B, K, D), in order.
+
+class Shuffle:
+    """K views (B, K, ...) on their way to the ranks that encode them.
 
     All ranks draw the same order of view k from `seed` + k. All views travel in one message, and an
-    image goes only to the rank that encodes it.
+    image goes only to the rank that encodes it. Nobody waits for them until `encode`, so a rank can
+    compute in between.
     """
-    batch, count = views.shape[:2]
-    if world_size() == 1:
-        return torch.stack([encode(view) for view in views.unbind(1)], 1)
-    deal = _Deal(batch, [seed + k for k in range(count)], views.device)
-    mixed = deal.out(views.transpose(0, 1).flatten(0, 1))  # (K · B, ...)
-    embeddings = torch.cat([encode(part) for part in mixed.chunk(count)])  # (K · B, D)
-    return deal.back(embeddings).unflatten(0, (count, batch)).transpose(0, 1)
+
+    def __init__(self, views: Tensor, seed: int) -> None:
+        self.views = views
+        if world_size() > 1:
+            batch, count = views.shape[:2]
+            self.deal = _Deal(batch, [seed + k for k in range(count)], views.device)
+            self.arrival = self.deal.out(views.transpose(0, 1).flatten(0, 1))
+
+    def encode(self, encode: Callable[[Tensor], Tensor]) -> Tensor:
+        """Encode each view in a batch shuffled over all ranks; return (B, K, D) in order."""
+        if world_size() == 1:
+            return torch.stack([encode(view) for view in self.views.unbind(1)], 1)
+        batch, count = self.views.shape[:2]
+        mixed = self.arrival()  # (K · B, ...)
+        embeddings = torch.cat([encode(part) for part in mixed.chunk(count)])  # (K · B, D)
+        return self.deal.back(embeddings)().unflatten(0, (count, batch)).transpose(0, 1)
 
 
 class _Deal:
@@ -49,12 +61,12 @@ class _Deal:
             plan = plan.pin_memory()  # so that nobody waits for the copy
         self.send, self.place, self.arrive, self.home = plan.to(device, non_blocking=True)
 
-    def out(self, rows: Tensor) -> Tensor:
-        """Return the rows (K · B, ...) that this rank encodes, view after view."""
+    def out(self, rows: Tensor) -> Arrival:
+        """Send the rows (K · B, ...) of all; get those that this rank encodes, view after view."""
         return _exchange(rows, self.send, self.sent, self.received, self.place)
 
-    def back(self, rows: Tensor) -> Tensor:
-        """Return what became of this rank's own rows."""
+    def back(self, rows: Tensor) -> Arrival:
+        """Send back what became of the rows of others; get what became of this rank's own."""
         return _exchange(rows, self.arrive, self.received, self.sent, self.home)
 
 
@@ -64,13 +76,19 @@ def _order(count: int, seed: int) -> Tensor:
 
 def _exchange(
     rows: Tensor, first: Tensor, sent: list[int], received: list[int], then: Tensor
-) -> Tensor:
-    """Send rows in the order of `first`, and return what comes in the order of `then`."""
-    if not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last):
-        # Sent as it lies in memory.
-        moved = _exchange(rows.permute(0, 2, 3, 1), first, sent, received, then)
-        return moved.permute(0, 3, 1, 2)
-    outgoing = rows[first].contiguous()
+) -> Arrival:
+    """Begin to send rows in the order of `first`; what comes is put in the order of `then`."""
+    last = not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
+    if last:
+        rows = rows.permute(0, 2, 3, 1)  # sent as it lies in memory
+    outgoing = rows.index_select(0, first)  # whole rows: by rows[first] a pixel is copied at a time
     incoming = torch.empty_like(outgoing)
-    dist.all_to_all_single(incoming, outgoing, received, sent)
-    return incoming[then]
+    work = dist.all_to_all_single(incoming, outgoing, received, sent, async_op=True)
+
+    def arrival() -> Tensor:
+        assert work is not None
+        work.wait()
+        moved = incoming.index_select(0, then)
+        return moved.permute(0, 3, 1, 2) if last else moved
+
+    return arrival

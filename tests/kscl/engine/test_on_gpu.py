@@ -27,7 +27,7 @@ from kscl.engine.state import TrainState, build_state, restore
 from kscl.errors import KsclError
 from kscl.method import checks, dictionary
 from kscl.method.learner import Learner
-from kscl.runtime.shuffle import shuffled
+from kscl.runtime.shuffle import Shuffle
 from kscl.runtime.signals import StopRequest
 from tests.helpers.gpu_tensor import CUDA, METER, PretendCudaError
 from tests.helpers.pretend_gpu import pretend_gpu, pretend_ranks
@@ -268,7 +268,7 @@ def test_shuffled_views_travel_as_bytes_and_only_where_they_are_needed(tmp_path)
     with gpu(RANKS) as device:
         views = torch.zeros(32, 5, 3, 8, 8, dtype=torch.uint8, device=device)
         METER.reset()
-        shuffled(lambda images: images.flatten(1)[:, :4].float(), views, 0)
+        Shuffle(views, 0).encode(lambda images: images.flatten(1)[:, :4].float())
         images, embeddings = 32 * 5 * 3 * 8 * 8, 32 * 5 * 4 * 4
         assert METER.received.total() == images + embeddings
     assert 256 // RANKS * 5 * 3 * 224 * 224 < 25e6  # so many at 224 pixels, 256 images and K = 5

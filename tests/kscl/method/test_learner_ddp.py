@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder, build_encoder
 from kscl.method.learner import Learner
 from kscl.runtime.distributed import gather, gather_together, rank, world_size
-from kscl.runtime.shuffle import shuffled
+from kscl.runtime.shuffle import Shuffle
 from tests.helpers.learners import without_gauge
 
 pytestmark = pytest.mark.portable
@@ -104,12 +106,16 @@ def averaged_norm() -> dict[str, Tensor]:
     return learner.key_encoder.state_dict()
 
 
-def mates_of_keys() -> Tensor:
-    """What the key encoder is given together, (K, B): the first pixels of images that tell."""
+def with_batch_norm() -> Learner:
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
     encoder = Encoder(backbone, nn.Linear(128, DIM))
-    learner = Learner(encoder, Queue(10, 3, DIM), num_shots=3, rho=0.9).double()
+    return Learner(encoder, Queue(10, 3, DIM), num_shots=3, rho=0.9).double()
+
+
+def mates_of_keys() -> Tensor:
+    """What the key encoder is given together, (K, B): the first pixels of images that tell."""
+    learner = with_batch_norm()
     given: list[Tensor] = []
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -121,6 +127,39 @@ def mates_of_keys() -> Tensor:
     views[:, :, 0, 0, 0] = (torch.arange(BATCH) + 10 * rank())[:, None]
     learner(views)
     return torch.stack(given)
+
+
+def order_of_work() -> list[str]:
+    """What a forward pass begins, in order: messages between ranks, and passes of encoders."""
+    learner, begun = with_batch_norm(), list[str]()
+    send = dist.all_to_all_single
+
+    def noted(*args: Any, **options: Any) -> Any:
+        begun.append("message")
+        return send(*args, **options)
+
+    assert learner.key_encoder is not None
+    learner.encoder.register_forward_pre_hook(lambda *_: begun.append("queries"))
+    learner.key_encoder.register_forward_pre_hook(lambda *_: begun.append("keys"))
+    with patch.object(dist, "all_to_all_single", noted):
+        learner(torch.randn(BATCH, 4, 3, 6, 6).double())
+    return begun
+
+
+def sent_without_waiting(folder: str) -> bool:
+    """Whether rank 0 has sent its views, and computes on, while rank 1 has not begun to."""
+    sent, views = Path(folder, "sent"), torch.zeros(BATCH, 3, 2)
+    if rank() == 0:
+        shuffle = Shuffle(views, 0)
+        sent.touch()
+        early = True
+    else:
+        late = time.monotonic() + 10
+        while not (early := sent.exists()) and time.monotonic() < late:
+            time.sleep(0.01)
+        shuffle = Shuffle(views, 0)
+    shuffle.encode(lambda images: images)
+    return early
 
 
 def message_of_nan() -> str:
@@ -153,7 +192,7 @@ def worker(process: int, folder: str) -> None:
         companions.append(images.flatten())
         return images * 2
 
-    results["shuffled"] = shuffled(encode, mine.expand(4, 5)[:, :, None], seed=0)
+    results["shuffled"] = Shuffle(mine.expand(4, 5)[:, :, None], seed=0).encode(encode)
     results["companions"] = torch.stack(companions)
     images = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(process))
     last = images.contiguous(memory_format=torch.channels_last)
@@ -163,7 +202,7 @@ def worker(process: int, folder: str) -> None:
         layouts.append(images.is_contiguous(memory_format=torch.channels_last))
         return images
 
-    results["channels last"] = shuffled(keep, last[:, None], 0)[:, 0], images
+    results["channels last"] = Shuffle(last[:, None], 0).encode(keep)[:, 0], images
     results["layouts"] = layouts
     results["gathered"] = gather(mine)
     number = torch.tensor([2**62 + process])
@@ -171,6 +210,8 @@ def worker(process: int, folder: str) -> None:
     results["world"] = world_size()
     results["key encoder"] = averaged_norm()
     results["mates"] = mates_of_keys()
+    results["order"] = order_of_work()
+    results["sent"] = sent_without_waiting(folder)
     results["nan"] = message_of_nan()
     torch.save(results, f"{folder}/{process}.pt")
     dist.destroy_process_group()
@@ -228,6 +269,12 @@ def test_each_key_view_is_shuffled_over_the_ranks_in_its_own_way(
     assert len({tuple(view.tolist()) for view in together}) > 1
 
 
+def test_key_views_travel_while_the_queries_are_encoded(ranks: list[dict[str, Any]]) -> None:
+    for result in ranks:
+        assert result["order"] == ["message", "queries", "keys", "keys", "keys", "message"]
+        assert result["sent"]
+
+
 def test_channels_last_images_are_shuffled_whole(ranks: list[dict[str, Any]]) -> None:
     for result in ranks:
         returned, images = result["channels last"]
@@ -257,4 +304,4 @@ def test_a_nan_is_reported_by_the_rank_that_has_it(ranks: list[dict[str, Any]]) 
 def test_one_process_gathers_and_shuffles_nothing() -> None:
     images = torch.arange(4.0)
     assert torch.equal(gather(images), images)
-    assert torch.equal(shuffled(lambda x: x + 1, images[:, None], 0), images[:, None] + 1)
+    assert torch.equal(Shuffle(images[:, None], 0).encode(lambda x: x + 1), images[:, None] + 1)
