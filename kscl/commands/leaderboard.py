@@ -17,6 +17,7 @@ from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.tables import markdown, overview
 from kscl.benchmark.leaderboard.tables import text as escaped
+from kscl.benchmark.leaderboard.time_figure import draw_time
 from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
@@ -29,6 +30,7 @@ EXAMPLES = """  python tools/leaderboard.py output
   python tools/leaderboard.py output --formats html --title "Shapes, ResNet-18"
   python tools/leaderboard.py output/cifar10 --baseline moco_v2 --insert RESULTS.md cifar10
   python tools/leaderboard.py output --compare moco_v2 kscl@2,K=5,40%
+  python tools/leaderboard.py output/cifar10 --figure accuracy_against_time.png
 """
 
 
@@ -113,6 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar=("FILE", "NAME"),
         help="also put the board into FILE, between <!-- board NAME --> and its end mark",
     )
+    parser.add_argument(
+        "--figure",
+        type=cli.picture_path,
+        metavar="FILE",
+        help="also draw accuracy against the time of pretraining, with 95%% intervals over seeds",
+    )
     arguments = parser.parse_args(argv)
     formats = [name.strip() for name in arguments.formats.split(",") if name.strip()]
     unknown = [name for name in formats if name not in FORMATS]
@@ -144,6 +152,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.insert:
         path, name = arguments.insert
         insert(Path(path), name, document(board, compared))
+    if arguments.figure:
+        draw_time(board, arguments.figure)
+        written["figure"] = arguments.figure
     print("\n\n".join([overview(board), *compared.values(), *([EXPLANATION] if compared else [])]))
     for path in written.values():
         print(path)

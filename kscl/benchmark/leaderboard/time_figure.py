@@ -1,0 +1,73 @@
+"""Draw accuracy against the time of pretraining: what a method earns for what it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kscl.benchmark.leaderboard.board import HEADLINE, Board, Measure, Row, Section
+from kscl.benchmark.leaderboard.cells import metric_label, percent, section_names
+from kscl.benchmark.leaderboard.spent import spent
+from kscl.benchmark.leaderboard.statistics import t_interval
+from kscl.errors import KsclError
+
+Point = tuple[float, Measure]  # minutes of pretraining, and the headline metric
+
+
+def draw_time(board: Board, output: Path) -> None:
+    """Draw one panel per protocol: a line per method over its lengths of training."""
+    panels = [(section, lines_of(section)) for section in board.sections]
+    panels = [(section, lines) for section, lines in panels if lines]
+    if not panels:
+        raise KsclError(
+            "--figure needs rows with a pretraining, and these records have none. Name a folder "
+            "that has the record of a pretraining and those of its evaluations."
+        )
+    from matplotlib.figure import Figure  # slow to import
+
+    canvas = Figure(figsize=(5.2 * len(panels), 3.9), layout="constrained")
+    names = dict(zip(map(id, board.sections), section_names(board.sections), strict=True))
+    axes = canvas.subplots(1, len(panels), squeeze=False)[0]
+    for panel, (section, lines) in zip(axes, panels, strict=True):
+        kind = section.protocol.kind
+        for number, (name, points) in enumerate(sorted(lines.items())):
+            _draw_line(panel, name, sorted(points, key=lambda point: point[0]), number)
+        for row in section.rows:
+            if not row.pretrainings:
+                mean = row.results[section.protocol].measures[HEADLINE[kind]].mean
+                panel.axhline(mean, color="0.5", linestyle=":", label=row.entry.method)
+        panel.set(title=names[id(section)], ylabel=metric_label(kind, HEADLINE[kind]))
+        panel.set(xscale="log", xlabel="minutes of pretraining")
+        panel.xaxis.set_major_formatter("{x:g}")
+        panel.xaxis.set_minor_formatter("")
+        panel.grid(alpha=0.3, which="both")
+        panel.legend(fontsize=8)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(output, dpi=140)
+
+
+def lines_of(section: Section) -> dict[str, list[Point]]:
+    """Return the points of every pretrained method of a protocol, by what the legend calls it."""
+    found: dict[str, list[Point]] = {}
+    for row in section.rows:
+        if row.pretrainings:
+            measure = row.results[section.protocol].measures[HEADLINE[section.protocol.kind]]
+            found.setdefault(_name(row), []).append((spent(row)["pretrain_minutes"], measure))
+    return found
+
+
+def _name(row: Row) -> str:
+    entry = row.entry
+    shots = f"K={entry.shots}" if entry.shots else ""
+    rho = f"ρ={percent(entry.rho)}" if entry.rho is not None else ""
+    return " ".join(filter(None, (entry.method, shots, rho)))
+
+
+def _draw_line(panel: Any, name: str, points: list[Point], number: int) -> None:
+    minutes = [time for time, _ in points]
+    means = [measure.mean for _, measure in points]
+    panel.plot(minutes, means, marker="o", markersize=4, color=f"C{number}", label=name)
+    for time, measure in points:
+        bounds = t_interval(measure.values)
+        if bounds:
+            panel.vlines(time, *bounds, color=f"C{number}", alpha=0.6)
