@@ -19,10 +19,10 @@ from kscl.views.color import (
     UNCHANGED,
     apply_fold,
     fold_step,
-    shift_hue,
     solarize,
     to_gray,
 )
+from kscl.views.hue import shift_hue
 from kscl.views.recipes import Op
 from kscl.views.sample import Box, Step, draws_per_view, sample_view
 
@@ -93,6 +93,8 @@ def carry_out(picture: np.ndarray, steps: Sequence[Step], size: int) -> np.ndarr
                 picture, fold = apply_fold(picture, fold), UNCHANGED
         elif name == "grayscale":
             picture = to_gray(picture)  # commutes with the fold, which knows a channel and its luma
+        elif name == "hue" and not fold.luma:
+            picture = shift_hue(picture, value)  # commutes with what all channels share
         else:
             picture, fold = apply_fold(picture, fold), UNCHANGED
             picture = _STEPS[name](picture, value, size)

@@ -4,7 +4,7 @@ Brightness, contrast, saturation and grayscale all keep one form: every channel 
 `own * x + luma * L(x) + shift` with L the luma of its pixel. So any run of them is three numbers,
 applied in one pass, as long as nothing in between would have been clipped to 0 … 255. Only a
 factor above 1 can clip, and then the run is applied before the next step. Hue is not of this form
-(an all-linear hue is off by up to 51 / 255) and works on its own, in HSV.
+(an all-linear hue is off by up to 51 / 255) and works on its own (`kscl.views.hue`).
 
 Three steps that fold into one pass are 2.4 times as fast; over all views of MoCo v2's recipe, where
 hue and factors above 1 cut the runs short, it is 1.08 times.
@@ -14,7 +14,6 @@ A gray picture is kept as one plane (height, width); hue and saturation leave it
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import cv2
@@ -79,23 +78,6 @@ def mean_luma(picture: np.ndarray) -> float:
 def to_gray(picture: np.ndarray) -> np.ndarray:
     """Return the luma of a picture as one plane."""
     return picture if picture.ndim == 2 else cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
-
-
-def shift_hue(picture: np.ndarray, turn: float) -> np.ndarray:
-    """Turn the hue by a fraction of the full circle."""
-    if picture.ndim == 2:
-        return picture
-    height, width, _ = picture.shape
-    hsv = cv2.cvtColor(picture, cv2.COLOR_RGB2HSV_FULL)
-    rows = hsv.reshape(height, 3 * width)
-    np.add(rows, _hue_row(int(turn * 255), width), out=rows)  # wraps around, as hue must
-    return cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB_FULL)
-
-
-@lru_cache(maxsize=1024)
-def _hue_row(turn: int, width: int) -> np.ndarray:
-    # One less: PIL's conversion cuts decimals of the hue off, OpenCV's rounds them.
-    return np.tile(np.array([(turn - 1) % 256, 0, 0], np.uint8), width)
 
 
 def solarize(picture: np.ndarray, threshold: float) -> np.ndarray:

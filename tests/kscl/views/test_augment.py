@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import colorsys
+import itertools
+
 import cv2
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from torchvision import transforms as T
 from kscl.rng import Stream, uniforms
 from kscl.views.augment import carry_out, crop_and_resize, make_views, numbers_needed
 from kscl.views.blur import blur, blur_kernel
+from kscl.views.hue import turn_hue
 from kscl.views.normalize import normalize, normalize_planes
 from kscl.views.recipes import MOCO_V2, RECIPES, with_defaults
 from kscl.views.sample import Box, draws_per_view, sample_view
@@ -98,6 +102,23 @@ def test_any_order_of_any_ops_keeps_torchvisions_meaning(order, kept, factors):
     }
     steps = [step for op in order[:kept] for step in meaning[op]]
     assert compare(PHOTOS[0][:100, :120], steps, size=64) <= 1.5
+
+
+@pytest.mark.parametrize("sectors", [-3, -2.6, -1, -0.4, 0, 0.3, 0.5, 1, 1.7, 2, 2.9])
+def test_a_turned_hue_is_the_one_of_the_definition(sectors):
+    colors = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
+    colors[0], colors[1, :, 1] = colors[0, :, :1], colors[1, :, 2]  # gray, and two channels equal
+    hsv = [colorsys.rgb_to_hsv(*color) for color in (colors / 255).reshape(-1, 3).tolist()]
+    exact = [colorsys.hsv_to_rgb((hue + sectors / 6) % 1, *rest) for hue, *rest in hsv]
+    turned = turn_hue(colors, sectors).reshape(-1, 3)
+    assert np.abs(turned - 255 * np.array(exact)).max() <= 0.501
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(["brightness", "contrast", "hue"])))
+def test_a_hue_between_other_colors_is_close_to_torchvisions(order):
+    factors = {"brightness": 0.7, "contrast": 0.6, "hue": 0.09}
+    for picture in PHOTOS:
+        assert compare(picture, [(name, factors[name]) for name in order]) <= CLOSE / 2
 
 
 def test_what_was_clipped_does_not_come_back_in_a_later_step():
