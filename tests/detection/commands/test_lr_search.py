@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from detectron2.config import CfgNode
 
 from detection.commands.train_net import main
 from detection.config import load_detection_config
-from detection.data.sets import read_run_sets
+from detection.data.sets import RunSets, read_run_sets
 from detection.errors import DetectionError
 from detection.train.adapt import adapt
-from detection.train.lr_search import parse_grid, search_sets
+from detection.train.lr_search import parse_grid, search, search_sets
 from detection.train.protocol import protocol_of
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.records.record import read_record
+from kscl.records.record import read_record, record_id
+from kscl.runtime.files import write_atomically
 from tests.helpers.detection_runs import arguments, start_train_net
 
 SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.NUM_ITER", "1")
@@ -41,6 +46,27 @@ def test_the_learning_rate_is_chosen_on_a_part_of_the_training_images(shop, tmp_
     again = start_train_net(shop, output, grid, "--resume", *SHORT).wait()
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before, kept") == 3
+
+
+def test_the_learning_rate_of_the_highest_ap_is_chosen_and_of_equal_ones_the_lowest(
+    finished, shop, tmp_path
+):
+    reached = {0.01: 5.0, 0.02: 9.0, 0.04: 9.0, 0.08: 7.0}
+    words = arguments(shop, tmp_path / "run", "KSCL.LR_GRID", str(list(reached)))[2:]
+    cfg = load_detection_config(None, words)
+    sets, _ = read_run_sets(cfg)
+    record = json.loads((finished / "record.json").read_text())
+
+    def run(trial: CfgNode, _: RunSets) -> int:
+        record["metrics"]["AP"] = reached[trial.SOLVER.BASE_LR]
+        record["id"] = record_id(record)
+        write_atomically(Path(trial.OUTPUT_DIR) / "record.json", json.dumps(record).encode())
+        return 0
+
+    code, found = search(cfg, sets, run)
+    assert code == 0
+    assert found["chosen"] == 0.02
+    assert found["AP"] == {f"{rate:g}": score for rate, score in reached.items()}
 
 
 def test_no_image_is_both_trained_on_and_chosen_on(shop, tmp_path):
