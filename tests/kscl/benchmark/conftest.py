@@ -76,13 +76,14 @@ def state_dir(tmp_path) -> Path:
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """The three commands, which number jobs and write down what they are asked."""
+    """The commands of Slurm, which number jobs and write down what they are asked."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, line in {
         "sbatch": f"n=$(cat {folder}/n 2>/dev/null || echo 30); echo $((n+1)) | tee {folder}/n",
         "scancel": f'echo "$@" >> {folder}/cancelled',
         "scontrol": f'echo "$@" >> {folder}/controlled',
+        "squeue": "",  # no job is queued
     }.items():
         (folder / name).write_text(f"#!/bin/sh\n{line}\n")
         (folder / name).chmod(0o755)

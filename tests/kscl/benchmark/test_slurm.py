@@ -26,6 +26,7 @@ from kscl.errors import KsclError
 from tests.helpers.commands import ROOT
 from tests.helpers.slurm import option, stage
 from tests.kscl.benchmark.test_suite import smoke_suite
+from tests.slurm.__main__ import main as run_on_slurm
 
 # As Slurm 22.05 prints it: %i|%T|%r|%o
 RECORDED = """\
@@ -170,8 +171,6 @@ def test_the_docs_name_every_key_of_a_profile():
 
 
 def test_a_dry_run_prints_every_script_and_submits_nothing(tmp_path, cluster, capsys):
-    (cluster / "squeue").write_text("#!/bin/sh\n")
-    (cluster / "squeue").chmod(0o755)
     profile = tmp_path / "profile.yaml"
     profile.write_text("resources: {partition: main}\n")
     suite = smoke_suite(tmp_path)
@@ -181,3 +180,30 @@ def test_a_dry_run_prints_every_script_and_submits_nothing(tmp_path, cluster, ca
     assert "afterok:kscl/seed0/pretrain" in told
     assert not (cluster / "n").exists()
     assert not (tmp_path / "output").exists()
+
+
+def test_the_status_of_a_suite_ends_with_the_last_lines_of_what_has_failed(
+    tmp_path, cluster, capsys
+):
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("resources: {partition: main}\n")
+    suite = str(smoke_suite(tmp_path))
+    assert main([suite, "--slurm", str(profile), "--skip-check"]) == 0
+    (log,) = (option(path, "output") for path in (tmp_path / "output").rglob("shapes-*.sh"))
+    Path(log).write_text("first\nslurmstepd: error: out of memory\n")
+    capsys.readouterr()
+    assert main([suite, "--status"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    rows = dict(line.split(maxsplit=1) for line in lines if line.startswith(("shapes  ", "kscl/")))
+    assert rows["shapes"] == "failed"
+    assert rows["kscl/seed0/pretrain"] == "not run"
+    assert "slurmstepd: error: out of memory" in lines
+
+
+def test_where_slurm_cannot_be_installed_its_test_says_why(monkeypatch, capsys):
+    monkeypatch.setattr("tests.slurm.cluster.PROGRAMS", ("sbatch-that-nobody-has",))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert run_on_slurm() == 1
+    told = capsys.readouterr().err
+    assert "cannot be tested here: sbatch-that-nobody-has" in told
+    assert "As root" in told

@@ -25,8 +25,8 @@ from tests.helpers.slurm import option, stage
 NO_LIMITS = Profile()
 
 
-def run_script(script: Path, signals: bool = False, restarts: int = 0) -> int:
-    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts)}
+def run_script(script: Path, signals: bool = False, restarts: int = 0, **more: str) -> int:
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts), **more}
     log = script.with_suffix(".out")
     with log.open("w") as output:
         process = subprocess.Popen(["bash", script], env=environment, stdout=output, stderr=output)
@@ -71,6 +71,14 @@ def test_a_job_near_its_time_limit_saves_and_is_queued_again_until_its_retries_a
     assert "2 retries" in told
     assert (cluster / "controlled").read_text() == "requeue 7\n"
     assert run_script(script, restarts=3) == 1  # queued again by SLURM itself, once too often
+
+
+def test_a_task_of_an_array_is_queued_again_as_that_task(tmp_path, state_dir, cluster):
+    long = stage(tmp_path, "long", program="bash", arguments=("-c", SAVES))
+    script = script_for(long, state_dir)
+    task = {"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "2"}
+    assert run_script(script, signals=True, **task) == 0
+    assert (cluster / "controlled").read_text() == "requeue 5_2\n"
 
 
 def test_a_job_that_is_told_to_save_before_its_stage_runs_is_queued_again(
