@@ -2,7 +2,8 @@
 
 own       your own images with LabelImg or VOC XML files, a COCO JSON or YOLO text files, however
           nested; or images in one folder per class. Checked, split without near-duplicates on both
-          sides, and written as links. Your files are never changed
+          sides, and written as links; where objects are small, with tiles of the images to pretrain
+          on. Your files are never changed
 voc       VOC 2007 and 2012: downloaded unless the archives are there, checked by their hashes, and
           merged as Detectron2 expects them (2007's test beside its trainval, in one VOC2007 folder)
 imagenet  train/ and val/ with one folder per class: checked, never changed

@@ -15,6 +15,7 @@ LABELS = {
     FRACTIONS: "fraction of each eigenvalue in the mass",
     "loss": "loss",
     "instance_top1": "own instance found first",
+    "batch_top1": "own instance found first, among the batch",
     "mean_rank": "mean rank kept",
     "eigenvalue_mass": "fraction of the eigenvalue mass kept",
     "positive_length": "projection onto the own instance",

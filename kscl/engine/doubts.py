@@ -6,37 +6,47 @@ from collections.abc import Mapping, Sequence
 
 from fvcore.common.config import CfgNode
 
+from kscl.runtime.distributed import world_size
+
 NEAR_CHANCE = 3.0  # times the chance to name the right instance
 FALLEN = 0.7  # of the best quarter's top-1: below, the last quarter has fallen
 FEWEST_REPORTS = 8  # of the log; fewer have no quarters
+FEWEST_IMAGES = 16  # to find the own one among; with fewer, chance is too good
 
 
 def doubts(cfg: CfgNode, num_images: int, curves: Mapping[str, Sequence[float]]) -> list[str]:
     """Return one sentence per reason to doubt; none for a run without a fault."""
     found = []
-    in_queue = cfg.DICTIONARY.TYPE == "queue"
-    length = {
-        "queue": cfg.DICTIONARY.QUEUE_LENGTH,
-        "minibatch": cfg.SOLVER.BATCH_SIZE - 1,
-        "memory_bank": num_images - 1,
-    }[cfg.DICTIONARY.TYPE]
-    if in_queue and length >= num_images:
+    length = cfg.DICTIONARY.QUEUE_LENGTH
+    if cfg.DICTIONARY.TYPE == "queue" and length >= num_images:
         found.append(
             f"The queue of {length} is as long as the data ({num_images} images), so it holds the "
             "query's own image as a negative. Set DICTIONARY.QUEUE_LENGTH lower."
         )
-    top1 = curves.get("instance_top1", ())
-    if top1 and top1[-1] < NEAR_CHANCE / (length + 1):
+    # Not the top-1 among the queue: that is high while the queue fills, and while the encoder
+    # moves fast, since the queue's older entries are then easy to tell from the present ones.
+    in_batch = cfg.DICTIONARY.TYPE == "minibatch"
+    curve = curves.get("instance_top1" if in_batch else "batch_top1", ())
+    parts = 1 if in_batch else cfg.SOLVER.GRAD_ACCUM_STEPS * world_size()
+    images = cfg.SOLVER.BATCH_SIZE / parts
+    top1 = _quarters(curve) if images >= FEWEST_IMAGES else []
+    if top1 and top1[-1] < NEAR_CHANCE / images:
         found.append(
-            f"The instance top-1 ended at {top1[-1]:.2%}, near chance ({1 / (length + 1):.2%}): "
-            "nothing was learned. Train longer, or with another learning rate."
+            f"The batch top-1 ended at {top1[-1]:.1%}, near chance ({1 / images:.1%}): nothing was "
+            "learned. Train longer, or with crops or tiles that two views of an image share."
         )
-    if len(top1) >= FEWEST_REPORTS:
-        size = len(top1) // 4
-        quarters = [sum(top1[i * size : (i + 1) * size]) / size for i in range(4)]
-        if quarters[-1] < FALLEN * max(quarters):
-            found.append(
-                f"The instance top-1 fell from {max(quarters):.1%} to {quarters[-1]:.1%}: the "
-                "embeddings drift or collapse. Lower the learning rate or KEY_ENCODER.MOMENTUM."
-            )
+    elif top1 and top1[-1] < FALLEN * max(top1):
+        found.append(
+            f"The batch top-1 fell from {max(top1):.1%} to {top1[-1]:.1%}: the embeddings "
+            "collapse. Lower the learning rate."
+        )
     return found
+
+
+def _quarters(curve: Sequence[float]) -> list[float]:
+    """Return the means of the four quarters of a curve; of a short one, its last value alone."""
+    if len(curve) < FEWEST_REPORTS:
+        return list(curve[-1:])
+    size = len(curve) // 4
+    last = curve[-4 * size :]
+    return [sum(last[i * size : (i + 1) * size]) / size for i in range(4)]

@@ -32,7 +32,7 @@ from kscl.method.batch_norm import (
     statistics,
 )
 from kscl.method.checks import FiniteCheck, check_finite, check_input, check_settings
-from kscl.method.dictionary import Dictionary, MemoryBank, Negatives
+from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Negatives
 from kscl.method.encoder import Encoder
 from kscl.method.kernels import full_precision
 from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
@@ -189,6 +189,11 @@ class Learner(nn.Module):
             "hardest_negative_length": hardest.mean(),  # -1 while there is none
             "embedding_spread": 1 - query.mean(0).square().sum(),  # 0 when collapsed
         }
+        if not isinstance(self.dictionary, Minibatch) and len(query) > 1:
+            # Among the batch alone: no negative is older than the positive, or not there yet.
+            every = self.similarity.every(query, own.basis)  # (B, B)
+            rivals = every.fill_diagonal_(-1).amax(1)
+            figures["batch_top1"] = (positive > rivals).float().mean()
         if not self.similarity.signed:  # a mean of keys has no eigenvalues
             fractions = own.fractions.mean(0).unbind()  # K numbers, of the mass, the largest first
             figures |= {f"eigenvalue_{number}": f for number, f in enumerate(fractions, 1)}

@@ -15,10 +15,11 @@ VIEW = 48  # side of a view, in pixels
 MOST_BATCH, MOST_QUEUE = 64, 256
 DETECTOR_BATCH = 4
 MOST_ITERATIONS, FEWEST_ITERATIONS = 450, 40
-MOST_EPOCHS, FEWEST_EPOCHS = 800, 4
+MOST_EPOCHS = 800
+FEWEST_STEPS = 60  # of a pretraining: a tenth of the time that shows anything
 DETECTION_PART = 0.55  # of the time for training
 SEEDS = 3
-GOOD_ITERATIONS, GOOD_EPOCHS = 100, 20  # with fewer per seed, one seed gets all of the time
+GOOD_ITERATIONS, GOOD_STEPS = 100, 150  # with fewer per seed, one seed gets all of the time
 RESERVE = 0.8  # fraction of the minutes to plan with: estimates are estimates
 SHOTS_OF_KSCL = 5
 
@@ -67,24 +68,27 @@ def choose_sizes(facts: Facts) -> Sizes:
         raise KsclError(f"{images} images are too few to pretrain on. Bring at least 8.")
     batch = min(MOST_BATCH, 2 ** int(math.log2(images // 2)))
     queue = min(MOST_QUEUE, max(batch, (images - 1) // batch * batch))
+    crop = (0.3, 1.0)  # of a tile, or of a photo in which an object is large
     if facts.boxes is None:
-        return Sizes(batch, queue, (0.3, 1.0))
+        return Sizes(batch, queue, crop)
     area = min(1.0, facts.boxes.relative_area)
-    crop = (round(min(0.3, max(0.02, area / 2)), 2), round(min(1.0, max(0.15, 4 * area)), 2))
     wanted = OBJECT_PIXELS / math.sqrt(area)
     short = int(8 * round(min(max(wanted, SHORT_SIDES[0]), SHORT_SIDES[1]) / 8))
     return Sizes(batch, queue, crop, short, tuple(facts.boxes.anchors(short)))
+
+
+def epoch_steps(facts: Facts) -> int:
+    """Return the number of batches that the images to pretrain on fill."""
+    return facts.num_pretrain // choose_sizes(facts).batch
 
 
 def choose_lengths(facts: Facts, costs: Costs, minutes: float, cores: int) -> Plan:
     """Fit epochs and iterations into the minutes; three seeds if each still learns something."""
     jobs = max(1, min(cores, 3))
     three, one = (longest_plan(facts, costs, minutes, jobs, seeds) for seeds in (SEEDS, 1))
-    enough = min(three.moco_epochs, three.kscl_epochs) >= GOOD_EPOCHS and (
-        facts.boxes is None or three.iterations >= GOOD_ITERATIONS
-    )
+    enough = _trains(facts, three, GOOD_STEPS, GOOD_ITERATIONS)
     chosen = three if enough else one
-    if not _is_useful(facts, chosen):
+    if not _trains(facts, chosen, FEWEST_STEPS, FEWEST_ITERATIONS):
         least = _least_minutes(facts, costs, jobs)
         raise KsclError(
             f"{minutes:g} minutes are too few on this machine: the shortest useful comparison "
@@ -159,14 +163,20 @@ def _makespan(
     return max(ends.values())
 
 
-def _is_useful(facts: Facts, plan: Plan) -> bool:
-    trained = facts.boxes is None or plan.iterations >= FEWEST_ITERATIONS
-    return trained and plan.kscl_epochs >= FEWEST_EPOCHS
+def _trains(facts: Facts, plan: Plan, steps: int, iterations: int) -> bool:
+    """Return whether each pretraining has so many steps, and each detector so many iterations."""
+    fine_tuned = facts.boxes is None or plan.iterations >= iterations
+    return fine_tuned and plan.kscl_epochs * epoch_steps(facts) >= steps
 
 
 def _least_minutes(facts: Facts, costs: Costs, jobs: int) -> float:
     minutes = 1.0
-    while not _is_useful(facts, longest_plan(facts, costs, minutes, jobs, 1)):
+    while not _trains(
+        facts,
+        longest_plan(facts, costs, minutes, jobs, 1),
+        FEWEST_STEPS,
+        FEWEST_ITERATIONS,
+    ):
         minutes *= 1.1
     return minutes
 

@@ -14,6 +14,7 @@ from kscl.data.open import open_source
 from kscl.errors import KsclError
 
 PRETRAIN_SPLIT, TRAIN_SPLIT, TEST_SPLIT = "pretrain", "trainval", "test"
+TILES = "tiles"  # folder of crops to pretrain on, made by prepare_data.py where objects are small
 NUM_ANCHORS = 3
 
 
@@ -45,11 +46,18 @@ class Facts:
     """What is known about a prepared set."""
 
     root: Path
-    pretrain: str  # the images to pretrain on, as DATA.TRAIN takes them
+    photos: str  # the images that are not to test on, as DATA.TRAIN takes them
+    num_photos: int
+    pretrain: str  # the same, or their tiles if there are any
     num_pretrain: int
     boxes: Boxes | None
     classes: Path | None  # the folder with train/ and val/ for a probe
     first_image: str
+
+    @property
+    def has_tiles(self) -> bool:
+        """Return whether photos are pretrained on in tiles."""
+        return self.pretrain != self.photos
 
 
 def look_at(root: Path) -> Facts:
@@ -62,12 +70,16 @@ def look_at(root: Path) -> Facts:
             f"{root} is not a prepared data set. Make one: python tools/prepare_data.py own "
             "--images DIR --annotations DIR --output-dir data/mine."
         )
-    where = f"voc:{root}:{PRETRAIN_SPLIT}" if has_boxes else str(classes / "train")
+    photos = f"voc:{root}:{PRETRAIN_SPLIT}" if has_boxes else str(classes / "train")
+    tiles = root / TILES if has_boxes else None
+    pretrain = str(tiles) if tiles is not None and tiles.is_dir() else photos
     logging.getLogger("kscl").setLevel(logging.WARNING)
-    source = open_source(where)
+    source = open_source(pretrain)
     return Facts(
         root,
-        where,
+        photos,
+        len(open_source(photos)),
+        pretrain,
         len(source),
         _boxes(root) if has_boxes else None,
         classes if has_classes else None,

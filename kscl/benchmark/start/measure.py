@@ -15,6 +15,7 @@ from kscl.benchmark.start.choose import (
     Costs,
     Sizes,
     detection_overrides,
+    epoch_steps,
     kscl_overrides,
     pretrain_overrides,
     probe_overrides,
@@ -25,7 +26,7 @@ from kscl.benchmark.suite.spec import override_words
 from kscl.errors import KsclError
 from kscl.records.record import RECORD_FILE, read_record
 
-MEASURED_EPOCHS = 3
+MEASURED_STEPS = 24
 MEASURED_ITERATIONS = 8
 PRECISE_BN_ITERATIONS = 20  # forward passes at the end of a fine-tuning, a third of the work each
 PRETRAIN, DETECTION = "pretrain/bccd_moco.yaml", "detection/bccd_tiny_c4.yaml"
@@ -45,15 +46,21 @@ def measure(facts: Facts, sizes: Sizes, cores: int) -> Costs:
         ThreadPoolExecutor(max(1, min(cores, 2))) as threads,
     ):
         folder = Path(name)
-        moco = pretrain_overrides(facts, sizes, MEASURED_EPOCHS)
-        kscl = {**moco, **kscl_overrides(MEASURED_EPOCHS)}
+        steps = {"SOLVER.MAX_STEPS": MEASURED_STEPS, "SOLVER.WARMUP_EPOCHS": 0}
+        moco = pretrain_overrides(facts, sizes, 1) | steps
+        kscl = moco | kscl_overrides(1) | steps
         of_detection = threads.submit(_detection, folder, facts, sizes)
         of_moco = threads.submit(_pretraining, folder / "moco", moco)
         of_kscl = threads.submit(_pretraining, folder / "kscl", kscl)
         of_probe = threads.submit(_probe, folder / "probe", facts)
-        start, moco_epoch = of_moco.result()
+        start, moco_step = of_moco.result()
+        epoch = epoch_steps(facts)
         return Costs(
-            start, moco_epoch, of_kscl.result()[1], *of_detection.result(), of_probe.result()
+            start,
+            epoch * moco_step,
+            epoch * of_kscl.result()[1],
+            *of_detection.result(),
+            of_probe.result(),
         )
 
 
@@ -67,10 +74,11 @@ def _probe(folder: Path, facts: Facts) -> float:
 
 
 def _pretraining(folder: Path, overrides: dict[str, Any]) -> tuple[float, float]:
+    """Return the seconds of all of a pretraining but its steps, and of a step."""
     words = override_words({**overrides, "OUTPUT_DIR": str(folder)})
     whole = _seconds("kscl-pretrain", ["--config-file", PRETRAIN, *words])
     trained = read_record(folder / RECORD_FILE)["seconds"]
-    return max(0.0, whole - trained), trained / MEASURED_EPOCHS
+    return max(0.0, whole - trained), trained / MEASURED_STEPS
 
 
 def _detection(folder: Path, facts: Facts, sizes: Sizes) -> tuple[float, float, float]:

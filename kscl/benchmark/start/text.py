@@ -72,7 +72,7 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
 
 def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
     """Return the suite with the paper's recipes, for GPUs."""
-    queue = min(65536, 2 ** int(math.log2(facts.num_pretrain - 1)))
+    queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
     lines = [
         f"# Made by tools/start.py for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
         "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
@@ -82,8 +82,8 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
         f"num_gpus: {num_gpus}",
         "baseline: [random]",
         "pretrain_overrides:",
-        f"  DATA.TRAIN: {one_line(facts.pretrain)}",
-        f"  DICTIONARY.QUEUE_LENGTH: {queue}  # shorter than the {facts.num_pretrain} images",
+        f"  DATA.TRAIN: {one_line(facts.photos)}",
+        f"  DICTIONARY.QUEUE_LENGTH: {queue}  # shorter than the {facts.num_photos} images",
         f"  SOLVER.BATCH_SIZE: {min(256, queue)}  # the learning rate follows",
         "contenders:",
         "  random: {arch: resnet50}",
@@ -116,14 +116,17 @@ def estimate(plan: Plan) -> str:
 
 
 def _reasons(facts: Facts, sizes: Sizes) -> dict[str, str]:
+    what = "tiles" if facts.has_tiles else "images"
+    cut = f" of {facts.num_photos} images: crops of a whole one would show different objects"
     reasons = {
-        "DATA.TRAIN": f"{facts.num_pretrain} images, none of them like a test image",
+        "DATA.TRAIN": f"{facts.num_pretrain} {what}{cut if facts.has_tiles else ''}; none like a "
+        "test image",
         "INPUT.SIZE": "small views: on a CPU, more epochs help more than more pixels",
-        "SOLVER.BATCH_SIZE": "at most half of the images",
-        "DICTIONARY.QUEUE_LENGTH": f"shorter than the {facts.num_pretrain} images: a longer queue "
-        "would hold the query's own image",
+        "SOLVER.BATCH_SIZE": f"at most half of the {what}",
+        "DICTIONARY.QUEUE_LENGTH": f"shorter than the {facts.num_pretrain} {what}: a longer queue "
+        "would hold the query's own one",
         "SOLVER.EPOCHS": "what fits into the minutes",
-        "AUGMENT": "crops from half of an object's area to four times that",
+        "AUGMENT": "large crops, so that two of them share an object",
     }
     if facts.boxes is not None:
         reasons |= {

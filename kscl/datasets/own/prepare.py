@@ -15,6 +15,7 @@ from kscl.datasets.own.files import Found, find_files, make_ids
 from kscl.datasets.own.near_duplicates import find_groups
 from kscl.datasets.own.read import OwnSet, read_own
 from kscl.datasets.own.split import deal_groups, parse_split
+from kscl.datasets.own.tiles import OBJECTS_WIDE, TILES, object_side, write_tiles
 from kscl.datasets.own.write import is_written, whole_folder, write_about, write_voc
 from kscl.errors import KsclError
 
@@ -61,6 +62,14 @@ def prepare_own(request: Request) -> str:
         return f"{text}\n{request.output_dir} is there already, made from the same files."
     with whole_folder(request.output_dir) as folder:
         write_voc(folder, images, unlabeled, splits, classes)
+        side = object_side([images[name] for name in splits[TRAIN]])
+        photos = {ids[path]: path for path in paths if ids[path] in set(splits[PRETRAIN])}
+        tiles = write_tiles(folder / TILES, photos, side)
+        if tiles:
+            text += (
+                f"\nTiles to pretrain on: {tiles:,}, about {OBJECTS_WIDE:g} objects wide, of the "
+                f"{len(photos):,} images that are not to test on."
+            )
         write_about(folder, about, text)
     return text
 
@@ -164,6 +173,7 @@ def _about(
         "seed": request.seed,
         "classes": list(classes),
         "left_out": list(left_out),
+        "tiles": OBJECTS_WIDE,
         "content": digest.hexdigest()[:16],
     }
 

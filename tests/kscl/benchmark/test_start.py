@@ -16,10 +16,12 @@ from kscl.benchmark.start.text import cpu_suite, gpu_suite
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan as plan_stages
 from kscl.commands import prepare_data, start
+from kscl.data.open import open_source
 from kscl.errors import KsclError
 from tests.helpers.commands import tool
 from tests.helpers.own_folders import shapes_folders
 from tests.kscl.datasets.test_own import write_photos, write_xml
+from tests.kscl.datasets.test_own_tiles import write_scenes
 
 COSTS = Costs(
     moco_start=6.0, moco_epoch=1.0, kscl_epoch=2.0, convert=6.0, detection_start=20.0, iteration=0.3
@@ -29,7 +31,8 @@ COSTS = Costs(
 def facts_of(images: int = 273, side: float = 100.0) -> Facts:
     sides = np.concatenate([np.full(100, side / 2), np.full(100, side), np.full(100, 2 * side)])
     boxes = Boxes(("cat", "dog"), sides, np.full(300, 480.0), images, 91)
-    return Facts(Path("data/mine"), "voc:data/mine:pretrain", images, boxes, None, "a.jpg")
+    photos = "voc:data/mine:pretrain"
+    return Facts(Path("data/mine"), photos, images, photos, images, boxes, None, "a.jpg")
 
 
 def test_sizes_follow_the_boxes():
@@ -37,9 +40,7 @@ def test_sizes_follow_the_boxes():
     scale = sizes.short_side / 480
     assert 100 * scale == pytest.approx(40, abs=1)
     assert list(sizes.anchors) == pytest.approx([50 * scale, 100 * scale, 200 * scale], abs=1)
-    large = choose_sizes(facts_of(side=300))
-    assert large.short_side == 128
-    assert large.crop[1] > sizes.crop[1]
+    assert choose_sizes(facts_of(side=300)).short_side == 128
 
 
 @pytest.mark.parametrize("images", [8, 9, 63, 64, 65, 200, 257, 5000])
@@ -116,6 +117,28 @@ def test_facts_are_those_of_the_prepared_set(tmp_path):
     assert facts.boxes is not None
     assert facts.boxes.class_names == ("cat", "dog")
     assert facts.num_pretrain == facts.boxes.num_train == 12 - facts.boxes.num_test
+
+
+def test_small_objects_are_pretrained_on_in_tiles_and_on_gpus_in_whole_photos(tmp_path):
+    write_scenes(tmp_path, 12, side=40)
+    where = ["--images", str(tmp_path / "photos"), "--annotations", str(tmp_path / "labels")]
+    assert prepare_data.main(["own", *where, "--output-dir", str(tmp_path / "mine")]) == 0
+    facts = look_at(tmp_path / "mine")
+    assert facts.num_pretrain == 12 * facts.num_photos
+    plan = choose_lengths(facts, COSTS, 60, cores=2)
+    chosen = []
+    for text in (
+        cpu_suite(facts, choose_sizes(facts), plan, 60, tmp_path / "out"),
+        gpu_suite(facts, 2, tmp_path / "out"),
+    ):
+        (tmp_path / "suite.yaml").write_text(text)
+        suite = read_suite(tmp_path / "suite.yaml")
+        values = {**suite.pretrain_overrides, **suite.contenders[1].overrides}
+        assert len(open_source(values["DATA.TRAIN"])) > values["DICTIONARY.QUEUE_LENGTH"]
+        (evaluation,) = suite.evaluations
+        assert evaluation.overrides["KSCL.PROTOCOL"].startswith("mine-")  # not bccd
+        chosen.append(values["DATA.TRAIN"])
+    assert chosen == [str(tmp_path / "mine/tiles"), f"voc:{tmp_path / 'mine'}:pretrain"]
 
 
 @pytest.mark.slow

@@ -237,3 +237,20 @@ class TestKscl:
             assert figures[key].item() == pytest.approx(value.item(), rel=1e-5), key
         for key, value in shares.items():  # of a trace of 1, in which the smallest are rounding
             assert figures[key].item() == pytest.approx(value.item(), abs=1e-6), key
+
+    @pytest.mark.parametrize(("shots", "similarity"), [(1, "cosine"), (5, "projection")])
+    @pytest.mark.parametrize("dictionary", ["queue", "bank"])
+    def test_batch_top1_asks_among_the_batch_whatever_is_stored(
+        self, dictionary: str, shots: int, similarity: str
+    ) -> None:
+        settings = {"num_shots": shots, "similarity": similarity}
+        learner = make(dictionary, length=20, **settings)
+        batch = torch.arange(8)
+        learner(views_of(8, shots, seed=1), batch)
+        learner.after_step()  # now something is stored
+        views = views_of(8, shots, spread=2.0)
+        expected = make("minibatch", **settings)(views)["instance_top1"]
+        assert 0 < expected < 1
+        figures = learner(views, batch + 8)
+        assert figures["batch_top1"] == expected
+        assert "batch_top1" not in make("minibatch", **settings)(views)
