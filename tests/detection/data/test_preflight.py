@@ -151,7 +151,10 @@ def test_a_truncated_image_is_found_in_the_sample_or_with_full(tmp_path):
         (problem,) = found.fatal
         assert problem.where == str(path)
         assert "truncated" in problem.what
-    assert check(root, sample=5).sets[1]["decoded"] == 5
+    sampled = check(root, sample=5)
+    assert sampled.sets[1]["decoded"] == 5
+    assert "a sample of 5 decoded" in str(sampled)
+    assert str(report).count("all decoded") == 2
 
 
 def test_few_bad_training_images_are_skipped_and_a_bad_test_image_is_not(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from kscl.benchmark.suite.stages import plan
 from kscl.commands import pretrain
 from linear_eval.commands import linear_eval
 from tests.helpers.commands import tool
-from tests.helpers.voc_sets import small_voc
+from tests.helpers.voc_sets import small_voc, write_image
 from tests.kscl.benchmark.test_suite import smoke_suite
 
 
@@ -66,6 +67,19 @@ def test_a_pretraining_that_cannot_start_says_why(tmp_path, capsys):
     assert any("none" in text for text in fatal)
     assert any("resnet5000" in text for text in fatal)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_without_room_for_a_pretraining_is_told_by_its_check(tmp_path, capsys, monkeypatch):
+    for number in range(8):
+        write_image(tmp_path / f"images/{number}.png", number)
+    network = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4")
+    data = ("DATA.TRAIN", str(tmp_path / "images"), "SOLVER.BATCH_SIZE", "4")
+    words = (*network, *data, "OUTPUT_DIR", str(tmp_path / "out"))
+    assert problems_of(pretrain.main, capsys, *words) == []
+    usage = shutil.disk_usage(tmp_path)._replace(free=12_345)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    (problem,) = problems_of(pretrain.main, capsys, *words)
+    assert "Make room" in problem
 
 
 def test_an_evaluation_that_cannot_start_says_why(tmp_path, capsys):
