@@ -29,7 +29,7 @@ from tests.benchmarks.harness import figure, in_own_process, time_ratio
 from tests.helpers.runs import draw_images
 
 CPU = torch.device("cpu")
-ROUNDS, TURNS = 5, 9
+ROUNDS = TURNS = 5
 Place = tuple[str, int, int]  # the file of the store, rank, number of ranks
 
 

@@ -52,6 +52,17 @@ def readme_commands() -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in lines]
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The same seed gives the same numbers on the same machine; another CPU rounds differently",
+        "Detectron2's own VOC numbers depend on the CPU",
+    ],
+)
+def test_the_readme_says_which_numbers_depend_on_the_cpu(sentence):
+    assert sentence in " ".join((ROOT / "README.md").read_text().split())
+
+
 def test_the_readme_s_make_targets_exist():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
     named = [words[1] for words in readme_commands() if words[0] == "make"]
