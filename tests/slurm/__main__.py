@@ -1,7 +1,7 @@
 """Run tiny suites on a real SLURM on this machine; `make test-slurm`.
 
-Stages are stopped, queued again, made to fail and cancelled; one runs on two nodes. The numbers
-must be those of a run without SLURM.
+Stages are stopped, preempted, queued again, made to fail and cancelled; one runs on two nodes. The
+numbers must be those of a run without SLURM.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
             suite.resume_and_compare(stages=10)
             suite.fail_and_cancel()
             pair = Suite(folder / "two", environment, processes=2, **ON_TWO_NODES)
-            pair.resume_and_compare(stages=4)
+            pair.resume_and_compare(stages=4, preempt=True)
     except BaseException:
         print(f"All files are kept in {folder}.", file=sys.stderr)
         raise
@@ -83,24 +83,30 @@ class Suite:
         )
         self.profile = write_profile(folder / "profile.yaml", **profile)
 
-    def resume_and_compare(self, stages: int) -> None:
+    def resume_and_compare(self, stages: int, preempt: bool = False) -> None:
         """Submit, stop a stage in the middle, let it resume, and compare."""
         begun = time.monotonic()
         told = self.submit()
         check(f"Submitted {stages} of {stages} stages" in told, told)
         check(f"Submitted 0 of {stages}" in self.submit(), "a second call must submit nothing")
         self.stop_in_the_middle(STOPPED_PRETRAINING)
-        self.wait(lambda: self.status()[STOPPED_PRETRAINING] == "queued again", "the requeue", 2)
-        say(f"{STOPPED_PRETRAINING} has saved its state and is queued again.")
+        self.wait_for_requeue()
+        if preempt:
+            self.preempt(STOPPED_PRETRAINING)
+            self.wait_for_requeue()
         self.tool(self.local, "--skip-check")  # while SLURM lets the job wait
         self.wait(lambda: set(self.status().values()) == {"done"}, "the suite", MINUTES)
-        self.compare()
+        self.compare(stops=1 + preempt)
         say(f"{(time.monotonic() - begun) / 60:.1f} minutes.")
 
     def submit(self) -> str:
         return self.tool(self.on_slurm, "--slurm", str(self.profile), "--skip-check")
 
-    def compare(self) -> None:
+    def wait_for_requeue(self) -> None:
+        self.wait(lambda: self.status()[STOPPED_PRETRAINING] == "queued again", "the requeue", 2)
+        say(f"{STOPPED_PRETRAINING} has saved its state and is queued again.")
+
+    def compare(self, stops: int) -> None:
         """Compare boards and records of both ways; only times may differ."""
         on_slurm, local = (numbers(self.folder / name) for name in ("slurm", "local"))
         timed = {key for key in local if key[-1] in OF_THE_CLOCK}
@@ -115,7 +121,7 @@ class Suite:
             re.findall(text, log.read_text())
             for text in (r"Step (\d+) is saved", r"Resuming after step (\d+)")
         ]
-        check(len(steps[0]) == 1 and steps[0] == steps[1], f"saved at, resumed after: {steps}")
+        check(len(steps[0]) == stops and steps[0] == steps[1], f"saved, resumed after: {steps}")
         say(f"{len(local) - len(timed)} numbers of the board and {len(records[0])} records agree.")
 
     def fail_and_cancel(self) -> None:
@@ -144,13 +150,23 @@ class Suite:
 
     def stop_in_the_middle(self, name: str) -> None:
         """Send the signal that SLURM sends before the time limit, once there is a checkpoint."""
-        pattern = f"{name}-*/checkpoints/checkpoint-*"
-        output = self.folder / "slurm/output"
-        self.wait(lambda: any(output.glob(pattern)), f"a checkpoint of {name}", 5)
+        self.wait(lambda: bool(self.newest(name)), f"a checkpoint of {name}", 5)
         number = next(job for job, stage in self.jobs().items() if stage in name.replace("/", "_"))
         subprocess.run(
             ["scancel", "--batch", "--signal=USR1", number], env=self.environment, check=True
         )
+
+    def preempt(self, name: str) -> None:
+        """Submit a job that needs the nodes at once, when the stage has resumed and gone on."""
+        before = self.newest(name)
+        self.wait(lambda: self.newest(name) > before, f"a further checkpoint of {name}", 5)
+        command = ["sbatch", "--partition=urgent", "--nodes=2", "--output=/dev/null", "--wrap=true"]
+        subprocess.run(command, env=self.environment, check=True, stdout=subprocess.DEVNULL)
+
+    def newest(self, name: str) -> str:
+        """Return the name of the newest checkpoint of a pretraining, which begins with its step."""
+        found = (self.folder / "slurm/output").glob(f"{name}-*/checkpoints/checkpoint-*")
+        return max((path.name for path in found), default="")
 
     def jobs(self) -> dict[str, str]:
         """Return the jobs that have not ended, and their stages."""

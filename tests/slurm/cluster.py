@@ -1,6 +1,7 @@
 """A SLURM under one folder, for as long as a block lasts.
 
 It has two nodes on this machine: one with a pretend GPU, and one beside it for jobs on two nodes.
+Jobs of the partition urgent preempt others.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ NodeName=DEFAULT RealMemory=4000 State=UNKNOWN
 NodeName={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:1
 NodeName={beside} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
-PartitionName=both Nodes={host},{beside} MaxTime=INFINITE State=UP
+PartitionName=both Nodes={host},{beside} MaxTime=INFINITE State=UP GraceTime=60
+PartitionName=urgent Nodes={host},{beside} MaxTime=INFINITE State=UP PriorityTier=9
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 """
 
 

@@ -39,7 +39,7 @@ def write_suite(folder: Path, processes: int) -> Path:
     suite["pretrain_overrides"] |= {"SOLVER.EPOCHS": 60, "CHECKPOINT.PERIOD_STEPS": 5}
     if processes > 1:
         suite["num_gpus"] = processes
-        suite["pretrain_overrides"] |= {"SOLVER.EPOCHS": 30, "DATA.NUM_WORKERS": 1}
+        suite["pretrain_overrides"]["DATA.NUM_WORKERS"] = 1
         suite["evaluations"]["knn"]["num_gpus"] = 1
         for of, name in ((suite["contenders"], "random"), (suite["evaluations"], "detection")):
             del of[name]

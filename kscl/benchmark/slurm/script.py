@@ -31,6 +31,7 @@ stage=""
 stop() {{ if [ -n "$stage" ]; then {stop}; fi; }}
 trap 'asked=requeue; stop' USR1
 trap 'asked=stop' TERM # SLURM sends it to all processes of a job
+preempted() {{ scontrol show job "$SLURM_JOB_ID" | grep -q ' PreemptTime=[0-9]'; }}
 {setup}{command} &
 stage=$!
 if [ -n "$asked" ]; then stop; fi # the signal came during the lines above
@@ -47,6 +48,8 @@ if [ "$code" -eq 0 ]; then
     exit 0
 fi
 echo "$SECONDS" >"$spent"
+# A partition's grace time begins with SIGTERM to what srun runs, and to nothing else.
+if [ -z "$asked" ] && preempted; then asked=requeue; fi
 if [ "$asked" = requeue ]; then
     if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {retries} ]; then
         echo "error: {name} needs more time than {retries} retries (of the profile) give."

@@ -81,6 +81,20 @@ def test_a_task_of_an_array_is_queued_again_as_that_task(tmp_path, state_dir, cl
     assert (cluster / "controlled").read_text() == "requeue 5_2\n"
 
 
+@pytest.mark.parametrize(
+    ("preempted", "code", "asked"),
+    [("2026-11-17T04:55:06", 0, "requeue 7"), ("None", 1, "show job 7")],
+)
+def test_a_stage_that_preemption_ends_is_queued_again_and_one_that_fails_is_not(
+    tmp_path, state_dir, cluster, preempted, code, asked
+):
+    with (cluster / "scontrol").open("a") as file:
+        file.write(f"echo '   PreemptEligibleTime=2026-11-17T04:55:01 PreemptTime={preempted}'\n")
+    script = script_for(stage(tmp_path, "ends", program="false", arguments=()), state_dir)
+    assert run_script(script) == code
+    assert (cluster / "controlled").read_text().splitlines()[-1] == asked
+
+
 def test_a_job_that_is_told_to_save_before_its_stage_runs_is_queued_again(
     tmp_path, state_dir, cluster
 ):
