@@ -24,6 +24,14 @@ def small_encoder(seed: int = 0) -> Encoder:
     return Encoder(backbone, nn.Linear(16, DIM))
 
 
+def learner_with_batch_norm() -> Learner:
+    """K = 3 on a queue, for views of 6 pixels: ranks must deal them anew."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
+    encoder = Encoder(backbone, nn.Linear(128, DIM))
+    return Learner(encoder, Queue(10, 3, DIM), num_shots=3, rho=0.9).double()
+
+
 def views_of(batch: int, shots: int, seed: int = 0, spread: float = 0.5) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     image = torch.randn(batch, 1, 3, SIZE, SIZE, generator=generator)

@@ -20,7 +20,7 @@ from kscl.method.encoder import Encoder, build_encoder
 from kscl.method.learner import Learner
 from kscl.runtime.distributed import gather, gather_together, rank, world_size
 from kscl.runtime.shuffle import Shuffle
-from tests.helpers.learners import without_gauge
+from tests.helpers.learners import learner_with_batch_norm, without_gauge
 
 pytestmark = pytest.mark.portable
 
@@ -106,16 +106,9 @@ def averaged_norm() -> dict[str, Tensor]:
     return learner.key_encoder.state_dict()
 
 
-def with_batch_norm() -> Learner:
-    torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
-    encoder = Encoder(backbone, nn.Linear(128, DIM))
-    return Learner(encoder, Queue(10, 3, DIM), num_shots=3, rho=0.9).double()
-
-
 def mates_of_keys() -> Tensor:
     """What the key encoder is given together, (K, B): the first pixels of images that tell."""
-    learner = with_batch_norm()
+    learner = learner_with_batch_norm()
     given: list[Tensor] = []
 
     def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -131,7 +124,7 @@ def mates_of_keys() -> Tensor:
 
 def order_of_work() -> list[str]:
     """What a forward pass begins, in order: messages between ranks, and passes of encoders."""
-    learner, begun = with_batch_norm(), list[str]()
+    learner, begun = learner_with_batch_norm(), list[str]()
     send = dist.all_to_all_single
 
     def noted(*args: Any, **options: Any) -> Any:
