@@ -136,11 +136,16 @@ def whole_number_weights(state: dict) -> dict:
     return state | {"conv1.weight": state["conv1.weight"].to(torch.int32)}
 
 
-@pytest.mark.parametrize("spoil", [complex_weights, whole_number_weights])
+def complex_counter(state: dict) -> dict:
+    name = "bn1.num_batches_tracked"
+    return state | {name: state[name].to(torch.complex64)}
+
+
+@pytest.mark.parametrize("spoil", [complex_weights, complex_counter, whole_number_weights])
 def test_weights_that_are_not_real_floating_point_numbers_are_refused(backbone, tmp_path, spoil):
     path = tmp_path / "x.pth"
     torch.save(spoil(backbone.state_dict()), path)
-    with pytest.raises(KsclError, match=r"x\.pth.*conv1\.weight is torch\.(complex64|int32)"):
+    with pytest.raises(KsclError, match=r"x\.pth.*: (conv1|bn1)\.\w+ is torch\.(complex64|int32)"):
         load_backbone(path, "resnet50", NARROW)
 
 
