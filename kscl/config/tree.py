@@ -46,12 +46,8 @@ def leaves(node: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def leaves_without(node: object, names: Iterable[str]) -> dict[str, Any]:
     """Return every leaf by its full key, leaving out those that `names` name or contain."""
-    names = tuple(names)
-    return {
-        key: value
-        for key, value in leaves(node)
-        if not any(key == name or key.startswith(f"{name}.") for name in names)
-    }
+    inside = tuple(f"{name}." for name in names)
+    return {key: value for key, value in leaves(node) if not f"{key}.".startswith(inside)}
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:

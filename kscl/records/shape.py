@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import reprlib
 import typing
@@ -81,7 +82,7 @@ def _wrong_fields(content: object, wanted: Any, name: str) -> Iterator[str]:
     if not isinstance(content, dict):
         yield f"{name} is {shown(content)}, not {WORDS[dict]}"
         return
-    hints = typing.get_type_hints(wanted)
+    hints = _hints(wanted)
     prefix = f"{name}." if name else ""
     for key, hint in hints.items():
         if key not in content:
@@ -89,6 +90,11 @@ def _wrong_fields(content: object, wanted: Any, name: str) -> Iterator[str]:
         else:
             yield from wrong_places(content[key], hint, f"{prefix}{key}")
     yield from (f"{prefix}{one_line(key)} is not a field" for key in content if key not in hints)
+
+
+@functools.cache  # resolving them anew was a third of the time of reading a record
+def _hints(wanted: Any) -> dict[str, Any]:
+    return typing.get_type_hints(wanted)
 
 
 def _is(value: object, wanted: Any) -> bool:

@@ -6,11 +6,11 @@ rows that miss a protocol are ranked among others. So it is shown apart and rank
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from kscl.benchmark.leaderboard.board import HEADLINE, Board, Measure, Row, Section
+from kscl.benchmark.leaderboard.board import HEADLINE, MeanRank, Measure, Row, Section
 from kscl.benchmark.leaderboard.statistics import LEVEL
 
 DRAWS = 2000
@@ -25,33 +25,23 @@ WHAT_IT_IS = (
 )
 
 
-@dataclass(frozen=True)
-class MeanRank:
-    """One row's mean rank, over how many protocols, and its interval."""
-
-    row: Row
-    mean: float
-    protocols: int
-    interval: tuple[float, float] | None
-
-
-def mean_ranks(board: Board) -> list[MeanRank]:
+def mean_ranks(rows: Sequence[Row], sections: Sequence[Section]) -> list[MeanRank]:
     """Return the rows with a rank: those with the most protocols first, then by their mean.
 
     Empty unless two protocols rank two rows each.
     """
-    sections = [section for section in board.sections if len(_ranked(section)) > 1]
-    if len(sections) < 2 or len(board.rows) > MAX_ROWS:
+    sections = [section for section in sections if len(_ranked(section)) > 1]
+    if len(sections) < 2 or len(rows) > MAX_ROWS:
         return []
     chance = np.random.default_rng(SEED)
     picks: dict[tuple[int, tuple[str, ...]], np.ndarray] = {}  # of the seeds of a row
     plain: dict[int, list[float]] = {}
     drawn: dict[int, list[np.ndarray]] = {}
     for section in sections:
-        rows = _ranked(section)
-        measures = [_measure(section, row) for row in rows]
+        ranked = _ranked(section)
+        measures = [_measure(section, row) for row in ranked]
         means = []
-        for row, measure in zip(rows, measures, strict=True):
+        for row, measure in zip(ranked, measures, strict=True):
             # The same seeds are drawn under every protocol that has them: they are the units.
             key, count = (id(row), measure.replicates), len(measure.values)
             if key not in picks:
@@ -59,11 +49,11 @@ def mean_ranks(board: Board) -> list[MeanRank]:
             means.append(np.asarray(measure.values)[picks[key]].mean(axis=1))
         ranks = _ranks(np.array([[measure.mean for measure in measures]]))[0]
         redrawn = _ranks(np.stack(means, axis=1))
-        for i, row in enumerate(rows):
+        for i, row in enumerate(ranked):
             plain.setdefault(id(row), []).append(float(ranks[i]))
             drawn.setdefault(id(row), []).append(redrawn[:, i])
     found = []
-    for row in board.rows:
+    for row in rows:
         if id(row) not in plain:
             continue
         of_row = plain[id(row)]

@@ -162,12 +162,23 @@ class Section:
         return tuple(name for name in columns_of(self.protocol.kind, files) if name in found)
 
 
+@dataclass(frozen=True)
+class MeanRank:
+    """One row's mean rank, over how many protocols, and its interval."""
+
+    row: Row
+    mean: float
+    protocols: int
+    interval: tuple[float, float] | None
+
+
 @dataclass
 class Board:
     """Everything that the tables and the page show."""
 
     rows: list[Row]
     sections: list[Section]
+    mean_ranks: list[MeanRank]
     problems: list[str]
     records: int
 

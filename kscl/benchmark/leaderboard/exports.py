@@ -10,7 +10,6 @@ import unicodedata
 from typing import Any
 
 from kscl.benchmark.leaderboard import cells
-from kscl.benchmark.leaderboard.aggregate import mean_ranks
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
     HEADLINE,
@@ -159,7 +158,7 @@ def as_json(board: Board, title: str, answer: Json | None = None) -> str:
                 "interval": list(it.interval) if it.interval else None,
                 "protocols": it.protocols,
             }
-            for it in mean_ranks(board)
+            for it in board.mean_ranks
         ],
         "problems": board.problems,
     }

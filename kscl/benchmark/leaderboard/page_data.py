@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kscl.benchmark.leaderboard import cells, spent
-from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS, mean_ranks
+from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS
 from kscl.benchmark.leaderboard.board import FIGURES, HEADLINE, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.compare import class_means, pairs
 from kscl.benchmark.leaderboard.details import (
@@ -105,7 +105,7 @@ def _summary(board: Board) -> list[Json]:
     indices = {id(row): i for i, row in enumerate(board.rows)}
     return [
         {"row": indices[id(it.row)], "mean": it.mean, "interval": it.interval, "n": it.protocols}
-        for it in mean_ranks(board)
+        for it in board.mean_ranks
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from kscl.benchmark.leaderboard.aggregate import mean_ranks
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
     HEADLINE,
@@ -47,7 +48,8 @@ def build_board(
     # In the order of the first protocol that they were measured under, best first.
     ranks = [{id(row): i for i, row in enumerate(section.rows)} for section in sections]
     rows.sort(key=lambda row: [rank.get(id(row), len(rows)) for rank in ranks])
-    return Board(rows, sections, reading.problems, len(reading.records))
+    summary = mean_ranks(rows, sections)
+    return Board(rows, sections, summary, reading.problems, len(reading.records))
 
 
 def _rows(records: Sequence[RecordFile]) -> list[Row]:

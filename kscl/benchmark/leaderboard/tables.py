@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from kscl.benchmark.leaderboard import cells, spent
-from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS, MeanRank, mean_ranks
+from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
     HEADLINE,
     OVER_TRIALS,
     TEST_SAMPLING,
     Board,
+    MeanRank,
     Measure,
     Row,
     Section,
@@ -50,9 +51,9 @@ def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence
                 "Reported elsewhere (published figures: not ranked, not tested):",
                 _reported_table(section),
             ]
-    ranks = mean_ranks(board)
-    if ranks:
-        parts += ["## Summary over protocols", summary_table(ranks), text(WHAT_IT_IS)]
+    if board.mean_ranks:
+        table_of_ranks = summary_table(board.mean_ranks)
+        parts += ["## Summary over protocols", table_of_ranks, text(WHAT_IT_IS)]
     if board.rows:
         parts += ["## Costs", cost_table(board.rows), text(spent.EXPLANATION)]
     parts += [*last, "## The test", text(THE_TEST)]

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kscl.benchmark.leaderboard.aggregate import mean_ranks
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.spent import spent
 from kscl.benchmark.leaderboard.tables import markdown
@@ -49,7 +48,7 @@ def board(tmp_path: Path):
 
 
 def test_the_mean_rank_and_its_bootstrap_are_those_of_all_possible_draws(board):
-    found = {it.row.entry.method: it for it in mean_ranks(board)}
+    found = {it.row.entry.method: it for it in board.mean_ranks}
     # linear: supervised 1, kscl 62.0 is 2, moco 61.5 is 3; kNN: kscl 45 is 1, moco 44.5 is 2.
     assert found["kscl"].mean == pytest.approx(1.5)
     assert found["moco_v2"].mean == pytest.approx(2.5)
@@ -68,7 +67,7 @@ def test_the_mean_rank_and_its_bootstrap_are_those_of_all_possible_draws(board):
 
 
 def test_a_protocol_that_a_row_lacks_is_missing_and_not_counted(board):
-    ranks = mean_ranks(board)
+    ranks = board.mean_ranks
     last = ranks[-1]  # those with more protocols come first
     assert last.row.entry.method == "supervised"
     assert (last.mean, last.protocols, last.interval) == (1.0, 1, None)
@@ -79,7 +78,7 @@ def test_a_protocol_that_a_row_lacks_is_missing_and_not_counted(board):
 
 def test_one_protocol_has_no_summary(tmp_path):
     board = board_of(tmp_path, [linear(50, sha("a")), linear(60, sha("b"))])
-    assert mean_ranks(board) == []
+    assert board.mean_ranks == []
     assert "Summary over protocols" not in markdown(board, "x")
 
 
