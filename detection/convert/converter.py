@@ -9,10 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import platform
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -40,7 +37,7 @@ from detection.convert.weights import AUTHOR, as_arrays, by_heuristics
 from detection.errors import DetectionError
 from detection.train.roi_heads import EXTRA_NORM_HEAD, PLAIN_HEAD
 from kscl.backbone_file import Loaded, load_backbone
-from kscl.runtime.files import sha256_of, write_atomically
+from kscl.runtime.files import sha256_of, whole_folder, write_atomically
 
 CONFIG_FILE = "config.yaml"
 PLAIN_CONFIG_FILE = "config_plain.yaml"  # for Detectron2 without this project
@@ -99,7 +96,7 @@ def convert(
     set_network(cfg, keys)
     cfg.MODEL.WEIGHTS = FORMATS[file_format]
 
-    with _delivery(output) as folder:
+    with whole_folder(output, replace=True) as folder:
         weights = folder / FORMATS[file_format]
         write_atomically(weights, weights_bytes(tensors, file_format))
         differences = stage_differences(
@@ -229,41 +226,3 @@ def _check_output(output: Path, loaded: Loaded, force: bool) -> None:
             f"{output} holds a conversion of other weights ({before.get('name', 'unknown')}). "
             "Choose another folder, or overwrite it with --force."
         )
-
-
-@contextmanager
-def _delivery(output: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which is renamed to `output` on success and removed otherwise."""
-    target = output.resolve()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
-    except OSError as error:
-        raise DetectionError(
-            f"{output} cannot be made: {error.strerror}. Choose another folder."
-        ) from error
-    try:
-        folder.chmod(0o755)
-        yield folder
-        _rename(folder, target)
-    except OSError as error:
-        raise DetectionError(
-            f"{output} cannot be written: {error.strerror}. Choose another folder."
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _rename(folder: Path, target: Path) -> None:
-    """Move what was there away first, as a whole, so that no mixture is ever seen."""
-    if not target.exists():
-        folder.rename(target)
-        return
-    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-    target.replace(old)
-    try:
-        folder.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    shutil.rmtree(old)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -11,6 +9,7 @@ from typing import TypeVar
 from PIL.Image import Image
 
 from kscl.errors import KsclError
+from kscl.runtime.files import whole_folder
 from kscl.runtime.logs import progress
 
 Pictures = TypeVar("Pictures")
@@ -35,15 +34,9 @@ def write_folder(folder: Path, pictures: Iterable[Named], count: int) -> Path:
     if folder.exists():
         print(f"{folder} exists and is left as it is. Delete it to make it again.")
         return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with whole_folder(folder) as place:
         for name, picture in progress(pictures, folder.name, count):
             file = place / f"{name}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             picture.save(file)
-        place.chmod(0o755)
-        place.rename(folder)
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
     return folder

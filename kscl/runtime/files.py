@@ -1,10 +1,13 @@
-"""Write files so that no reader ever sees half of one."""
+"""Write files and folders so that no reader ever sees half of one."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kscl.errors import KsclError
@@ -40,6 +43,33 @@ def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
         raise
 
 
+@contextmanager
+def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
+    """Yield a folder to fill, which gets its name at the end; after a failure nothing is left.
+
+    With `replace`, what has the name is removed then; otherwise only an empty folder may have it.
+    """
+    target = folder.resolve()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    try:
+        yield place
+        place.chmod(0o755)
+        if replace:
+            _replace(place, target)
+        else:
+            if target.is_dir():
+                target.rmdir()  # fails unless it is empty
+            place.rename(target)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
@@ -55,8 +85,23 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+def _replace(place: Path, target: Path) -> None:
+    """Move what was there away first, as a whole, so that no mixture is ever seen."""
+    if not target.exists():
+        place.rename(target)
+        return
+    old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
+    target.replace(old)
+    try:
+        place.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    shutil.rmtree(old)
+
+
 def _cannot_write(path: Path, error: OSError) -> KsclError:
     return KsclError(
-        f"{path} cannot be written: {error.strerror}. Make room, or choose a folder that you may "
-        "write to."
+        f"{path} cannot be written: {error.strerror or error}. Make room, or choose a folder that "
+        "you may write to."
     )

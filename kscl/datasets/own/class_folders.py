@@ -16,8 +16,9 @@ from kscl.data.walk import Walk, walk_files
 from kscl.datasets.own.files import make_ids
 from kscl.datasets.own.near_duplicates import find_groups
 from kscl.datasets.own.split import deal_groups, parse_split
-from kscl.datasets.own.write import is_written, link, whole_folder, write_about
+from kscl.datasets.own.write import is_written, link, write_about
 from kscl.errors import KsclError
+from kscl.runtime.files import whole_folder
 
 SIDES = ("train", "val")
 

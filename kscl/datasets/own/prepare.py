@@ -16,8 +16,9 @@ from kscl.datasets.own.near_duplicates import find_groups
 from kscl.datasets.own.read import OwnSet, read_own
 from kscl.datasets.own.split import deal_groups, parse_split
 from kscl.datasets.own.tiles import OBJECTS_WIDE, TILES, object_side, write_tiles
-from kscl.datasets.own.write import is_written, whole_folder, write_about, write_voc
+from kscl.datasets.own.write import is_written, write_about, write_voc
 from kscl.errors import KsclError
+from kscl.runtime.files import whole_folder
 
 TRAIN, TEST, PRETRAIN = "trainval", "test", "pretrain"
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -39,31 +36,6 @@ def is_written(folder: Path, about: Mapping[str, Any]) -> bool:
             "it, or choose another --output-dir."
         )
     return True
-
-
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which gets its name at the end; after a failure nothing is left."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        place = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    except OSError as error:
-        raise KsclError(
-            f"{folder} cannot be written: {error.strerror}. Choose another --output-dir."
-        ) from error
-    try:
-        yield place
-        place.chmod(0o755)
-        if folder.is_dir():
-            folder.rmdir()  # empty, as is_written has seen
-        place.rename(folder)
-    except OSError as error:
-        raise KsclError(
-            f"{folder} cannot be written: {error.strerror or error}. Make room, or choose a folder "
-            "that you may write to."
-        ) from error
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def write_voc(

@@ -224,7 +224,7 @@ def test_a_folder_with_other_things_in_it_is_never_taken(narrow_file, tmp_path):
         convert(narrow_file, tmp_path, force=True)
     with pytest.raises(DetectionError, match="is a file"):
         convert(narrow_file, tmp_path / "notes.txt")
-    with pytest.raises(DetectionError, match="cannot be made"):
+    with pytest.raises(KsclError, match=r"notes\.txt/out cannot be written"):
         convert(narrow_file, tmp_path / "notes.txt/out")
 
 
