@@ -20,6 +20,7 @@ from kscl.runtime.signals import StopRequest
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.checkpoint import Saver, saved_state
 from linear_eval.data.annotated import open_annotated_pair
+from linear_eval.data.feature_sets import FeatureSets
 from linear_eval.data.features import Features, cached_features
 from linear_eval.data.images import LabeledImages, open_data
 from linear_eval.data.sets import Data, open_suite
@@ -122,12 +123,13 @@ def probe(
     of_train = extract(frozen, train, list(dict.fromkeys(views)))
     if rank() != 0:
         return []  # the rest takes one process
+    sets = FeatureSets(train, val, of_train, of_val)
     if cfg.PROBE == "knn":
-        return probe_knn(cfg, train, val, of_train, of_val, device())
+        return probe_knn(cfg, sets, device())
     if cfg.PROBE in ANNOTATED:
         probe_annotated = probe_svm if cfg.PROBE == "svm" else probe_low_shot
-        return probe_annotated(cfg, train, val, of_train, of_val, saver, saved)
-    return [probe_cached(cfg, train, val, of_train, of_val, device(), saver, saved)]
+        return probe_annotated(cfg, sets, saver, saved)
+    return [probe_cached(cfg, sets, device(), saver, saved)]
 
 
 def open_and_check(cfg: CfgNode) -> Data:

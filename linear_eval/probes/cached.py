@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kscl.runtime.logs import LOGGER, SECONDS_BETWEEN_LINES
 from linear_eval.checkpoint import Saver
+from linear_eval.data.feature_sets import FeatureSets
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
 from linear_eval.data.views import cached_views, slot
@@ -63,16 +64,10 @@ Solver = Callable[[Rows, Sequence[Point], str, list[Json]], list[Fitted]]
 
 
 def probe_cached(
-    cfg: CfgNode,
-    train: LabeledImages,
-    val: LabeledImages,
-    train_features: Features,
-    val_features: Features,
-    device: torch.device,
-    saver: Saver,
-    saved: Json | None,
+    cfg: CfgNode, sets: FeatureSets, device: torch.device, saver: Saver, saved: Json | None
 ) -> Outcome:
     """Choose a point of the grid within train, train it on all of train and score it on val."""
+    train, val, train_features, val_features = sets
     solve = _sgd(cfg, len(train.classes), device, saver, saved)
     if cfg.CACHED.METHOD == "lbfgs":
         solve = _lbfgs(cfg, len(train.classes), device)

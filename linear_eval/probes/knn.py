@@ -6,23 +6,16 @@ import torch
 from fvcore.common.config import CfgNode
 
 from kscl.engine.knn import knn_predict
-from linear_eval.data.features import Features
-from linear_eval.data.images import LabeledImages
+from linear_eval.data.feature_sets import FeatureSets
 from linear_eval.probes.outcome import Outcome
 from linear_eval.protocols import knn_protocol
 from linear_eval.rules import CENTER
 from linear_eval.score import score
 
 
-def probe_knn(
-    cfg: CfgNode,
-    train: LabeledImages,
-    val: LabeledImages,
-    train_features: Features,
-    val_features: Features,
-    device: torch.device,
-) -> list[Outcome]:
+def probe_knn(cfg: CfgNode, sets: FeatureSets, device: torch.device) -> list[Outcome]:
     """Return the scores of a vote among the k nearest train images, for each k."""
+    train, val, train_features, val_features = sets
     found = []
     for number, k in enumerate(cfg.KNN.K):
         predicted = knn_predict(

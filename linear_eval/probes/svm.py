@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 from kscl.runtime.logs import LOGGER
 from linear_eval.checkpoint import Saver
 from linear_eval.data.annotated import ABSENT, IGNORED, PRESENT
+from linear_eval.data.feature_sets import FeatureSets
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
 from linear_eval.errors import LinearEvalError
@@ -43,17 +44,10 @@ class Chosen(NamedTuple):
     weight: np.ndarray  # (D + 1,), the bias last
 
 
-def probe_svm(
-    cfg: CfgNode,
-    train: LabeledImages,
-    val: LabeledImages,
-    train_features: Features,
-    val_features: Features,
-    saver: Saver,
-    saved: Json | None,
-) -> list[Outcome]:
+def probe_svm(cfg: CfgNode, sets: FeatureSets, saver: Saver, saved: Json | None) -> list[Outcome]:
     """Train one SVM per class on all of train and score them on val."""
-    table, test = unit_rows(train_features), unit_rows(val_features)
+    train, val = sets.train, sets.val
+    table, test = unit_rows(sets.train_features), unit_rows(sets.val_features)
     problems = [np.flatnonzero(train.labels[:, c] != IGNORED) for c in range(len(train.classes))]
     machines = Machines(cfg, table, train.labels)
     done: list[Json] = list(saved["svm"]) if saved else []
@@ -68,20 +62,15 @@ def probe_svm(
 
 
 def probe_low_shot(
-    cfg: CfgNode,
-    train: LabeledImages,
-    val: LabeledImages,
-    train_features: Features,
-    val_features: Features,
-    saver: Saver,
-    saved: Json | None,
+    cfg: CfgNode, sets: FeatureSets, saver: Saver, saved: Json | None
 ) -> list[Outcome]:
     """Train on k images with a class and (classes − 1) k without it; one outcome per draw.
 
     With k = 1 there are no folds, and the cost is LOW_SHOT.COST_OF_ONE.
     """
+    train, val = sets.train, sets.val
     shots, others = list(cfg.LOW_SHOT.K), len(train.classes) - 1
-    table, test = unit_rows(train_features), unit_rows(val_features)
+    table, test = unit_rows(sets.train_features), unit_rows(sets.val_features)
     machines = Machines(cfg, table, train.labels)
     done: dict[str, list[Json]] = dict(saved["low_shot"]) if saved else {}
     for sample in range(cfg.LOW_SHOT.SAMPLES):

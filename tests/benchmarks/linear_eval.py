@@ -20,7 +20,7 @@ from linear_eval.config import load_linear_eval_config
 from linear_eval.data.images import ViewsOfImages, load_batches, open_data
 from linear_eval.evaluate import probe
 from linear_eval.probes.cached import grid_points
-from linear_eval.probes.online import start, take_step, train_sampler, view_maker
+from linear_eval.probes.online import loss_on, start
 from linear_eval.probes.sgd_grid import (
     Rows,
     epoch_batches,
@@ -28,6 +28,7 @@ from linear_eval.probes.sgd_grid import (
     start_training,
     train_points,
 )
+from linear_eval.probes.view_training import sgd_step, train_sampler, view_maker
 from tests.benchmarks.harness import figure, seconds, time_ratio
 
 CLASSES, DIM = 10, 512
@@ -156,9 +157,10 @@ def cached_probe() -> float:
 
 def _online_epoch(cfg, frozen, train) -> None:  # type: ignore[no-untyped-def]
     state = start(cfg, frozen, len(train.classes))
+    base_lrs, loss_of = {"SOLVER.BASE_LR": cfg.SOLVER.BASE_LR}, loss_on(state.module, frozen)
     batches = train_sampler(cfg, len(train), 0, -(-len(train) // cfg.SOLVER.BATCH_SIZE))
     for batch in load_batches(ViewsOfImages(train, view_maker(cfg)), batches, 0):
-        take_step(state, frozen, batch, train.targets, cfg.SOLVER, False)
+        sgd_step(state, batch, train.targets, cfg.SOLVER, base_lrs, loss_of, False)
 
 
 def _config(folder: Path, name: str, cache: Path):  # type: ignore[no-untyped-def]

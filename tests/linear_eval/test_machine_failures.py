@@ -11,13 +11,8 @@ import pytest
 
 from linear_eval.commands.linear_eval import main
 from tests.helpers.commands import ROOT
-from tests.helpers.digits import overrides, write_digits
+from tests.helpers.digits import overrides
 from tests.helpers.runs import children, wait_until
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 def assert_one_line(text, *words):

@@ -9,7 +9,7 @@ import torch
 
 from kscl.records.record import read_record
 from linear_eval.commands.linear_eval import main
-from tests.helpers.digits import overrides, write_digits
+from tests.helpers.digits import overrides
 from tests.helpers.pretend_gpu import pretend_gpu
 
 PROBES = {
@@ -19,11 +19,6 @@ PROBES = {
     "cached by lbfgs": ["PROBE", "cached", "CACHED.METHOD", "lbfgs", "CACHED.LBFGS_ITERATIONS", 5],
     "knn": ["PROBE", "knn"],
 }
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 def top1(digits, folder, words) -> float:

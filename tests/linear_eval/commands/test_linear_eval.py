@@ -14,25 +14,12 @@ from kscl.benchmark.leaderboard.rows import build_board
 from kscl.config.merge import load_config
 from kscl.records.record import find_records, read_record
 from kscl.runtime.files import sha256_of
-from kscl.runtime.logs import set_up_logging
 from linear_eval.commands.linear_eval import main
 from linear_eval.config import linear_eval_defaults
 from linear_eval.rules import check_linear_eval
-from tests.helpers.digits import config, overrides, write_digits
+from tests.helpers.digits import config, overrides
 
 CACHED = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine")
-
-
-@pytest.fixture(autouse=True)
-def _no_log_outlives_its_test():
-    """A handler keeps the stream that was standard error when it was made."""
-    yield
-    set_up_logging(rank=1)
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture

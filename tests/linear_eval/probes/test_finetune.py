@@ -12,24 +12,20 @@ import torch
 
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.tables import overview_cells
+from kscl.data.view_dataset import Batch
 from kscl.records.record import read_record
 from linear_eval.backbone import freeze
 from linear_eval.commands.linear_eval import main
 from linear_eval.config import load_linear_eval_config
 from linear_eval.data import subsets
 from linear_eval.data.images import open_data
-from linear_eval.probes import finetune
+from linear_eval.probes import finetune, view_training
 from linear_eval.protocols import protocol_of
 from linear_eval.splits import fraction_of_each_class
-from tests.helpers.digits import config, overrides, write_digits
+from tests.helpers.digits import config, overrides
 
 SMALL = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.05, "FINETUNE.HEAD_LR", 0.2)
 SMALL += ("SOLVER.EPOCHS", 6, "SOLVER.MILESTONES", "[4, 5]", "SOLVER.GAMMA", 0.2)
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.mark.portable
@@ -57,10 +53,11 @@ def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
     frozen = freeze(cfg, train)
     state = finetune.start(cfg, frozen, 10)
     views = torch.randint(0, 256, (8, 1, 3, 24, 24), dtype=torch.uint8)
-    batch = finetune.Batch(views, torch.arange(8), [])
+    batch, loss_of = Batch(views, torch.arange(8), []), finetune.loss_on(state.module, frozen)
     before = {name: value.clone() for name, value in state.module.named_parameters()}
     labels = train.targets[:8]
-    finetune.take_step(state, frozen, batch, labels, cfg.SOLVER, False)
+    step = (state, batch, labels, cfg.SOLVER, finetune.base_lrs(cfg), loss_of, False)
+    view_training.sgd_step(*step)
     # Plain SGD on the mean cross-entropy, by hand.
     with torch.no_grad():
         network = finetune.start(cfg, frozen, 10).module.train()
@@ -72,7 +69,7 @@ def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
         assert torch.equal(value, before[f"trunk.{name}"])
     frozen.check_unchanged()
     state.step = 5  # the sixth epoch, after both milestones
-    finetune.take_step(state, frozen, batch, labels, cfg.SOLVER, False)
+    view_training.sgd_step(*step)
     assert [group["lr"] for group in state.optimizer.param_groups] == pytest.approx([0, 0.2 * 0.04])
 
 
@@ -80,11 +77,11 @@ def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
 def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at):
     more = (*SMALL, "SOLVER.EPOCHS", 3, "SOLVER.MILESTONES", "[2]", "CHECKPOINT.SECONDS", 0)
     assert main(overrides(digits, tmp_path / "whole", *more)) == 0
-    original, steps = finetune.take_step, []
+    original, steps = view_training.sgd_step, []
 
     def stops(state, *others):
         if len(steps) == stop_at:
-            monkeypatch.setattr(finetune, "take_step", original)
+            monkeypatch.setattr(view_training, "sgd_step", original)
             raise KeyboardInterrupt
         steps.append(state.step)
         return original(state, *others)
@@ -98,7 +95,7 @@ def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at
 
     monkeypatch.setattr(finetune, "outputs_on", kept)
     assert main(overrides(digits, tmp_path / "again", *more)) == 0
-    monkeypatch.setattr(finetune, "take_step", stops)
+    monkeypatch.setattr(view_training, "sgd_step", stops)
     assert main(overrides(digits, tmp_path / "parts", *more)) == 130
     assert main(["--resume", *overrides(digits, tmp_path / "parts", *more)]) == 0
     assert networks[0].keys() == networks[1].keys()

@@ -9,33 +9,20 @@ import sys
 import pytest
 import torch
 
-import linear_eval.probes.online as online
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.errors import KsclError
 from kscl.records.record import read_record
 from kscl.runtime.launch import launch
-from kscl.runtime.logs import set_up_logging
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.commands.linear_eval import main
 from linear_eval.data.images import open_data
+from linear_eval.probes import online, view_training
 from linear_eval.run import Job, run_all
 from tests.helpers.checkpoints import solo_learn_byol
 from tests.helpers.commands import ROOT, run, tool
-from tests.helpers.digits import config, overrides, write_digits
+from tests.helpers.digits import config, overrides
 
 PLAIN = ("INPUT.AUGMENT", "center")
-
-
-@pytest.fixture(autouse=True)
-def _no_log_outlives_its_test():
-    """A handler keeps the stream that was standard error when it was made."""
-    yield
-    set_up_logging(rank=1)
-
-
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +65,7 @@ def test_the_last_epoch_is_reported_and_the_best_is_marked_as_picked_on_val(undi
 
 @pytest.mark.parametrize("step", [3, 10, 19])  # of 5 an epoch: inside one, at the end of one
 def test_a_stopped_run_goes_on_to_the_same_number(digits, tmp_path, monkeypatch, undisturbed, step):
-    take_step = online.take_step
+    take_step = view_training.sgd_step
 
     def and_signal(state, *arguments):
         if state.step + 1 == step:
@@ -87,7 +74,7 @@ def test_a_stopped_run_goes_on_to_the_same_number(digits, tmp_path, monkeypatch,
 
     words = overrides(digits, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(online, "take_step", and_signal)
+        patch.setattr(view_training, "sgd_step", and_signal)
         assert main(words) == 128 + signal.SIGTERM
     assert not (tmp_path / "run/record.json").exists()
     assert main(["--resume", *words]) == 0
@@ -97,7 +84,7 @@ def test_a_stopped_run_goes_on_to_the_same_number(digits, tmp_path, monkeypatch,
 
 
 def test_a_crashed_run_goes_on_from_its_last_checkpoint(digits, tmp_path, monkeypatch, undisturbed):
-    take_step = online.take_step
+    take_step = view_training.sgd_step
 
     def and_crash(state, *arguments):
         if state.step == 13:
@@ -106,7 +93,7 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(digits, tmp_path, monkey
 
     words = overrides(digits, tmp_path / "run", "CHECKPOINT.SECONDS", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(online, "take_step", and_crash)
+        patch.setattr(view_training, "sgd_step", and_crash)
         with pytest.raises(ZeroDivisionError):
             main(words)
     assert main(["--auto-resume", *words]) == 0
@@ -168,13 +155,13 @@ def test_a_gpu_gives_the_numbers_of_the_cpu(digits, tmp_path, monkeypatch, kind)
 def test_a_backbone_that_changed_is_an_error_and_leaves_no_record(
     digits, tmp_path, monkeypatch, capsys
 ):
-    take_step = online.take_step
+    loss_on = online.loss_on
 
-    def in_training_mode(state, frozen, *arguments):
+    def in_training_mode(head, frozen):
         frozen.module.train()
-        return take_step(state, frozen, *arguments)
+        return loss_on(head, frozen)
 
-    monkeypatch.setattr(online, "take_step", in_training_mode)
+    monkeypatch.setattr(online, "loss_on", in_training_mode)
     assert main(overrides(digits, tmp_path / "run")) == 2
     assert "tensors changed" in capsys.readouterr().err
     assert not (tmp_path / "run/record.json").exists()

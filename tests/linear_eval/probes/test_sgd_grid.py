@@ -14,6 +14,7 @@ from sklearn.linear_model import LogisticRegression
 
 from linear_eval.checkpoint import Saver
 from linear_eval.config import load_linear_eval_config
+from linear_eval.data.feature_sets import FeatureSets
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
 from linear_eval.errors import LinearEvalError
@@ -171,7 +172,7 @@ def probed(digits, val_labels=None, saved=None, saver=None, *more: str):
     ]
     stored = [Features(part, len(part)) for part in (features[:1000], features[1000:])]
     saver = saver or Saver(Path("nowhere"), {}, 1e9, NEVER, lambda: 0.0)
-    return probe_cached(cfg, *sets, *stored, CPU, saver, saved)
+    return probe_cached(cfg, FeatureSets(*sets, *stored), CPU, saver, saved)
 
 
 @pytest.mark.parametrize("method", ["sgd", "lbfgs"])
