@@ -2,10 +2,12 @@
 
 All three hold subspaces, and none knows how they were made. They share two methods:
 
-    negatives(query, instance, basis)   what the loss needs to know of the other instances
-    store(subspaces, instance)          take in this step's subspaces, those of all ranks
+    negatives(query, instance, basis, owners, temperature)
+                                  what the loss needs to know of the other instances
+    store(subspaces, instance)    take in this step's subspaces, those of all ranks
 
-`instance` tells entries apart: the image's index for the bank, its index in the batch otherwise.
+`instance` (M,) of the queries and `owners` (N,) of this step's bases tell entries apart: an image's
+index for the bank, its index in the batch otherwise.
 """
 
 from __future__ import annotations
@@ -62,12 +64,7 @@ class _Stored(nn.Module):
         return self.slots, self.rank
 
     def negatives(
-        self,
-        query: Tensor,
-        instance: Tensor,
-        basis: Tensor,
-        temperature: float,
-        owners: Tensor | None = None,
+        self, query: Tensor, instance: Tensor, basis: Tensor, owners: Tensor, temperature: float
     ) -> Negatives:
         """Compare queries (M, D) with every filled entry but their own."""
         slots, rank = self.filled()
@@ -167,19 +164,10 @@ class Minibatch(nn.Module):
         self.similarity = find_similarity(similarity)
 
     def negatives(
-        self,
-        query: Tensor,
-        instance: Tensor,
-        basis: Tensor,
-        temperature: float,
-        owners: Tensor | None = None,
+        self, query: Tensor, instance: Tensor, basis: Tensor, owners: Tensor, temperature: float
     ) -> Negatives:
-        """Compare queries (M, D) with the bases (N, L, D) of all other instances of the batch.
-
-        `owners` (N,) are the instances of the bases, if those are not one per query.
-        """
-        everyone = gather(instance if owners is None else owners)  # (N,)
-        own = instance[:, None] == everyone  # (M, N)
+        """Compare queries (M, D) with the bases (N, L, D) of all other instances of the batch."""
+        own = instance[:, None] == gather(owners)  # (M, N)
         # On a GPU it is not asked, as the answer would have to be waited for.
         if own.device.type == "cpu" and own.all(1).any():
             raise KsclError(

@@ -160,7 +160,7 @@ class Learner(nn.Module):
             query = torch.cat([query, more.flatten(0, 1)])
             of_image = instance.view(images, -1)[:, :1].expand(images, extra)  # (B, E)
             instance = torch.cat([instance, of_image.flatten()])
-        return self.dictionary.negatives(query, instance, basis, self.temperature, owners)
+        return self.dictionary.negatives(query, instance, basis, owners, self.temperature)
 
     def _more_losses(self, more: Tensor, basis: Tensor, log_sum: Tensor) -> Tensor:
         """Return the losses (B · E,) of further queries (B, E, D), of bases (M, L, D).

@@ -77,32 +77,25 @@ OPS: dict[str, dict[str, Number | Pair]] = {
     "solarize": {"threshold": Number(128, 0, 256), "p": _chance(0.2)},
 }
 
+
+def _jitter(strength: float, hue: float, p: float) -> Op:
+    """Return a jitter that is equally strong in all but the hue, as every known recipe has it."""
+    equal = dict.fromkeys(("brightness", "contrast", "saturation"), strength)
+    return {"op": "color_jitter", **equal, "hue": hue, "p": p}
+
+
 # MoCo's main_moco.py without --aug-plus.
 MOCO_V1: list[Op] = [
     {"op": "random_resized_crop", "scale": [0.2, 1.0]},
     {"op": "grayscale", "p": 0.2},
-    {
-        "op": "color_jitter",
-        "brightness": 0.4,
-        "contrast": 0.4,
-        "saturation": 0.4,
-        "hue": 0.4,
-        "p": 1.0,
-    },
+    _jitter(0.4, hue=0.4, p=1.0),
     {"op": "horizontal_flip", "p": 0.5},
 ]
 
 # MoCo's main_moco.py with --aug-plus.
 MOCO_V2: list[Op] = [
     {"op": "random_resized_crop", "scale": [0.2, 1.0]},
-    {
-        "op": "color_jitter",
-        "brightness": 0.4,
-        "contrast": 0.4,
-        "saturation": 0.4,
-        "hue": 0.1,
-        "p": 0.8,
-    },
+    _jitter(0.4, hue=0.1, p=0.8),
     {"op": "grayscale", "p": 0.2},
     {"op": "gaussian_blur", "sigma": [0.1, 2.0], "p": 0.5},
     {"op": "horizontal_flip", "p": 0.5},
@@ -112,14 +105,7 @@ MOCO_V2: list[Op] = [
 SIMCLR: list[Op] = [
     {"op": "random_resized_crop", "scale": [0.08, 1.0]},
     {"op": "horizontal_flip", "p": 0.5},
-    {
-        "op": "color_jitter",
-        "brightness": 0.8,
-        "contrast": 0.8,
-        "saturation": 0.8,
-        "hue": 0.2,
-        "p": 0.8,
-    },
+    _jitter(0.8, hue=0.2, p=0.8),
     {"op": "grayscale", "p": 0.2},
     {"op": "gaussian_blur", "sigma": [0.1, 2.0], "p": 0.5},
 ]

@@ -143,7 +143,7 @@ def loss_time_over_moco() -> float:
 
     def ours() -> None:
         positive = own_projection_length(query, key) / TAU
-        negatives = queue.negatives(query, target, key, TAU)
+        negatives = queue.negatives(query, target, key, target, TAU)
         torch.autograd.grad(F.softplus(negatives.log_sum - positive).mean(), query)
 
     def moco() -> None:

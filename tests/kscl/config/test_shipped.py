@@ -108,6 +108,11 @@ def test_the_settings_for_gpus_change_how_a_recipe_is_computed_and_nothing_else(
     assert {key: ours.SOLVER[key] for key in how} == how
 
 
+def jitter(strength: float, hue: float, p: float) -> dict:
+    numbers = {"brightness": strength, "contrast": strength, "saturation": strength}
+    return {"op": "color_jitter", **numbers, "hue": hue, "p": p}
+
+
 # Every number of the sources: main_moco.py with and without --aug-plus, and the SimCLR paper's
 # appendix A with color strength 1.
 CROP = {"op": "random_resized_crop", "ratio": (3 / 4, 4 / 3)}
@@ -118,14 +123,12 @@ AUGMENT = {
     "moco_v1_r50_200ep": [
         CROP | {"scale": (0.2, 1.0)},
         GRAY,
-        {"op": "color_jitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.4}
-        | {"p": 1.0},
+        jitter(0.4, hue=0.4, p=1.0),
         FLIP,
     ],
     "moco_v2_r50_200ep": [
         CROP | {"scale": (0.2, 1.0)},
-        {"op": "color_jitter", "brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
-        | {"p": 0.8},
+        jitter(0.4, hue=0.1, p=0.8),
         GRAY,
         BLUR,
         FLIP,
@@ -133,8 +136,7 @@ AUGMENT = {
     "simclr_r50_200ep": [
         CROP | {"scale": (0.08, 1.0)},
         FLIP,
-        {"op": "color_jitter", "brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
-        | {"p": 0.8},
+        jitter(0.8, hue=0.2, p=0.8),
         GRAY,
         BLUR,
     ],

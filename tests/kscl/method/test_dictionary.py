@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kscl.method.kernels
 from kscl.errors import KsclError
-from kscl.method.dictionary import MemoryBank, Minibatch, Queue
+from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Negatives, Queue
 from kscl.method.kernels import all_lengths, log_sum_of_negatives
 from kscl.method.similarity import mean_direction
 from kscl.method.subspace import Subspaces, fit_subspaces
@@ -51,6 +51,13 @@ def entries(dictionary: Queue | MemoryBank) -> Tensor:
     return dictionary.slots.transpose(0, 1)
 
 
+def negatives_of(
+    dictionary: Dictionary, query: Tensor, instance: Tensor, basis: Tensor
+) -> Negatives:
+    """What a dictionary says of queries with a basis each."""
+    return dictionary.negatives(query, instance, basis, instance, TAU)
+
+
 def queue_of(length: int, fitted: Subspaces, similarity: str = "projection") -> Queue:
     queue = Queue(length, fitted.basis.shape[1], DIM, similarity=similarity).double()
     queue.store(fitted, place(len(fitted.basis)))
@@ -84,13 +91,13 @@ class TestQueue:
         queue = queue_of(50, fitted)
         expected = by_hand(query, fitted.basis)
         torch.testing.assert_close(queue.lengths(query), expected)
-        answer = queue.negatives(query, place(4), fitted.basis, TAU)
+        answer = negatives_of(queue, query, place(4), fitted.basis)
         torch.testing.assert_close(answer.log_sum, (expected / TAU).logsumexp(1))
         torch.testing.assert_close(answer.hardest, expected.amax(1))
 
     def test_an_empty_queue_adds_nothing_to_the_loss(self) -> None:
         query = unit(4, DIM).requires_grad_()
-        answer = Queue(8, 2, DIM).double().negatives(query, place(4), query[:, None], TAU)
+        answer = negatives_of(Queue(8, 2, DIM).double(), query, place(4), query[:, None])
         assert torch.isneginf(answer.log_sum).all()
         (grad,) = torch.autograd.grad(F.softplus(answer.log_sum - 1).sum(), query)
         assert not grad.any()
@@ -99,7 +106,7 @@ class TestQueue:
         fitted, query = subspaces(20, 2), unit(4, DIM).requires_grad_()
         queue = queue_of(20, fitted)
         reference = (by_hand(query, fitted.basis) / TAU).logsumexp(1)
-        log_sum = queue.negatives(query, place(4), fitted.basis, TAU).log_sum
+        log_sum = negatives_of(queue, query, place(4), fitted.basis).log_sum
         queue.store(subspaces(20, 2, seed=1), place(20))
         torch.testing.assert_close(
             torch.autograd.grad(log_sum.sum(), query), torch.autograd.grad(reference.sum(), query)
@@ -133,7 +140,7 @@ class TestCost:
     @pytest.mark.parametrize("of_rank_2", [0, 4, 100])
     def test_second_vectors_are_computed_only_where_there_are_any(self, of_rank_2: int) -> None:
         queue, query = self.queue(of_rank_2), unit(6, DIM)
-        for ask in (queue.lengths, lambda q: queue.negatives(q, place(6), q[:, None], TAU)):
+        for ask in (queue.lengths, lambda q: negatives_of(queue, q, place(6), q[:, None])):
             with FlopCounterMode(display=False) as counter:
                 ask(query)
             assert counter.get_total_flops() == 2 * 6 * DIM * (400 + of_rank_2)
@@ -142,7 +149,7 @@ class TestCost:
         queue, query = self.queue(100), unit(6, DIM).requires_grad_()
         kept: list[Tensor] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-            queue.negatives(query, place(6), query[:, None], TAU)
+            negatives_of(queue, query, place(6), query[:, None])
             assert [tuple(x.shape) for x in kept] == [(6, DIM)]
             kept.clear()
             queue.lengths(query)
@@ -188,7 +195,7 @@ class TestNegatives:
     def test_entries_of_cosine_are_compared_by_cosine(self) -> None:
         keys, query = unit(37, 1, DIM), unit(6, DIM, seed=1).requires_grad_()
         queue = queue_of(40, mean_direction(keys), "cosine")
-        answer = queue.negatives(query, place(6), keys, TAU)
+        answer = negatives_of(queue, query, place(6), keys)
         expected = (query @ keys[:, 0].T / TAU).logsumexp(1)
         torch.testing.assert_close(answer.log_sum, expected)
         torch.testing.assert_close(
@@ -227,7 +234,7 @@ class TestMemoryBank:
         bank.store(fitted, seen)
         query = unit(3, DIM).requires_grad_()
         own = torch.tensor([2, 3, 8])  # second and last of those stored, and one not seen
-        log_sum, hardest = bank.negatives(query, own, fitted.basis, TAU)
+        log_sum, hardest = negatives_of(bank, query, own, fitted.basis)
         lengths = by_hand(query, fitted.basis)
         others = torch.stack([lengths[m][seen != own[m]].max() for m in range(3)])
         expected = torch.stack([(lengths[m][seen != own[m]] / TAU).logsumexp(0) for m in range(3)])
@@ -274,7 +281,7 @@ class TestMinibatch:
         basis = subspaces(6, 2).basis.requires_grad_()
         query = unit(6, DIM).requires_grad_()
         instance = torch.tensor([0, 0, 1, 1, 2, 2])
-        answer = Minibatch(similarity=similarity).negatives(query, instance, basis, TAU)
+        answer = negatives_of(Minibatch(similarity=similarity), query, instance, basis)
         near = by_hand(query, basis) if similarity == "projection" else query @ basis[:, 0].T
         expected = torch.stack(
             [(near[m][instance != instance[m]] / TAU).logsumexp(0) for m in range(6)]
@@ -287,4 +294,4 @@ class TestMinibatch:
 
     def test_a_batch_of_one_image_is_refused(self) -> None:
         with pytest.raises(KsclError, match="two or more"):
-            Minibatch().negatives(unit(2, DIM), torch.zeros(2), unit(2, 1, DIM), TAU)
+            negatives_of(Minibatch(), unit(2, DIM), torch.zeros(2), unit(2, 1, DIM))
