@@ -63,16 +63,24 @@ def picture_path(text: str) -> Path:
     return path
 
 
+def add_flag(arguments: argparse._ActionsContainer, name: str, about: str) -> None:
+    """Add an option without a value."""
+    arguments.add_argument(name, action="store_true", help=about)
+
+
+def add_insert(arguments: argparse.ArgumentParser) -> None:
+    """Add the option that puts a board into a document."""
+    about = "also put the board into FILE, between <!-- board NAME --> and its end mark"
+    arguments.add_argument("--insert", nargs=2, metavar=("FILE", "NAME"), help=about)
+
+
 def add_config_arguments(
     arguments: argparse.ArgumentParser, example: str = "METHOD.NUM_SHOTS 3 SOLVER.EPOCHS 10"
 ) -> None:
     """Add the arguments of a tool that has a config, named as in Detectron2's train_net."""
     arguments.add_argument("--config-file", metavar="FILE", help="a YAML file; see configs/")
-    arguments.add_argument(
-        "--print-config",
-        action="store_true",
-        help="print the resolved config, with comments, as YAML that can be fed back, and stop",
-    )
+    about = "print the resolved config, with comments, as YAML that can be fed back, and stop"
+    add_flag(arguments, "--print-config", about)
     arguments.add_argument(
         "overrides",
         nargs=argparse.REMAINDER,
@@ -96,20 +104,16 @@ def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
     """Add the arguments of a tool that trains: number of processes, and new or resumed run."""
     add_num_gpus(arguments)
     how = arguments.add_mutually_exclusive_group()
-    how.add_argument(
-        "--resume", action="store_true", help="resume from the newest checkpoint in OUTPUT_DIR"
-    )
-    how.add_argument(
-        "--auto-resume", action="store_true", help="resume if there is a checkpoint, else start"
-    )
+    add_flag(how, "--resume", "resume from the newest checkpoint in OUTPUT_DIR")
+    add_flag(how, "--auto-resume", "resume if there is a checkpoint, else start")
 
 
 def add_check_arguments(arguments: argparse.ArgumentParser) -> None:
     """Add the arguments that let a tool look for problems instead of starting."""
-    arguments.add_argument(
+    add_flag(
+        arguments,
         "--check",
-        action="store_true",
-        help="check config, data, weights and disk, print problems as JSON, and stop; exit code "
+        "check config, data, weights and disk, print problems as JSON, and stop; exit code "
         "1 if there is one",
     )
     arguments.add_argument(
@@ -124,7 +128,7 @@ def add_check_arguments(arguments: argparse.ArgumentParser) -> None:
 def add_estimate_argument(arguments: argparse.ArgumentParser) -> None:
     """Add the argument that lets a check say how long the run may take here."""
     about = "with --check: measure a few steps and add the seconds that the run may take"
-    arguments.add_argument("--estimate", action="store_true", help=about)
+    add_flag(arguments, "--estimate", about)
 
 
 def is_later(name: str, later: Sequence[str]) -> bool:

@@ -58,11 +58,8 @@ RANGES: dict[str, Range] = {
 def check_linear_eval(cfg: CfgNode) -> Iterator[Broken]:
     """Yield every broken rule, not only the first."""
     yield from check_values(cfg, CHOICES, RANGES)
-    yield from _check_input(cfg)
-    yield from _check_schedule(cfg)
-    yield from _check_grid(cfg)
-    yield from _check_lists(cfg)
-    yield from _check_sets(cfg)
+    for check in (_check_input, _check_schedule, _check_grid, _check_lists, _check_sets):
+        yield from check(cfg)
 
 
 def _check_input(cfg: CfgNode) -> Iterator[Broken]:

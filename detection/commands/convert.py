@@ -56,8 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return convert.convert(
             arguments.source,
             output_dir,
-            arch=arguments.arch,
-            kwargs=_kwargs(arguments.arch_kwargs),
+            **_network(arguments),
             seed=arguments.seed,
             container=arguments.container,
             prefix=arguments.prefix,
@@ -66,7 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             protocol=arguments.protocol or convert.PROTOCOL,
             route=arguments.route,
             file_format=arguments.format,
-            force=arguments.force,
         )
 
     if arguments.check:
@@ -107,9 +105,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--format", choices=("pth", "pkl"), default="pth", help="of the weights (pth)")
     about = "convert and compare, print problems as JSON, and write nothing"
-    add("--check", action="store_true", help=about)
-    add("--force", action="store_true", help="overwrite a conversion of other weights")
+    cli.add_flag(parser, "--check", about)
+    cli.add_flag(parser, "--force", "overwrite a conversion of other weights")
     return parser
+
+
+def _network(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what both directions are told: which network, and whether to overwrite another."""
+    kwargs = _kwargs(arguments.arch_kwargs)
+    return {"arch": arguments.arch, "kwargs": kwargs, "force": arguments.force}
 
 
 def _kwargs(text: str) -> dict[str, Any]:
@@ -130,14 +134,8 @@ def _take_back(arguments: argparse.Namespace, output_dir: str) -> Any:
     for name in ("container", "prefix", "mean", "std", "route"):
         if getattr(arguments, name) is not None:
             raise KsclError(f"--{name} is not for --to timm: leave it out.")
-    return take_back(
-        arguments.source,
-        output_dir,
-        arch=arguments.arch,
-        kwargs=_kwargs(arguments.arch_kwargs),
-        protocol=arguments.protocol,
-        force=arguments.force,
-    )
+    network = _network(arguments)
+    return take_back(arguments.source, output_dir, **network, protocol=arguments.protocol)
 
 
 def _report_of_timm(back: Any) -> str:

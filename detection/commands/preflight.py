@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--test", nargs="+", default=[], metavar="SET", help=forms)
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="default: found in the data")
     parser.add_argument("--num-classes", type=int, metavar="N", help="the model's, to compare with")
-    parser.add_argument("--full", action="store_true", help="decode every image, not a sample")
+    cli.add_flag(parser, "--full", "decode every image, not a sample")
     parser.add_argument(
         "--sample", type=int, default=DECODED_SAMPLE, help="images per set to decode (%(default)s)"
     )
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="",
         help="check that every object has a mask; the format is INPUT.MASK_FORMAT",
     )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    cli.add_flag(parser, "--json", "print everything as JSON")
     arguments = parser.parse_args(argv)
     if not arguments.train and not arguments.test:
         parser.error("name at least one set with --train or --test")

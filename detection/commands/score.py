@@ -33,12 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--scorer", action="append", choices=tuple(SCORERS), help="default: all that apply"
     )
-    parser.add_argument(
-        "--changed-annotations",
-        action="store_true",
-        help="score although the annotations have changed since the detections were made",
-    )
-    parser.add_argument("--json", action="store_true", help="print everything, curves too, as JSON")
+    about = "score although the annotations have changed since the detections were made"
+    cli.add_flag(parser, "--changed-annotations", about)
+    cli.add_flag(parser, "--json", "print everything, curves too, as JSON")
     arguments = parser.parse_args(argv)
     detections = read_detections(arguments.detections)
     truth = find_ground_truth(

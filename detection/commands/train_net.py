@@ -47,11 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_run_arguments(parser)
     cli.add_check_arguments(parser)
     add_world_size_argument(parser)
-    parser.add_argument(
-        "--eval-only",
-        action="store_true",
-        help="score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR",
-    )
+    about = "score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR"
+    cli.add_flag(parser, "--eval-only", about)
     parser.add_argument(
         "--num-trials",
         type=int,

@@ -18,7 +18,7 @@ EXAMPLES = """  kscl-doctor            a table to read
 def main(argv: Sequence[str] | None = None) -> int:
     """Examine the installation and return 1 if something needed is missing."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    cli.add_flag(parser, "--json", "print JSON instead of a table")
     given = parser.parse_args(argv)
     findings = examine()
     healthy = not any(finding.fix and finding.needed for finding in findings)

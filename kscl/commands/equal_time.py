@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--turns", type=int, default=8, metavar="N", help="of each contender (default: 8)"
     )
-    parser.add_argument("--dry-run", action="store_true", help="change no file")
+    cli.add_flag(parser, "--dry-run", "change no file")
     arguments = parser.parse_args(argv)
     path = find_config(arguments.suite)
     suite = read_suite(path, with_lengths=False)

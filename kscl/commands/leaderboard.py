@@ -87,12 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--formats", default=",".join(FORMATS), help="some of %(default)s (default: all)"
     )
     parser.add_argument("--title", default=TITLE, help="default: %(default)s")
-    parser.add_argument("--no-reported", action="store_true", help="leave out published rows")
-    parser.add_argument(
-        "--no-stale-check",
-        action="store_true",
-        help="do not compare code, data and backbone files with what was recorded",
-    )
+    cli.add_flag(parser, "--no-reported", "leave out published rows")
+    about = "do not compare code, data and backbone files with what was recorded"
+    cli.add_flag(parser, "--no-stale-check", about)
     parser.add_argument(
         "--baseline",
         metavar="ROW",
@@ -109,12 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="print how these rows differ from the first of them, in Markdown, and stop; a row is "
         "named as for --baseline or by its key",
     )
-    parser.add_argument(
-        "--insert",
-        nargs=2,
-        metavar=("FILE", "NAME"),
-        help="also put the board into FILE, between <!-- board NAME --> and its end mark",
-    )
+    cli.add_insert(parser)
     parser.add_argument(
         "--figure",
         type=cli.picture_path,

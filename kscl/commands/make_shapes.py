@@ -84,9 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--contact-sheet", type=Path, metavar="PNG", help="also draw one picture of the whole set"
     )
-    parser.add_argument(
-        "--verify", action="store_true", help="read every file again and compare with the manifest"
-    )
+    cli.add_flag(parser, "--verify", "read every file again and compare with the manifest")
     return parser
 
 

@@ -108,7 +108,7 @@ def _add_own(own: argparse.ArgumentParser) -> None:
         case.add_argument(
             option, dest="merge_case", action="store_const", const=value, default=None, help=about
         )
-    add("--skip-bad", action="store_true", help="leave out images that have a problem")
+    cli.add_flag(own, "--skip-bad", "leave out images that have a problem")
 
 
 def _own(given: argparse.Namespace) -> int:

@@ -49,9 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="folder for suite, configs and runs (default: output/reproduce/ID)",
     )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="write the suite and say what differs, and stop"
-    )
+    cli.add_flag(parser, "--dry-run", "write the suite and say what differs, and stop")
     given = parser.parse_args(argv)
     settings = parse_settings(given.set)
     start = origin(given.record, given.records)

@@ -55,16 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="show what is done, what is left and how long it may take; with --slurm, the scripts",
-    )
-    parser.add_argument(
-        "--print-commands",
-        action="store_true",
-        help="print the commands of all stages, in order, for a scheduler of your own",
-    )
+    about = "show what is done, what is left and how long it may take; with --slurm, the scripts"
+    cli.add_flag(parser, "--dry-run", about)
+    about = "print the commands of all stages, in order, for a scheduler of your own"
+    cli.add_flag(parser, "--print-commands", about)
     parser.add_argument(
         "--format",
         choices=FORMATS,
@@ -77,28 +71,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="stages to run at the same time (default: the suite's)",
     )
-    parser.add_argument(
-        "--skip-check",
-        action="store_true",
-        help="start without checking config, data and network of every stage first",
-    )
-    parser.add_argument(
-        "--insert",
-        nargs=2,
-        metavar=("FILE", "NAME"),
-        help="also write the board into FILE, between <!-- board NAME --> and its end mark",
-    )
+    about = "start without checking config, data and network of every stage first"
+    cli.add_flag(parser, "--skip-check", about)
+    cli.add_insert(parser)
     parser.add_argument(
         "--slurm",
         metavar="PROFILE",
         help="submit every stage that is missing as a job of its own; see configs/slurm/",
     )
-    parser.add_argument(
-        "--status", action="store_true", help="show the stages of a suite that SLURM runs"
-    )
-    parser.add_argument(
-        "--cancel", action="store_true", help="cancel the jobs of a suite that SLURM runs"
-    )
+    cli.add_flag(parser, "--status", "show the stages of a suite that SLURM runs")
+    cli.add_flag(parser, "--cancel", "cancel the jobs of a suite that SLURM runs")
     arguments = parser.parse_args(argv)
     suite = read_suite(arguments.suite)
     stages = plan(suite)

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help=about)
     about = "for the suite and its results (default: output/ and the name of the data)"
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help=about)
-    parser.add_argument("--cpu", action="store_true", help="use the CPU though there are GPUs")
+    cli.add_flag(parser, "--cpu", "use the CPU though there are GPUs")
     given = parser.parse_args(argv)
     if not given.minutes > 0:
         raise KsclError(f"--minutes is {given.minutes:g}. It must be greater than 0.")

@@ -28,11 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder of submissions (default: %(default)s)"
     )
-    parser.add_argument(
-        "--new-protocol",
-        action="store_true",
-        help="add protocols that no submission was made under before to protocols.json",
-    )
+    about = "add protocols that no submission was made under before to protocols.json"
+    cli.add_flag(parser, "--new-protocol", about)
     given = parser.parse_args(argv)
     folder = submit(given.records, given.name, given.results, new_protocols=given.new_protocol)
     print(f"Written: {folder}. Look at it, add a README.md if you like, and open a pull request.")

@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="a checkpoint of tools/pretrain.py, or the folder of a run; its config replaces the "
         "defaults",
     )
-    weights.add_argument("--random-weights", action="store_true", help="use an untrained encoder")
+    cli.add_flag(weights, "--random-weights", "use an untrained encoder")
     parser.add_argument("--image", type=Path, required=True, metavar="FILE", help="the image")
     parser.add_argument("--num-shots", type=int, metavar="K", help="views (default: of the config)")
     parser.add_argument("--rho", type=float, help="mass to keep (default: of the config)")

@@ -89,10 +89,8 @@ def check_values(
 def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
     """Yield every broken rule, not only the first."""
     yield from check_values(cfg, CHOICES, RANGES)
-    yield from _check_input(cfg)
-    yield from _check_method(cfg)
-    yield from _check_schedule(cfg)
-    yield from _check_parts(cfg)
+    for check in (_check_input, _check_method, _check_schedule, _check_parts):
+        yield from check(cfg)
     if cfg.EVAL.KNN_PERIOD and not (cfg.EVAL.KNN_TRAIN and cfg.EVAL.KNN_VAL):
         yield (
             ("EVAL.KNN_PERIOD", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),

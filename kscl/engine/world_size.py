@@ -11,6 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from kscl.cli import add_flag
 from kscl.runtime.distributed import world_size
 
 log = logging.getLogger(__name__)
@@ -26,11 +27,8 @@ HINTS = {
 
 def add_world_size_argument(arguments: argparse.ArgumentParser) -> None:
     """Add the option that lets a run resume on another number of processes."""
-    arguments.add_argument(
-        OPTION,
-        action="store_true",
-        help="resume on another number of processes than before; the record says so",
-    )
+    about = "resume on another number of processes than before; the record says so"
+    add_flag(arguments, OPTION, about)
 
 
 def required(allow_change: bool) -> dict[str, int]:

@@ -40,11 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="repeat with the seeds SEED, SEED + 1, …, in folders seed0, seed1, … of OUTPUT_DIR, "
         "and print mean and standard deviation",
     )
-    arguments.add_argument(
-        "--allow-overlap",
-        action="store_true",
-        help="evaluate even if DATA.VAL has images of DATA.TRAIN",
-    )
+    cli.add_flag(arguments, "--allow-overlap", "evaluate even if DATA.VAL has images of DATA.TRAIN")
     cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
     if given.check:

@@ -11,12 +11,7 @@ from kscl.benchmark.leaderboard.reading import RecordFile
 
 STAGES = ("pretrain", "probe", "detection")
 # Cost → its label and unit; `minutes` is in every record, the others where the machine tells.
-COSTS = {
-    "minutes": "min",
-    "memory": "GiB",
-    "gpu_memory": "GPU GiB",
-    "energy": "Wh",
-}
+COSTS = {"minutes": "min", "memory": "GiB", "gpu_memory": "GPU GiB", "energy": "Wh"}
 RECORDED = {
     "memory": "peak_memory_gib",
     "gpu_memory": "peak_gpu_memory_gib",
