@@ -49,13 +49,7 @@ RESHAPED = {
 class _Functions(TorchFunctionMode):
     """What has to be done before C++ asks for a driver: devices, autocast, pinned memory."""
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in (torch.device, torch.autocast):
             return func(*args, **kwargs)
@@ -96,13 +90,7 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
 
 
 class _Operations(TorchDispatchMode):
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
 
 

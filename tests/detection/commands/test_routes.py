@@ -92,36 +92,27 @@ def test_a_network_that_does_not_fit_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_retinanet_has_its_own_key_of_classes_and_needs_larger_images(shop, tmp_path, capsys):
-    protocol = ["--protocol", "detection/shapes_tiny_retinanet.yaml"]
-    assert convert([*NARROW, *protocol, "--output-dir", str(shop / "weights-small")]) == 0
-    assert train_net(arguments(shop, tmp_path / "run", weights="-small")) == 2
+@pytest.mark.parametrize(
+    ("route", "overrides", "reasons"),
+    [
+        # It has its own key of classes, and its images are too small.
+        ("retinanet", [], ["MODEL.RETINANET.NUM_CLASSES", "INPUT.MIN_SIZE_TRAIN", "stride of 128"]),
+        (
+            "fpn",
+            ["INPUT.MIN_SIZE_TRAIN", "(64, 63)", "INPUT.MIN_SIZE_TEST", "63"],
+            ["INPUT.MIN_SIZE_TRAIN", "INPUT.MIN_SIZE_TEST", "stride of 64"],
+        ),
+        ("mask", [], ["MODEL.MASK_ON", "mask"]),  # the set has none
+    ],
+)
+def test_what_does_not_fit_a_route_is_told_before_training(
+    shop, tmp_path, capsys, route, overrides, reasons
+):
+    protocol = ["--protocol", f"detection/shapes_tiny_{route}.yaml"]
+    assert convert([*NARROW, *protocol, "--output-dir", str(shop / f"weights-no-{route}")]) == 0
+    assert train_net(arguments(shop, tmp_path / "run", *overrides, weights=f"-no-{route}")) == 2
     told = capsys.readouterr().err
-    assert "MODEL.RETINANET.NUM_CLASSES" in told
-    assert "INPUT.MIN_SIZE_TRAIN" in told
-    assert "stride of 128" in told
-    assert not (tmp_path / "run").exists()
-
-
-def test_images_that_are_too_small_for_an_fpn_are_told_before_training(shop, tmp_path, capsys):
-    protocol = ["--protocol", "detection/shapes_tiny_fpn.yaml"]
-    assert convert([*NARROW, *protocol, "--output-dir", str(shop / "weights-low")]) == 0
-    low = ["INPUT.MIN_SIZE_TRAIN", "(64, 63)", "INPUT.MIN_SIZE_TEST", "63"]
-    assert train_net(arguments(shop, tmp_path / "run", *low, weights="-low")) == 2
-    told = capsys.readouterr().err
-    assert "INPUT.MIN_SIZE_TRAIN" in told
-    assert "INPUT.MIN_SIZE_TEST" in told
-    assert "stride of 64" in told
-    assert not (tmp_path / "run").exists()
-
-
-def test_masks_that_are_missing_are_told_before_training(shop, tmp_path, capsys):
-    protocol = ["--protocol", "detection/shapes_tiny_mask.yaml"]
-    assert convert([*NARROW, *protocol, "--output-dir", str(shop / "weights-masks")]) == 0
-    assert train_net(arguments(shop, tmp_path / "run", weights="-masks")) == 2
-    told = capsys.readouterr().err
-    assert "MODEL.MASK_ON" in told
-    assert "mask" in told
+    assert [reason for reason in reasons if reason not in told] == []
     assert not (tmp_path / "run").exists()
 
 

@@ -62,28 +62,26 @@ def signal_in_training(number: int) -> None:
     at_iteration(STOP_AT, lambda: signal_group(number))
 
 
+def signal_before(kind: type, method: str, number: int) -> None:
+    original = getattr(kind, method)
+
+    def signal_and_call(self):
+        signal_group(number)
+        original(self)
+
+    setattr(kind, method, signal_and_call)
+
+
 def signal_in_exact_statistics(number: int) -> None:
     from detectron2.engine.hooks import PreciseBN
 
-    update_stats = PreciseBN.update_stats
-
-    def signal_and_update(self):
-        signal_group(number)
-        update_stats(self)
-
-    PreciseBN.update_stats = signal_and_update
+    signal_before(PreciseBN, "update_stats", number)
 
 
 def signal_in_evaluation(number: int) -> None:
     from detection.scoring.evaluator import SavedPassEvaluator
 
-    reset = SavedPassEvaluator.reset
-
-    def signal_and_reset(self):
-        signal_group(number)
-        reset(self)
-
-    SavedPassEvaluator.reset = signal_and_reset
+    signal_before(SavedPassEvaluator, "reset", number)
 
 
 @pytest.mark.parametrize(

@@ -38,21 +38,27 @@ def folder():
     """Twelve good images, in a place that any user may enter."""
     root = Path(tempfile.mkdtemp())
     root.chmod(0o755)
-    whole = photo(0)
-    for number in range(GOOD):
-        piece = whole[8 * number : 8 * number + 40, 10 * number : 10 * number + 50]
-        (root / f"{number:02d}.jpg").write_bytes(jpeg(piece))
+    write_pieces(root, GOOD)
     yield root
     shutil.rmtree(root)
 
 
+def write_pieces(root: Path, count: int) -> None:
+    """Write pieces of a photo, all different, as small images."""
+    whole = photo(0)
+    for number in range(count):
+        piece = whole[8 * number : 8 * number + 40, 10 * number : 10 * number + 50]
+        (root / f"{number:02d}.jpg").write_bytes(jpeg(piece))
+
+
 @pytest.fixture
-def config(folder):
+def config(folder, cache):
+    """A pretraining on the folder; modules that have a folder of their own get one on that."""
     cfg = pretrain_defaults()
     cfg.DATA.TRAIN = str(folder)
     cfg.DATA.NUM_WORKERS = 0
     cfg.DATA.MAX_BAD_FRACTION = 0.5
     cfg.INPUT.SIZE = 32
-    cfg.METHOD.NUM_SHOTS = 1
+    cfg.METHOD.NUM_SHOTS = 2
     cfg.SOLVER.BATCH_SIZE = 4
     return cfg

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from kscl.config.defaults import pretrain_defaults
 from kscl.data import loader as train_loader
 from kscl.data.bad_images import replacement
 from kscl.data.loader import StepSampler, epoch_order
@@ -19,7 +18,7 @@ from kscl.data.view_dataset import ViewDataset
 from kscl.errors import KsclError
 from kscl.views.normalize import normalize
 from kscl.views.recipes import MOCO_V2
-from tests.helpers.photos import jpeg, photo
+from tests.kscl.data.conftest import write_pieces
 
 COUNT = 21
 
@@ -27,24 +26,8 @@ COUNT = 21
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("pictures")
-    whole = photo(0)
-    for number in range(COUNT):
-        piece = whole[8 * number : 8 * number + 40, 10 * number : 10 * number + 50]
-        (root / f"{number:02d}.jpg").write_bytes(jpeg(piece))
+    write_pieces(root, COUNT)
     return root
-
-
-@pytest.fixture
-def config(folder, tmp_path):
-    cfg = pretrain_defaults()
-    cfg.DATA.TRAIN = str(folder)
-    cfg.DATA.CACHE_DIR = str(tmp_path)
-    cfg.DATA.NUM_WORKERS = 0
-    cfg.DATA.MAX_BAD_FRACTION = 0.5
-    cfg.INPUT.SIZE = 32
-    cfg.METHOD.NUM_SHOTS = 2
-    cfg.SOLVER.BATCH_SIZE = 4
-    return cfg
 
 
 def copy_with_bad(folder, target, bad):

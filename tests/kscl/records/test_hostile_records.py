@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from kscl.records.record import (
     read_record,
     record_id,
 )
+from tests.helpers.json_values import paths_in, replaced
 from tests.helpers.leaderboard_records import kscl, linear, pretraining, sha, write_all
 
 GOOD = linear(50, sha("a"), details={"n": 100, "backbone": {"method": "a", "seed": 0}})
@@ -155,24 +155,6 @@ def test_a_folder_name_of_two_lines_is_told_in_one(tmp_path):
 ODD = [None, True, -1, 0.5, 1e300, 10**400, "", "text\r\n", "\ud800", [], [[1]], {}, {"": {"x": 1}}]
 
 
-def places_in(node: object, way: tuple = ()) -> Iterator[tuple]:
-    """Yield the way to every value inside of a record, containers included."""
-    if way:
-        yield way
-    items = enumerate(node) if isinstance(node, list) else getattr(node, "items", tuple)()
-    for key, value in items:
-        yield from places_in(value, (*way, key))
-
-
-def replaced(content: dict, way: tuple, value: object) -> dict:
-    content = copy.deepcopy(content)
-    node = content
-    for key in way[:-1]:
-        node = node[key]
-    node[way[-1]] = value
-    return content
-
-
 def refitted(content: dict) -> dict:
     """Return content with all hashes made to fit, as far as they can be made."""
     protocol = content.get("protocol")
@@ -200,7 +182,7 @@ def test_an_odd_value_anywhere_is_refused_in_one_line_or_the_board_is_made(tmp_p
     good = {**good, "config": {"hash": "x", "values": values}}
     taken: list[dict] = []
     refused = 0
-    for way in places_in(good):
+    for way in paths_in(good):
         for value in ODD:
             content = refitted(replaced(good, way, value))
             reason = refusal(lambda content=content: parse_record(content))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import re
@@ -15,6 +14,7 @@ from kscl.data.annotated.specs import parse_source, read_source, shared_class_na
 from kscl.data.annotated.voc import read_voc
 from kscl.data.open import open_source
 from kscl.errors import KsclError
+from tests.helpers.json_values import paths_in, replaced
 from tests.helpers.voc_sets import annotation_xml, small_coco, small_voc
 
 pytestmark = pytest.mark.usefixtures("no_test_hangs")
@@ -44,23 +44,6 @@ def only_our_errors(look, *given, **options):
         assert "\n" not in str(problem)
         str(problem).encode()  # can be printed
     return not any(problem.fatal for problem in problems)
-
-
-def paths_in(node, prefix=()):
-    items = node.items() if isinstance(node, dict) else enumerate(node)
-    for key, value in items:
-        yield (*prefix, key)
-        if isinstance(value, dict | list):
-            yield from paths_in(value, (*prefix, key))
-
-
-def replaced(content, path, value):
-    content = copy.deepcopy(content)
-    node = content
-    for key in path[:-1]:
-        node = node[key]
-    node[path[-1]] = value
-    return content
 
 
 def test_any_value_of_a_coco_file_may_be_wrong(tmp_path):
