@@ -54,7 +54,7 @@ setup(
     package_dir={"kscl.configs": "configs"},
     package_data={
         "kscl.configs": ["**/*.yaml", "**/*.txt"],
-        "kscl.benchmark.leaderboard": ["page/*"],
+        "kscl.benchmark.leaderboard.page": ["*.js", "*.css", "*.html"],
     },
     install_requires=[
         "torch>=2.5",

@@ -16,12 +16,12 @@ import yaml
 
 from kscl.backbone_file import Loaded
 from kscl.backbone_file.write import to_safetensors
-from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.board import HEADLINE, Measure, ProtocolKey, Row
 from kscl.benchmark.leaderboard.linking import made_backbone
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.tables import table
-from kscl.benchmark.leaderboard.tables import text as escaped
+from kscl.benchmark.leaderboard.writing import cells
+from kscl.benchmark.leaderboard.writing.tables import table
+from kscl.benchmark.leaderboard.writing.tables import text as escaped
 from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
-from kscl.benchmark.leaderboard.answer import answers, as_dicts, warnings
 from kscl.benchmark.leaderboard.board import Board
-from kscl.benchmark.leaderboard.compare import comparison
-from kscl.benchmark.leaderboard.differences import EXPLANATION, differences
-from kscl.benchmark.leaderboard.document import document, insert
-from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.tables import markdown, overview
-from kscl.benchmark.leaderboard.tables import text as escaped
-from kscl.benchmark.leaderboard.time_figure import draw_time
+from kscl.benchmark.leaderboard.writing.answer import answers, as_dicts, warnings
+from kscl.benchmark.leaderboard.writing.compare import comparison
+from kscl.benchmark.leaderboard.writing.differences import EXPLANATION, differences
+from kscl.benchmark.leaderboard.writing.document import document, insert
+from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
+from kscl.benchmark.leaderboard.writing.tables import markdown, overview
+from kscl.benchmark.leaderboard.writing.tables import text as escaped
+from kscl.benchmark.leaderboard.writing.time_figure import draw_time
 from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 

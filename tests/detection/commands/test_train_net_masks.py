@@ -11,9 +11,9 @@ from detection.commands.convert import main as convert
 from detection.commands.score import main as score
 from detection.commands.train_net import main
 from detection.scoring.boxes import read_detections
-from kscl.benchmark.leaderboard.exports import as_csv
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.tables import markdown
+from kscl.benchmark.leaderboard.writing.exports import as_csv
+from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.data.annotated.masks import run_lengths
 from kscl.data.annotated.voc import read_voc
 from kscl.records.record import read_record

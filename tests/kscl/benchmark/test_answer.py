@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kscl.benchmark.leaderboard.answer import answers, detectable, warnings
 from kscl.benchmark.leaderboard.board import HEADLINE, METRICS
 from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.writing.answer import answers, detectable, warnings
 from kscl.commands.leaderboard import main
 from kscl.config.merge import load_config
 from kscl.engine.doubts import doubts

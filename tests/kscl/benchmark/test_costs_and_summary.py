@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kscl.benchmark.leaderboard.exports import as_csv, as_json
-from kscl.benchmark.leaderboard.spent import spent
-from kscl.benchmark.leaderboard.tables import markdown
+from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
+from kscl.benchmark.leaderboard.writing.spent import spent
+from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.runtime.costs import Meter, Rapl, costs, rapl_counters
 from tests.helpers.leaderboard_records import (
     MOCO,

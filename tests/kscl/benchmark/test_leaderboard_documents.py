@@ -8,11 +8,11 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kscl.benchmark.leaderboard.costs import costs
-from kscl.benchmark.leaderboard.differences import differences
-from kscl.benchmark.leaderboard.document import all_scorers, insert, running_time
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.statistics import welch_interval
+from kscl.benchmark.leaderboard.writing.costs import costs
+from kscl.benchmark.leaderboard.writing.differences import differences
+from kscl.benchmark.leaderboard.writing.document import all_scorers, insert, running_time
 from kscl.commands.leaderboard import main
 from kscl.errors import KsclError
 from kscl.records import hits

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from kscl.benchmark.leaderboard.board import Board
-from kscl.benchmark.leaderboard.cells import section_names
-from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page
-from kscl.benchmark.leaderboard.page_data import page_data
+from kscl.benchmark.leaderboard.page.data import page_data
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.tables import markdown, overview
+from kscl.benchmark.leaderboard.writing.cells import section_names
+from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
+from kscl.benchmark.leaderboard.writing.tables import markdown, overview
 from kscl.commands.leaderboard import FORMATS, main
 from kscl.records.record import Protocol, make_record
 from tests.helpers.commands import tool

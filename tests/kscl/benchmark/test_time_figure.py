@@ -8,7 +8,7 @@ import cv2
 import pytest
 
 from kscl.benchmark.leaderboard.board import HEADLINE
-from kscl.benchmark.leaderboard.time_figure import draw_time, lines_of
+from kscl.benchmark.leaderboard.writing.time_figure import draw_time, lines_of
 from kscl.commands.leaderboard import main
 from kscl.errors import KsclError
 from tests.helpers.leaderboard_records import (

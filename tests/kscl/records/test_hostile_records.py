@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kscl.benchmark.leaderboard.document import document
 from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.writing.document import document
 from kscl.commands.leaderboard import main, write_board
 from kscl.records.record import (
     MAX_BYTES,

@@ -48,6 +48,8 @@ KINDS_CHANGED_BY = {
     "detection/train": {"detection"},
     "kscl/benchmark": set(),
     "kscl/benchmark/leaderboard": set(),
+    "kscl/benchmark/leaderboard/page": set(),
+    "kscl/benchmark/leaderboard/writing": set(),
     "kscl/benchmark/start": set(),
     "kscl/benchmark/slurm": set(),
     "kscl/benchmark/submission": set(),

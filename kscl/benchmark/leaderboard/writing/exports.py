@@ -9,7 +9,6 @@ import re
 import unicodedata
 from typing import Any
 
-from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
     HEADLINE,
@@ -21,8 +20,9 @@ from kscl.benchmark.leaderboard.board import (
     Section,
 )
 from kscl.benchmark.leaderboard.reported import Reported
-from kscl.benchmark.leaderboard.spent import all_names, spent
 from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
+from kscl.benchmark.leaderboard.writing import cells
+from kscl.benchmark.leaderboard.writing.spent import all_names, spent
 from kscl.records.record import Json
 
 VERSION = 1

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.board import Board
-from kscl.benchmark.leaderboard.costs import costs
 from kscl.benchmark.leaderboard.details import machine
-from kscl.benchmark.leaderboard.differences import EXPLANATION as WHAT_INTERVALS
-from kscl.benchmark.leaderboard.tables import (
+from kscl.benchmark.leaderboard.writing import cells
+from kscl.benchmark.leaderboard.writing.costs import costs
+from kscl.benchmark.leaderboard.writing.differences import EXPLANATION as WHAT_INTERVALS
+from kscl.benchmark.leaderboard.writing.tables import (
     IDENTITY,
     LEGEND,
     identity,

@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote
 
-from kscl.benchmark.leaderboard import cells, spent
 from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS
 from kscl.benchmark.leaderboard.board import FIGURES, HEADLINE, Board, Result, Row, Section
-from kscl.benchmark.leaderboard.compare import class_means, pairs
 from kscl.benchmark.leaderboard.details import (
     curves,
     inside,
@@ -22,12 +20,14 @@ from kscl.benchmark.leaderboard.details import (
     text,
     thinned,
 )
-from kscl.benchmark.leaderboard.differences import EXPLANATION
-from kscl.benchmark.leaderboard.exports import entry_of, measured
-from kscl.benchmark.leaderboard.figures import basis_figure, file_of
 from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS
+from kscl.benchmark.leaderboard.page.figures import basis_figure, file_of
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.statistics import THE_TEST
+from kscl.benchmark.leaderboard.writing import cells, spent
+from kscl.benchmark.leaderboard.writing.compare import class_means, pairs
+from kscl.benchmark.leaderboard.writing.differences import EXPLANATION
+from kscl.benchmark.leaderboard.writing.exports import entry_of, measured
 from kscl.records.record import Json
 
 CURVE_POINTS = 60

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from kscl.benchmark.leaderboard import cells, spent
 from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
@@ -23,6 +22,7 @@ from kscl.benchmark.leaderboard.board import (
 )
 from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.statistics import THE_TEST
+from kscl.benchmark.leaderboard.writing import cells, spent
 from kscl.records.spread import number_and_spread
 
 IDENTITY = ["method", "backbone", "epochs", "K", "ρ"]

@@ -9,7 +9,12 @@ from fvcore.common.config import CfgNode
 from kscl.benchmark.leaderboard.board import Board, Row
 from kscl.benchmark.leaderboard.details import inside, mapping, number
 from kscl.benchmark.leaderboard.reported import MINUTES_OF_PAPER
-from kscl.benchmark.leaderboard.tables import IDENTITY, identity, table, without_empty_columns
+from kscl.benchmark.leaderboard.writing.tables import (
+    IDENTITY,
+    identity,
+    table,
+    without_empty_columns,
+)
 from kscl.method.cost import PASSES_OF_MOCO, forward_passes
 from kscl.records.spread import mean_and_std
 from kscl.views.sizes import check_sizes

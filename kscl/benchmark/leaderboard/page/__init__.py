@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl.benchmark.leaderboard.board import Board
-from kscl.benchmark.leaderboard.page_data import page_data
+from kscl.benchmark.leaderboard.page.data import page_data
 
 SCRIPTS = (
     *("dom.js", "columns.js", "table.js", "charts.js", "plots.js", "panel.js", "compare.js"),
@@ -44,8 +44,7 @@ def page(board: Board, title: str, folder: Path, sentences: Sequence[str] = ()) 
 
 
 def _part(name: str) -> str:
-    folder = importlib.resources.files("kscl.benchmark.leaderboard").joinpath("page")
-    return folder.joinpath(name).read_text(encoding="utf-8")
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def _digest(text: str) -> str:

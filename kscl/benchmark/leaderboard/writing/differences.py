@@ -7,12 +7,17 @@ from statistics import fmean
 
 import numpy as np
 
-from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Measure, Result, Row, Section
 from kscl.benchmark.leaderboard.details import image_count, text
 from kscl.benchmark.leaderboard.statistics import t_interval, welch_interval
-from kscl.benchmark.leaderboard.tables import IDENTITY, identity, table, without_empty_columns
-from kscl.benchmark.leaderboard.tables import text as escaped
+from kscl.benchmark.leaderboard.writing import cells
+from kscl.benchmark.leaderboard.writing.tables import (
+    IDENTITY,
+    identity,
+    table,
+    without_empty_columns,
+)
+from kscl.benchmark.leaderboard.writing.tables import text as escaped
 from kscl.errors import KsclError
 from kscl.records import hits
 from kscl.records.record import Record

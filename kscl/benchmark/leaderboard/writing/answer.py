@@ -9,11 +9,11 @@ from statistics import fmean
 import numpy as np
 from scipy.special import stdtrit
 
-from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Row, Section
-from kscl.benchmark.leaderboard.differences import named_rows
 from kscl.benchmark.leaderboard.rows import too_low
 from kscl.benchmark.leaderboard.statistics import welch_interval
+from kscl.benchmark.leaderboard.writing import cells
+from kscl.benchmark.leaderboard.writing.differences import named_rows
 
 RANDOM = "random"
 TASKS = {

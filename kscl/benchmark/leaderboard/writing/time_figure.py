@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Measure, Row, Section
-from kscl.benchmark.leaderboard.cells import metric_label, percent, section_names
-from kscl.benchmark.leaderboard.spent import spent
 from kscl.benchmark.leaderboard.statistics import t_interval
+from kscl.benchmark.leaderboard.writing.cells import metric_label, percent, section_names
+from kscl.benchmark.leaderboard.writing.spent import spent
 from kscl.errors import KsclError
 
 Point = tuple[float, Measure]  # minutes of pretraining, and the headline metric

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 from statistics import fmean
 
-from kscl.benchmark.leaderboard import cells
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.details import per_class
-from kscl.benchmark.leaderboard.differences import (
+from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS
+from kscl.benchmark.leaderboard.writing import cells
+from kscl.benchmark.leaderboard.writing.differences import (
     EXPLANATION,
     INTERVALS,
     Difference,
@@ -17,9 +18,8 @@ from kscl.benchmark.leaderboard.differences import (
     difference_cells,
     named_rows,
 )
-from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS
-from kscl.benchmark.leaderboard.tables import cost_table, table, without_empty_columns
-from kscl.benchmark.leaderboard.tables import text as escaped
+from kscl.benchmark.leaderboard.writing.tables import cost_table, table, without_empty_columns
+from kscl.benchmark.leaderboard.writing.tables import text as escaped
 from kscl.config.tree import leaves_without, one_line
 from kscl.errors import KsclError
 from kscl.records.record import Json

@@ -1,0 +1,1 @@
+"""The board in words and tables: Markdown, CSV, JSON, and what is put into other documents."""
