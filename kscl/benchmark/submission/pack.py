@@ -30,7 +30,7 @@ from kscl.records.record import (
     read_record,
     record_id,
 )
-from kscl.runtime.files import write_atomically
+from kscl.runtime.files import whole_folder, write_atomically
 
 
 def submit(paths: Sequence[str], name: str, results: Path, *, new_protocols: bool = False) -> Path:
@@ -48,16 +48,17 @@ def submit(paths: Sequence[str], name: str, results: Path, *, new_protocols: boo
     if unknown and not new_protocols:
         named = ", ".join(f"{needed[hash_]['id']} {hash_}" for hash_ in unknown)
         raise KsclError(
-            f"No submission was made under the protocol {named} before. If settings and data are "
-            f"meant, add it to {results / PROTOCOLS_FILE} with --new-protocol."
+            f"No submission was made before under {named}. If these settings and data are what you "
+            f"mean, write --new-protocol, which adds them to {results / PROTOCOLS_FILE}."
         )
     files = _files(records)
     known = dict(sorted((known | needed).items()))
     problems = problems_of(files, known, results)
     if problems:
         raise KsclError("The submission would be refused:" + "".join(f"\n  {p}" for p in problems))
-    for path, content in files.items():
-        write_atomically(folder / path, content)
+    with whole_folder(folder) as place:
+        for path, content in files.items():
+            write_atomically(place / path, content)
     if unknown:
         text = json.dumps(known, indent=1, sort_keys=True, ensure_ascii=False)
         write_atomically(results / PROTOCOLS_FILE, f"{text}\n".encode())
