@@ -45,18 +45,18 @@ def write_board(
     """Write the board in each format, the answer first; equal records give equal bytes."""
     folder = Path(output_dir)
     found, doubts = answers(board, baselines), warnings(board)
-    sentences = [*(f"Warning: {doubt}" for doubt in doubts), *(it.sentence for it in found)]
+    cautions, sentences = [f"Warning: {doubt}" for doubt in doubts], [it.sentence for it in found]
     compared = [differences(board, name) for name in baselines]
     make = {
         "md": lambda: markdown(
             board,
             title,
-            [escaped(sentence) for sentence in sentences],
+            [escaped(sentence) for sentence in (*cautions, *sentences)],
             ["## Differences to the baseline", *compared, EXPLANATION] if compared else [],
         ),
         "csv": lambda: as_csv(board),
         "json": lambda: as_json(board, title, {"answers": as_dicts(found), "warnings": doubts}),
-        "html": lambda: page(board, title, folder, sentences),
+        "html": lambda: page(board, title, folder, cautions, sentences),
     }
     written = {}
     for name in formats:

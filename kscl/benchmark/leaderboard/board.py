@@ -181,6 +181,7 @@ class Board:
     mean_ranks: list[MeanRank]
     problems: list[str]
     records: int
+    folders: list[str]  # that were read, as they were named
 
 
 def columns_of(kind: str, files: Iterable[RecordFile]) -> tuple[str, ...]:

@@ -49,7 +49,8 @@ def build_board(
     ranks = [{id(row): i for i, row in enumerate(section.rows)} for section in sections]
     rows.sort(key=lambda row: [rank.get(id(row), len(rows)) for rank in ranks])
     summary = mean_ranks(rows, sections)
-    return Board(rows, sections, summary, reading.problems, len(reading.records))
+    names = [str(folder) for folder in folders]
+    return Board(rows, sections, summary, reading.problems, len(reading.records), names)
 
 
 def _rows(records: Sequence[RecordFile]) -> list[Row]:

@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from kscl.benchmark.leaderboard.board import HEADLINE, METRICS
+from kscl.benchmark.leaderboard.page import ANSWERS_SHOWN, page
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.writing.answer import answers, detectable, warnings
 from kscl.commands.leaderboard import main
@@ -101,6 +102,31 @@ def test_every_output_begins_with_the_answer_and_has_the_baseline(tmp_path, caps
     assert sentence.replace("+", "+") in (out / "leaderboard.html").read_text()
     text = (out / "leaderboard.md").read_text()
     assert text.index("Detector: ") < text.index("## Overview") < text.index("## Differences")
+
+
+def test_a_page_shows_all_warnings_and_the_first_answers_above_its_table(tmp_path):
+    board = board_of(tmp_path, [30.0, 31.0], [20.0, 21.0])
+    sentences = [f"Answer {number}." for number in range(ANSWERS_SHOWN + 2)]
+    for answers_, opened in ((sentences, 1), (sentences[:ANSWERS_SHOWN], 0)):
+        above = page(board, "x", tmp_path, ["Warning: One.", "Warning: Two."], answers_)
+        above, _, rest = above.partition("<details>")
+        assert above.count("<p>Warning: ") == 2
+        assert above.count("<p>Answer ") == ANSWERS_SHOWN
+        assert rest.count("<summary>2 more</summary>") == opened
+        assert rest.count("<p>Answer ") == 2 * opened
+
+
+def test_rows_of_one_method_are_told_apart_in_words(tmp_path):
+    records = [detection(20.0 + s, sha(s), details=described("random", s)) for s in (0, 1)]
+    for shots in ("3", "5"):
+        for seed in (0, 1):
+            made = pretraining("METHOD.NUM_SHOTS", shots, seed=seed)
+            records += [made, detection(30.0 + seed, made["details"]["outputs"]["backbone"])]
+    write_all(tmp_path, records)
+    found = answers(build_board([tmp_path], check_stale=False, with_reported=False))
+    assert sorted(answer.sentence.split(" pretraining")[0] for answer in found) == [
+        f"Detector: kscl (resnet50, K {shots}, ρ 40%, 200 epochs)" for shots in (3, 5)
+    ]
 
 
 def test_doubts_of_a_pretraining_are_on_the_board(tmp_path):

@@ -198,4 +198,6 @@ def test_rows_beyond_those_in_the_page_name_the_command(browser, tmp_path):
     open_page(browser, file)
     keys = f"{board.rows[0].entry.key} {board.rows[-1].entry.key}"
     browser.execute_script("location.hash = arguments[0]", f"compare={keys}")
-    assert "--compare" in one(browser, "#comparison table").text
+    assert "use the command below" in one(browser, "#comparison table").text
+    command = f"python tools/leaderboard.py FOLDER --compare {keys}"
+    assert command in [code.text for code in all_of(browser, "#comparison code")]

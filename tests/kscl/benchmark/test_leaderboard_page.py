@@ -151,7 +151,7 @@ def test_a_row_opens_to_its_provenance(page, files):
         *(made.code.commit or "")[:10].split(),
         *(made.data["train"]["hash"], made.details["outputs"]["backbone"]),
         *("0, 1, 2", "tolerance", "NUM_SHOTS", "torch", "cores", "iterations"),
-        "python tools/reproduce.py run_",
+        "python tools/reproduce.py FOLDER/run_",
     ]
     for words in wanted:
         assert words in told, words
@@ -199,6 +199,7 @@ def test_plots_show_the_rows_that_the_filters_leave(page):
     assert dots("rho") == 4
     assert dots("cost") == 5
     assert dots("classes") == 6 * 6
+    assert one(page, "#plot-classes").is_displayed()
     assert len(all_of(page, "#plot-curves path")) == 14
     next(chip for chip in all_of(page, ".chip") if chip.text == "moco_v2").click()
     assert dots("shots") == 0  # one point: bars instead
@@ -208,6 +209,9 @@ def test_plots_show_the_rows_that_the_filters_leave(page):
         "return document.querySelector('#plot-bars rect').parentNode.textContent"
     )
     assert title.startswith("moco_v2 · resnet50 · K 1 · 200 epochs")
+    choose(page, "imagenet-linear-moco")
+    assert dots("classes") == 0
+    assert not one(page, "#plot-classes").is_displayed()  # no record of it has classes
 
 
 def test_files_that_were_not_counted_are_named(page):

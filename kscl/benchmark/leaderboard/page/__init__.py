@@ -18,8 +18,16 @@ SCRIPTS = (
     *("address.js", "main.js"),
 )
 
+ANSWERS_SHOWN = 4  # above the table; more of them would hide it
 
-def page(board: Board, title: str, folder: Path, sentences: Sequence[str] = ()) -> str:
+
+def page(
+    board: Board,
+    title: str,
+    folder: Path,
+    warnings: Sequence[str] = (),
+    answers: Sequence[str] = (),
+) -> str:
     """Return the page; `folder` is where it will be, and files are linked from there."""
     style = _part("page.css")
     program = "\n".join(["(() => {", '"use strict";', *map(_part, SCRIPTS), "})();\n"])
@@ -31,7 +39,7 @@ def page(board: Board, title: str, folder: Path, sentences: Sequence[str] = ()) 
             f"script-src {_digest(program)}"
         ),
         "title": html.escape(title),
-        "answer": "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences),
+        "answer": _paragraphs(warnings) + _answers(answers),
         "style": style,
         # Nothing in the data can end its element.
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
@@ -41,6 +49,19 @@ def page(board: Board, title: str, folder: Path, sentences: Sequence[str] = ()) 
     pieces = _part("page.html").split("%%")
     filled = [parts[piece] if i % 2 else piece for i, piece in enumerate(pieces)]
     return "".join(filled)
+
+
+def _answers(sentences: Sequence[str]) -> str:
+    """Return the first answers, and the others in a part that a reader opens."""
+    first, more = sentences[:ANSWERS_SHOWN], sentences[ANSWERS_SHOWN:]
+    if not more:
+        return _paragraphs(first)
+    opened = f"<details><summary>{len(more)} more</summary>{_paragraphs(more)}</details>"
+    return _paragraphs(first) + opened
+
+
+def _paragraphs(sentences: Sequence[str]) -> str:
+    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
 
 
 def _part(name: str) -> str:

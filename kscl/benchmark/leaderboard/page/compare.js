@@ -61,7 +61,7 @@ function compareUnder(protocol, rows) {
     const first = [rowName(row), fixed(measureOf(row, protocol, headline).mean, 2)];
     if (!i) return [...first, "reference", "", "", "", String(seeds(row))];
     const found = differenceOf(protocol, row, having[0]);
-    if (!found) return [...first, "not in this page: use tools/leaderboard.py --compare", "", "", "", ""];
+    if (!found) return [...first, "not in this page: use the command below", "", "", "", ""];
     return [...first, signed(found.mean), signedEnds(found.welch) || "one seed: none",
       signedEnds(found.by_seed) || "one seed: none", signedEnds(found.by_image) || "not recorded",
       `${seeds(row)}, ${found.shared} shared`];
@@ -129,7 +129,7 @@ function drawCompare() {
     el("h3", {}, "Settings that differ"), ...compareSettings(rows),
     el("h3", {}, "Costs"), compareCosts(rows),
     el("p", { class: "quiet" }, "The same in Markdown: ",
-      code(`python tools/leaderboard.py --compare ${rows.map((row) => row.key).join(" ")}`)));
+      code(`${DATA.board_command} --compare ${rows.map((row) => row.key).join(" ")}`)));
   for (const place of byId("comparison").querySelectorAll(".compare-classes")) {
     const protocol = Number(place.dataset.protocol);
     const entries = rows.map((row, i) => ({ name: rowName(row), series: i,

@@ -55,6 +55,7 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
     """Return the page's data; files are linked from `folder`, where the page will be."""
     pool = _Pool()
     letters = cells.section_letters(board.sections)
+    folders = dict.fromkeys(_from_here(folder).rstrip("/") for folder in board.folders)
     return {
         "title": title,
         "test": THE_TEST,
@@ -62,6 +63,7 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
         "figures": {name: cells.FIGURE_LABELS[name] for name in FIGURES},
         "costs": {name: spent.label(name) for name in spent.all_names()},
         "not_compared": list(SAME_FOR_ALL_SEEDS),
+        "board_command": f"python tools/leaderboard.py {shlex.join(folders)}",
         "intervals": EXPLANATION,
         "protocols": [
             _protocol(section, name, letter, pool) | _pairs(section, board)
@@ -186,15 +188,15 @@ def _record(file: RecordFile, folder: Path, pool: _Pool) -> Json:
         "hardware": pool.put(record.hardware),
         "certificate": pool.put(details["certificate"]) if "certificate" in details else None,
         "file": {"shown": file.shown, "link": _link(file.path, folder)},
-        "command": f"python tools/reproduce.py {shlex.quote(_from_here(file))}",
+        "command": f"python tools/reproduce.py {shlex.quote(_from_here(file.path, file.shown))}",
         "files": [{"shown": role, "link": _link(path, folder)} for role, path in files if path],
     }
 
 
-def _from_here(file: RecordFile) -> str:
-    """Return the path of a record for a command, if it is below the working folder."""
-    path = os.path.relpath(file.path)
-    return file.shown if path.startswith("..") else path
+def _from_here(path: Path | str, shown: str = "") -> str:
+    """Return a path for a command; one outside the working folder is its reader's to fill in."""
+    relative = os.path.relpath(path)
+    return os.path.join("FOLDER", shown) if relative.startswith("..") else relative
 
 
 def _print(given: object) -> Json:

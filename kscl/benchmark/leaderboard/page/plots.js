@@ -154,13 +154,17 @@ function mostDifferent(entries) {
 }
 
 function plotClasses(place, rows, protocol) {
-  const entries = rows.filter((row) => Object.keys(resultOf(row, protocol)?.classes || {}).length)
-    .slice(0, MAX_CLASS_ROWS)
-    .map((row) => ({ name: rowName(row), series: seriesOf(row.method),
-      values: resultOf(row, protocol).classes }));
-  if (!entries.length) return empty(place, "No record here holds values for each class.");
+  const entries = rows.slice(0, MAX_CLASS_ROWS).map((row) => ({ name: rowName(row),
+    series: seriesOf(row.method), values: resultOf(row, protocol).classes }));
   const classes = mostDifferent(entries);
-  return classChart(place, entries, classes, `values of ${counted(classes.length, "class", "classes")}`);
+  classChart(place, entries, classes, `values of ${counted(classes.length, "class", "classes")}`);
+}
+
+// A panel without anything to show is not there.
+function drawOrHide(id, any, draw) {
+  byId(id).closest(".card").hidden = !any;
+  if (any) draw(byId(id));
+  else byId(id).replaceChildren();
 }
 
 function drawPlots() {
@@ -182,8 +186,10 @@ function drawPlots() {
   if (!lonely.includes("shots")) plotShots(byId("plot-shots"), chosen);
   if (!lonely.includes("rho")) plotRho(byId("plot-rho"), chosen);
   if (!lonely.includes("cost")) plotCost(byId("plot-cost"), chosen);
-  plotCurves(byId("plot-curves"), rows, byId("curve").value);
-  plotClasses(byId("plot-classes"), rows, chosen.protocol);
+  const withClasses = rows.filter((row) => Object.keys(resultOf(row, chosen.protocol)?.classes || {}).length);
+  drawOrHide("plot-curves", rows.some((row) => row.curves.length),
+    (place) => plotCurves(place, rows, byId("curve").value));
+  drawOrHide("plot-classes", withClasses.length, (place) => plotClasses(place, withClasses, chosen.protocol));
   const drawn = rows.filter((row) => row.curves.length || resultOf(row, chosen.protocol));
   drawLegend([...drawn, ...DATA.protocols[chosen.protocol].reported.filter(passes)]);
 }
@@ -214,7 +220,9 @@ function buildPlots() {
   const options = DATA.protocols.flatMap((protocol, i) => protocol.metrics.map((metric, j) =>
     el("option", { value: `${i}/${metric}` }, `${protocol.labels[j]} · ${protocol.name}`)));
   byId("metric").append(...options);
-  byId("metric").value = `0/${DATA.protocols[0].headline}`;
+  const counts = DATA.protocols.map((_, i) => DATA.rows.filter((row) => resultOf(row, i)).length);
+  const fullest = counts.indexOf(Math.max(...counts));
+  byId("metric").value = `${fullest}/${DATA.protocols[fullest].headline}`;
   byId("metric").addEventListener("change", drawPlots);
   const curve = el("select", { id: "curve", "aria-label": "Curve", on: { change: drawPlots } },
     curveNames().map((name) => el("option", {}, name)));

@@ -62,7 +62,7 @@ def warnings(board: Board) -> list[str]:
                 "more annotated images; no row is called best."
             )
     for row in board.rows:
-        name = " ".join(filter(None, cells.identity(row)))
+        name = cells.name(row)
         found += [f"{name}: {text} No result of this row is called best." for text in row.doubts]
     return found
 
@@ -110,8 +110,8 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
         said = f"{who} pretraining {verb} {difference:+.1f} {label} over {whom} (95 % interval "
         said += f"{interval[0]:.1f} to {interval[1]:.1f}, {seeds} seeds)"
     sentence = f"{task}: {said}."
-    row_name, to_name = (" ".join(filter(None, cells.identity(r))) for r in (row, to))
-    return Answer(name, metric, row_name, to_name, difference, interval, seeds, sentence)
+    names = cells.name(row), cells.name(to)
+    return Answer(name, metric, *names, difference, interval, seeds, sentence)
 
 
 def detectable(one: Sequence[float], other: Sequence[float], more: int) -> float:
@@ -136,4 +136,4 @@ def _name(row: Row, section: Section) -> str:
         return "random weights"
     if len(alike) == 1:
         return row.entry.method
-    return " ".join(filter(None, cells.identity(row)))
+    return cells.name(row)

@@ -56,6 +56,20 @@ def identity(row: Row) -> list[str]:
     return [_cut(method), _cut(backbone(row)), plain(it.epochs), plain(it.shots), percent(it.rho)]
 
 
+def name(row: Row) -> str:
+    """Return a row in words: its method, and in parentheses all that tells it from others."""
+    it = row.entry
+    settings = (
+        _cut(backbone(row)),
+        f"K {it.shots}" if it.shots is not None else "",
+        f"ρ {percent(it.rho)}" if it.rho is not None else "",
+        f"{it.epochs:g} epochs" if it.epochs is not None else "",
+        _cut(row.tag),
+    )
+    told = ", ".join(filter(None, settings))
+    return f"{_cut(it.method)} ({told})" if told else _cut(it.method)
+
+
 def backbone(row: Row) -> str:
     """Return the network; one of another width than its name says with its channels and size."""
     it, count = row.entry, row.parameters

@@ -99,7 +99,7 @@ def _rows(board: Board, names: Sequence[str]) -> list[Row]:
 
 
 def _name(row: Row) -> str:
-    return escaped(" ".join(filter(None, cells.identity(row))))
+    return escaped(cells.name(row))
 
 
 def _section(section: Section, rows: Sequence[Row]) -> list[str]:

@@ -112,7 +112,7 @@ def _baseline(section: Section, metric: str, baseline: str) -> Row | None:
         if metric in row.results[section.protocol].measures
     ]
     if len(found) > 1:
-        rows = "; ".join(" ".join(filter(None, cells.identity(row))) for row in found)
+        rows = "; ".join(map(cells.name, found))
         raise KsclError(
             f"--baseline {baseline}: It fits several rows: {rows}. Add what tells "
             "them apart, as in kscl@2,K=5,40% or random@resnet18."

@@ -59,7 +59,7 @@ def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence
     parts += [*last, "## The test", text(THE_TEST)]
     stale = [(row, reason) for row in board.rows for reason in row.stale]
     if stale:
-        lines = [f"- {' '.join(identity(row))}: {text(reason)}" for row, reason in stale]
+        lines = [f"- {text(cells.name(row))}: {text(reason)}" for row, reason in stale]
         parts += ["## Stale rows", "\n".join(lines)]
     if board.problems:
         lines = [f"- {text(problem)}" for problem in board.problems]
