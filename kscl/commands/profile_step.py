@@ -62,7 +62,8 @@ def measure(job: Job) -> int:
 
 def table(profile: StepProfile, ranks: int, kind: str) -> str:
     """Return the profile of a rank as text."""
-    workers = f"{LOADER} ({profile.budget.workers} workers, beside the step)"
+    count = profile.budget.workers
+    workers = f"{LOADER} ({count} worker{'s' * (count != 1)}, beside the step)"
     rows = [(workers, profile.loader_milliseconds)]
     rows += sorted(profile.phases.items(), key=lambda row: -row[1])
     rows.append(("whole step, undisturbed", profile.milliseconds))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+# Newer releases of torch call it all_gather_single, which older ones do not know.
+warnings.filterwarnings("ignore", ".*all_gather_into_tensor", FutureWarning)
 
 
 def rank() -> int:

@@ -18,6 +18,7 @@ from detection.config import (
     set_network,
 )
 from detection.errors import DetectionError
+from detection.train.protocol import protocol_of
 from kscl.config.comments import comments_of
 from kscl.config.shipped import shipped_configs
 from kscl.config.tree import config_yaml, leaves, value_at
@@ -181,3 +182,11 @@ def test_a_network_is_set_in_the_types_of_the_protocol():
 def test_norms_are_families():
     assert {norm_family(n) for n in ("BN", "SyncBN", "naiveSyncBN", "FrozenBN")} == {"BN"}
     assert norm_family("GN") == "GN"
+
+
+def test_numbers_with_tf32_are_never_ranked_with_those_without():
+    name = "detection/voc0712_c4_24k_moco.yaml"
+    plain, tf32 = (
+        protocol_of(load_detection_config(name, ["KSCL.TF32", word])) for word in ("False", "True")
+    )
+    assert plain.hash != tf32.hash

@@ -95,6 +95,18 @@ def test_seed_backbone_and_paths_are_no_part_of_a_protocol():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_numbers_in_another_precision_are_never_ranked_together(path):
+    chosen = [("false", "off"), ("true", "off"), ("false", "bf16"), ("true", "bf16")]
+    found = [
+        load_linear_eval_config(path, ["SOLVER.TF32", tf32, "SOLVER.AMP", amp])
+        for tf32, amp in chosen
+    ]
+    told = [definition_of(cfg)["precision"] for cfg in found]
+    assert told == ["float32", "tf32", "bf16", "bf16 and tf32"]
+    assert len({protocol_of(cfg, SMALL).hash for cfg in found}) == len(chosen)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid_and_has_a_folder_of_its_own(path):
     assert f"output/linear_eval/{path.stem}" == load_linear_eval_config(path).OUTPUT_DIR
 

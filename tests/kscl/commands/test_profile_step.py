@@ -38,5 +38,6 @@ def test_it_names_what_holds_the_run_back(workers, held_back_by):
     phases = {"key passes": 50.0, "query pass": 10.0, "backward pass": 30.0}
     profile = StepProfile(32, 90.0, phases, 1.0, 5.0, budget)
     shown = table(profile, 8, "cuda").splitlines()
+    assert f"loader ({workers} worker{'s' if workers > 1 else ''}, beside the step)" in shown[3]
     assert shown[-1].startswith("1 host synchronizations and 5 collectives")
     assert shown[-1].endswith(f"Held back by: {held_back_by}.")

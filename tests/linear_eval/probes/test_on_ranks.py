@@ -1,0 +1,49 @@
+"""A probe that one process trains, on two ranks: the other one waits as long as it takes."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Sequence
+
+import pytest
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from kscl.records.record import read_record
+from kscl.runtime.distributed import rank
+from kscl.runtime.launch import launch
+from kscl.runtime.ranks import any_rank
+from linear_eval import evaluate
+from linear_eval.run import Job, run_all
+from tests.helpers.digits import config, write_digits
+
+LIMIT = 2  # seconds that a collective may take
+
+
+def run_slowly(jobs: Sequence[Job]) -> int:
+    """Let the part of rank 0 alone take longer than a collective of all ranks may."""
+    _set_pg_timeout(datetime.timedelta(seconds=LIMIT), None)
+    any_rank(False)
+    if rank() == 0:
+        for name in ("probe_cached", "probe_knn"):
+            setattr(evaluate, name, after_a_while(getattr(evaluate, name)))
+    return run_all(jobs)
+
+
+def after_a_while(work):
+    def slow(*args):
+        time.sleep(LIMIT + 1)
+        return work(*args)
+
+    return slow
+
+
+@pytest.mark.slow
+def test_probes_of_one_process_end_on_two_ranks_one_after_the_other(tmp_path):
+    digits = write_digits(tmp_path / "digits", train=4, val=2)
+    cached = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine")
+    words = {"seed0": cached, "seed1": (*cached, "SEED", 1), "knn": ("PROBE", "knn")}
+    cfgs = [config(digits, tmp_path / name, *more) for name, more in words.items()]
+    assert launch(run_slowly, [Job(cfg) for cfg in cfgs], num_gpus=2) == 0
+    for name in words:
+        assert read_record(tmp_path / name / "record.json")["details"]["processes"] == 2
