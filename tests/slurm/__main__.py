@@ -150,7 +150,8 @@ class Suite:
 
     def stop_in_the_middle(self, name: str) -> None:
         """Send the signal that SLURM sends before the time limit, once there is a checkpoint."""
-        self.wait(lambda: bool(self.newest(name)), f"a checkpoint of {name}", 5)
+        # Agents of two nodes that are one machine may meet only after torchrun's 300 seconds.
+        self.wait(lambda: bool(self.newest(name)), f"a checkpoint of {name}", 8)
         number = next(job for job, stage in self.jobs().items() if stage in name.replace("/", "_"))
         subprocess.run(
             ["scancel", "--batch", "--signal=USR1", number], env=self.environment, check=True

@@ -108,6 +108,7 @@ def cluster(folder: Path) -> Iterator[dict[str, str]]:
         _wait_for_the_nodes(environment, folder)
         yield environment
     finally:
+        _end_all_jobs(environment)
         for process in reversed(started):
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -127,6 +128,18 @@ def _wait_for_the_nodes(environment: dict[str, str], folder: Path) -> None:
             logs = "\n".join(path.read_text()[-1000:] for path in sorted(folder.glob("*.log")))
             raise RuntimeError(f"The nodes are not idle: {shown.stdout}{shown.stderr}\n{logs}")
         time.sleep(0.5)
+
+
+def _end_all_jobs(environment: dict[str, str]) -> None:
+    """Cancel what a failed test has left: processes of jobs outlive the daemons."""
+    deadline = time.monotonic() + START_SECONDS
+    ask = ["squeue", "--noheader", "--format=%i"]
+    while time.monotonic() < deadline:
+        jobs = subprocess.run(ask, env=environment, capture_output=True, text=True).stdout.split()
+        if not jobs:
+            return
+        subprocess.run(["scancel", *jobs], env=environment, capture_output=True)
+        time.sleep(1)
 
 
 def _free_port() -> int:
