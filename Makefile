@@ -21,7 +21,7 @@ demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
 
 readme: setup  ## run the demo and put its table and a picture of its page into the README
 	$(SUITE)/demo.yaml --insert README.md demo
-	$(PY) -m tests.helpers.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
+	$(PY) -m tests.helpers.page.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
 
 docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
 	$(PY) -W ignore -m tests.helpers.config_reference

@@ -13,9 +13,9 @@ from kscl.backbone_file import RANDOM, Loaded, load_backbone, tensors_hash
 from kscl.method.batch_norm import batch_norms
 from kscl.method.encoder import feature_dim
 from kscl.runtime.precision import AMP_TYPES, autocast
-from kscl.runtime.ranks import device
+from kscl.runtime.processes.ranks import device
 from kscl.views.normalize import normalize_exactly
-from linear_eval.calibration import calibrate
+from linear_eval.data.calibration import calibrate
 from linear_eval.data.images import LabeledImages
 from linear_eval.errors import LinearEvalError
 

@@ -11,8 +11,8 @@ from kscl.data.annotated.annotations import Problem
 from kscl.data.bad_images import check_some_image_reads
 from kscl.errors import KsclError
 from linear_eval.backbone import load
+from linear_eval.data.overlap import refuse_overlap
 from linear_eval.evaluate import open_and_check
-from linear_eval.overlap import refuse_overlap
 
 WEIGHTS_KEY = "BACKBONE.WEIGHTS"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, load_newest, save_checkpoint
-from kscl.runtime.distributed import rank
-from kscl.runtime.signals import StopRequest
+from kscl.runtime.processes.distributed import rank
+from kscl.runtime.processes.signals import StopRequest
 from linear_eval.errors import LinearEvalError
 
 Content = Mapping[str, Any]

@@ -13,10 +13,10 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.tree import config_values
 from kscl.records.record import Protocol, write_record
-from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER
-from kscl.runtime.ranks import device, on_first_rank
-from kscl.runtime.signals import StopRequest
+from kscl.runtime.processes.distributed import rank, world_size
+from kscl.runtime.processes.ranks import device, on_first_rank
+from kscl.runtime.processes.signals import StopRequest
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.checkpoint import Saver, saved_state
 from linear_eval.data.annotated import open_annotated_pair

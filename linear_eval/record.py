@@ -14,9 +14,9 @@ from kscl.backbone_file import RANDOM
 from kscl.config.tree import CONFIG_FILE, config_values
 from kscl.records.record import RECORD_FILE, Protocol, Record, make_record, read_record
 from kscl.records.spread import mean_and_std
-from kscl.runtime.distributed import world_size
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOG_FILE
+from kscl.runtime.processes.distributed import world_size
 from linear_eval.backbone import Frozen
 from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.data.sets import Data

@@ -16,12 +16,12 @@ from kscl.config.tree import CONFIG_FILE, save_config
 from kscl.engine.run_dir import find_start
 from kscl.records.record import RECORD_FILE, RecordError, read_record
 from kscl.runtime.cpu import avoid_broken_amx
-from kscl.runtime.distributed import rank
 from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.logs import LOGGER, set_up_logging
 from kscl.runtime.precision import set_numerics, warn_of_emulation
-from kscl.runtime.ranks import device, on_first_rank
-from kscl.runtime.signals import stop_requests
+from kscl.runtime.processes.distributed import rank
+from kscl.runtime.processes.ranks import device, on_first_rank
+from kscl.runtime.processes.signals import stop_requests
 from linear_eval.backbone import freeze
 from linear_eval.checkpoint import Stopped
 from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS

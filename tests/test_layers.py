@@ -33,7 +33,7 @@ MOST_LINES = 300
 LONGER = {  # with the reason; a new file is split instead
     "kscl/method/learner.py": "the learner reads from top to bottom as the paper's algorithm does",
     "tests/kscl/data/test_loader.py": "one loader and one folder of images, for every test",
-    "tests/helpers/checkpoints.py": "one table: the layout of each project's checkpoints",
+    "tests/helpers/networks/checkpoints.py": "one table: the layout of each project's checkpoints",
 }
 
 Import = tuple[str, str]  # importing module, imported module

@@ -21,7 +21,7 @@ from detection.train.checkpoint import load_detector
 from detection.train.loader import build_test_loader
 from detection.train.trainer import Stopped
 from kscl.runtime.files import write_atomically
-from kscl.runtime.signals import StopRequest
+from kscl.runtime.processes.signals import StopRequest
 
 SCORES_FILE = "scores.json"
 

@@ -31,8 +31,8 @@ from detection.train.checkpoint import (
     save_state,
 )
 from detection.train.loader import build_train_loader, seed_everything
-from kscl.runtime.ranks import any_rank
-from kscl.runtime.signals import StopRequest
+from kscl.runtime.processes.ranks import any_rank
+from kscl.runtime.processes.signals import StopRequest
 
 LINES_EVERY = 20  # iterations
 Saved = tuple[Path, Mapping[str, Any]]  # a checkpoint and its content

@@ -30,8 +30,8 @@ from kscl.engine.world_size import HINTS, WORLD_SIZE, WORLD_SIZES, required, wor
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.precision import set_numerics
-from kscl.runtime.ranks import local_world_size, on_first_rank, wait_for_all
-from kscl.runtime.signals import StopRequest, stop_requests
+from kscl.runtime.processes.ranks import local_world_size, on_first_rank, wait_for_all
+from kscl.runtime.processes.signals import StopRequest, stop_requests
 
 
 @dataclass(frozen=True)

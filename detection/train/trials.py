@@ -17,7 +17,7 @@ from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial
 from kscl.config.tree import CONFIG_FILE
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.records.spread import mean_and_std
-from kscl.runtime.launch import launch
+from kscl.runtime.processes.launch import launch
 
 HEADLINE = ("AP50", "AP", "AP75")
 OF_MASKS = tuple(f"{MASK_PREFIX}{name}" for name in HEADLINE)

@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from kscl import cli
 from kscl.datasets.shapes.classes import CLASS_NAMES
-from kscl.datasets.shapes.contact_sheet import draw_contact_sheet
 from kscl.datasets.shapes.settings import ShapesSettings
-from kscl.datasets.shapes.writer import Written, find_shapes, make_shapes, verify_shapes
+from kscl.datasets.shapes.writing.contact_sheet import draw_contact_sheet
+from kscl.datasets.shapes.writing.writer import Written, find_shapes, make_shapes, verify_shapes
 from kscl.runtime.machine import usable_cores
 
 _DESCRIPTION = """\

@@ -19,7 +19,7 @@ from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
 from kscl.data.open import ImageSource, open_source
-from kscl.engine.estimate import budget_here, seconds_of
+from kscl.engine.preview.estimate import budget_here, seconds_of
 from kscl.errors import KsclError
 from kscl.method.cost import (
     GPUS,

@@ -11,12 +11,12 @@ from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
 from kscl.data.open import open_source
-from kscl.engine.check import check_pretraining
-from kscl.engine.estimate import budget_here, seconds_of
+from kscl.engine.preview.check import check_pretraining
+from kscl.engine.preview.estimate import budget_here, seconds_of
 from kscl.engine.run import Job, run
 from kscl.engine.world_size import add_world_size_argument
-from kscl.runtime.launch import launch
 from kscl.runtime.paths import add_path_handler_argument, register_handler
+from kscl.runtime.processes.launch import launch
 
 EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled OUTPUT_DIR output/mine

@@ -15,11 +15,11 @@ from tabulate import tabulate
 
 from kscl import cli
 from kscl.config.merge import load_config
-from kscl.engine.profile import LOADER, StepProfile, profile_step
+from kscl.engine.preview.profile import LOADER, StepProfile, profile_step
 from kscl.errors import KsclError
-from kscl.runtime.distributed import rank, world_size
-from kscl.runtime.launch import launch
-from kscl.runtime.ranks import device
+from kscl.runtime.processes.distributed import rank, world_size
+from kscl.runtime.processes.launch import launch
+from kscl.runtime.processes.ranks import device
 
 EXAMPLES = """  python tools/profile_step.py --num-gpus 8 \\
       --config-file configs/pretrain/kscl_k5_rho40_r50_200ep_gpu8.yaml DATA.TRAIN /data/train

@@ -17,12 +17,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from kscl.data.bad_images import BadImages, check_some_image_reads
-from kscl.data.remote import RemoteShards
 from kscl.data.source import ImageSource
+from kscl.data.tar.remote import RemoteShards
 from kscl.data.view_dataset import Batch, EpochIndex, SmallViews, ViewDataset
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation
-from kscl.runtime.workers import obey_parent_alone, start_method
+from kscl.runtime.processes.workers import obey_parent_alone, start_method
 from kscl.views.recipes import check_recipe
 
 

@@ -12,9 +12,9 @@ import time
 
 from kscl.data.folder import FileSource, list_folder, open_list, open_voc_split
 from kscl.data.formats import IMAGE_EXTENSIONS
-from kscl.data.remote import open_remote_shards
-from kscl.data.shards import expand_shards, is_shard_pattern, open_shards
 from kscl.data.source import ImageSource, Labels, is_remote, join, warn_of_lost
+from kscl.data.tar.remote import open_remote_shards
+from kscl.data.tar.shards import expand_shards, is_shard_pattern, open_shards
 from kscl.errors import KsclError
 from kscl.runtime.paths import path_manager
 

@@ -17,8 +17,8 @@ from kscl.method.cost import num_views
 from kscl.method.encoder import backbone_state_dict
 from kscl.records.provenance import code_version
 from kscl.records.record import Protocol, make_record, write_record
-from kscl.runtime.distributed import world_size
 from kscl.runtime.files import sha256_of
+from kscl.runtime.processes.distributed import world_size
 from kscl.views.sizes import last_size
 
 log = logging.getLogger(__name__)

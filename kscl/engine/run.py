@@ -18,14 +18,14 @@ from kscl.backbone_file import read_plain
 from kscl.config.tree import save_config
 from kscl.data.loader import TrainLoader, build_train_loader, steps_per_epoch
 from kscl.data.open import ImageSource, open_source
-from kscl.data.remote import RemoteShards
+from kscl.data.tar.remote import RemoteShards
 from kscl.data.throughput import measure_budget
-from kscl.engine.announce import announce
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER
 from kscl.engine.export import export
 from kscl.engine.knn import KnnCheck
 from kscl.engine.loop import all_reasons, settle, train
 from kscl.engine.metrics_log import RunLog
+from kscl.engine.preview.announce import announce
 from kscl.engine.run_dir import find_start
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import TrainState, build_state, check_room, restore
@@ -35,11 +35,11 @@ from kscl.method.cost import num_views
 from kscl.records.fingerprint import fingerprint
 from kscl.records.record import RECORD_FILE
 from kscl.runtime.cpu import avoid_broken_amx, keep_freed_memory
-from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.logs import set_up_logging
-from kscl.runtime.ranks import device, first_rank_first, on_first_rank
-from kscl.runtime.signals import StopRequest, stop_requests
+from kscl.runtime.processes.distributed import rank, world_size
+from kscl.runtime.processes.ranks import device, first_rank_first, on_first_rank
+from kscl.runtime.processes.signals import StopRequest, stop_requests
 
 log = logging.getLogger(__name__)
 

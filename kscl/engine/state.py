@@ -20,8 +20,8 @@ from kscl.errors import KsclError
 from kscl.method.build import build_learner
 from kscl.method.learner import Learner
 from kscl.runtime.compile import compile_in_place
-from kscl.runtime.distributed import average_, gather, rank, world_size
 from kscl.runtime.precision import set_numerics, warn_of_emulation
+from kscl.runtime.processes.distributed import average_, gather, rank, world_size
 
 # Tensors of a parameter's size that each optimizer keeps.
 MOMENTS = {"sgd": 1, "lars": 1, "adamw": 2}

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kscl.cli import add_flag
-from kscl.runtime.distributed import world_size
+from kscl.runtime.processes.distributed import world_size
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from kscl.errors import KsclError
 from kscl.method.dictionary import MemoryBank, Minibatch
 from kscl.method.eigen import EIGENSOLVERS
 from kscl.method.jacobi import LARGEST as JACOBI_LARGEST
-from kscl.runtime.distributed import rank
+from kscl.runtime.processes.distributed import rank
 
 if TYPE_CHECKING:
     from kscl.method.learner import Learner

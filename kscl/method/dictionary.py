@@ -21,7 +21,7 @@ from kscl.errors import KsclError
 from kscl.method.kernels import all_lengths, log_sum_of_negatives
 from kscl.method.similarity import find_similarity
 from kscl.method.subspace import Subspaces
-from kscl.runtime.distributed import gather, gather_together, gather_with_gradient
+from kscl.runtime.processes.distributed import gather, gather_together, gather_with_gradient
 
 
 class Negatives(NamedTuple):

@@ -38,8 +38,8 @@ from kscl.method.kernels import full_precision
 from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
 from kscl.method.similarity import find_similarity
 from kscl.method.subspace import Subspaces
-from kscl.runtime.distributed import average_, rank
-from kscl.runtime.shuffle import Shuffle
+from kscl.runtime.processes.distributed import average_, rank
+from kscl.runtime.processes.shuffle import Shuffle
 
 
 class Learner(nn.Module):

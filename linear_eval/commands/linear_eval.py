@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from kscl import cli
 from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
-from kscl.runtime.launch import launch
+from kscl.runtime.processes.launch import launch
 from linear_eval.check import check_evaluation
 from linear_eval.config import linear_eval_defaults, load_linear_eval_config
-from linear_eval.overlap import refuse_overlap
+from linear_eval.data.overlap import refuse_overlap
 from linear_eval.run import jobs_of, run_all
 
 EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml \\

@@ -15,7 +15,7 @@ from kscl.data.annotated.specs import FORMS, parse_source, read_source, shared_c
 from kscl.data.folder import FileSource
 from kscl.data.packed_names import Names
 from kscl.records.fingerprint import fingerprint
-from kscl.runtime.ranks import on_first_rank
+from kscl.runtime.processes.ranks import on_first_rank
 from linear_eval.data.images import LabeledImages
 from linear_eval.errors import LinearEvalError
 

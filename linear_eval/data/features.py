@@ -30,11 +30,11 @@ from torch import Tensor
 from kscl.data.index_cache import cache_folder
 from kscl.data.loader import EpochIndex
 from kscl.records.provenance import library_versions
-from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER, progress
-from kscl.runtime.ranks import any_rank, on_first_rank
-from kscl.runtime.signals import StopRequest
+from kscl.runtime.processes.distributed import rank, world_size
+from kscl.runtime.processes.ranks import any_rank, on_first_rank
+from kscl.runtime.processes.signals import StopRequest
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import leave_if_asked
 from linear_eval.data.images import LabeledImages, ViewsOfImages, file_state, load_batches

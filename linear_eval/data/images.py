@@ -22,7 +22,7 @@ from kscl.data.loader import load_in_workers
 from kscl.data.open import open_source
 from kscl.data.view_dataset import Batch, EpochIndex
 from kscl.records.fingerprint import fingerprint
-from kscl.runtime.ranks import on_first_rank
+from kscl.runtime.processes.ranks import on_first_rank
 from linear_eval.data.views import to_bytes
 from linear_eval.errors import LinearEvalError
 from linear_eval.splits import few_of_each_class

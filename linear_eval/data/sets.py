@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from fvcore.common.config import CfgNode
 
 from kscl.data.annotated.specs import parse_source, shared_class_names
-from kscl.runtime.ranks import on_first_rank
+from kscl.runtime.processes.ranks import on_first_rank
 from linear_eval.data.annotated import open_annotated
 from linear_eval.data.images import LabeledImages, check_same_classes, open_class_folders
 from linear_eval.errors import LinearEvalError

@@ -15,7 +15,7 @@ from fvcore.common.config import CfgNode
 from kscl.data.index_cache import cache_folder
 from kscl.data.source import read_file
 from kscl.runtime.files import write_atomically
-from kscl.runtime.ranks import on_first_rank
+from kscl.runtime.processes.ranks import on_first_rank
 from linear_eval.data.images import LabeledImages
 from linear_eval.errors import LinearEvalError
 from linear_eval.splits import fraction_of_each_class

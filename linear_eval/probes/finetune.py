@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from kscl.runtime.distributed import rank
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import autocast
-from kscl.runtime.ranks import device
+from kscl.runtime.processes.distributed import rank
+from kscl.runtime.processes.ranks import device
 from kscl.views.normalize import normalize_exactly
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import Saver

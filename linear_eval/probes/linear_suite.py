@@ -18,8 +18,8 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from kscl.runtime.distributed import rank
 from kscl.runtime.logs import LOGGER
+from kscl.runtime.processes.distributed import rank
 from linear_eval.checkpoint import Saver
 from linear_eval.data.annotated import IGNORED, PRESENT
 from linear_eval.data.features import Features

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from kscl.data.loader import StepSampler
 from kscl.data.view_dataset import Batch
-from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import progress
+from kscl.runtime.processes.distributed import rank, world_size
 from linear_eval.backbone import Frozen
 from linear_eval.checkpoint import Saver
 from linear_eval.data.images import LabeledImages, ViewsOfImages, load_batches

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tests.attack.processes import finish_program
 from tests.helpers.commands import ROOT
-from tests.helpers.voc_sets import small_coco
-from tests.kscl.benchmark.test_suite import smoke_suite
+from tests.helpers.data.sets import small_coco
+from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
 PROGRAMS = {
     "kscl-pretrain": "pretrain",

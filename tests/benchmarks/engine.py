@@ -24,7 +24,7 @@ from kscl.data.view_dataset import Batch
 from kscl.engine.loop import settle, take_step, to_device
 from kscl.engine.state import TrainState, build_state
 from kscl.runtime.cpu import keep_freed_memory
-from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.processes.distributed import rank, world_size
 from tests.benchmarks.harness import figure, in_own_process, time_ratio
 from tests.helpers.runs import draw_images
 

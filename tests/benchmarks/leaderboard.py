@@ -10,8 +10,8 @@ from kscl.benchmark.leaderboard.rows import build_board
 from kscl.commands.leaderboard import write_board
 from kscl.records.record import Json
 from tests.benchmarks.harness import SkippedError, figure, seconds
-from tests.helpers.browser import MISSING, chromium, open_page
 from tests.helpers.leaderboard_records import described, kscl, linear, runs, sha, write_all
+from tests.helpers.page.browser import MISSING, chromium, open_page
 
 RECORDS = 2000
 

@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
 from kscl.engine.knn import knn_predict
-from kscl.runtime.signals import StopRequest
+from kscl.runtime.processes.signals import StopRequest
 from linear_eval.backbone import freeze
 from linear_eval.checkpoint import Saver
 from linear_eval.config import load_linear_eval_config

@@ -16,7 +16,7 @@ from detection.data.catalog import ground_truth_of, register_voc_folder
 from detection.scoring import score, voc07
 from detection.scoring.boxes import make_detections
 from tests.benchmarks.harness import figure, time_ratio
-from tests.helpers.voc_sets import StableNumpy, random_detections, random_things, write_voc
+from tests.helpers.data.sets import StableNumpy, random_detections, random_things, write_voc
 
 NAME = "benchmark of scoring"
 IMAGES, CLASSES, DETECTIONS = 5_000, 20, 100

@@ -25,7 +25,7 @@ from kscl.views.blur import blur
 from kscl.views.recipes import MOCO_V2, with_defaults
 from kscl.views.sample import draws_per_view, sample_crop, sample_view
 from tests.benchmarks.harness import figure, seconds, time_ratio
-from tests.helpers.photos import jpeg, photo
+from tests.helpers.data.photos import jpeg, photo
 from tests.helpers.torchvision_route import carry_out_on_pil
 
 NUM_VIEWS, SIZE = 6, 224

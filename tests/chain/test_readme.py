@@ -30,7 +30,7 @@ SMOKE = {
     ),
     "leaderboard.py": (),
     "preflight.py": (),
-    "run_suite.py": ("--skip-check",),  # tests/kscl/benchmark/test_suite_check.py checks
+    "run_suite.py": ("--skip-check",),  # tests/kscl/benchmark/suite/test_check.py checks
     "visualize_basis.py": (),
     "plan.py": (),
 }

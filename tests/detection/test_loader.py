@@ -11,7 +11,7 @@ from detection.config import load_detection_config
 from detection.data.sets import read_run_sets
 from detection.errors import DetectionError
 from detection.train.loader import build_train_loader
-from tests.helpers.voc_sets import write_voc
+from tests.helpers.data.sets import write_voc
 
 
 def batches(root, most: float, bad_images: dict[str, str], number: int = 8) -> list[list[str]]:

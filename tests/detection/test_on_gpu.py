@@ -14,7 +14,7 @@ from detectron2.utils.events import EventStorage
 
 from detection.config import load_detection_config
 from tests.helpers.detection_runs import SMALL
-from tests.helpers.pretend_gpu import pretend_gpu
+from tests.helpers.gpu.pretend import pretend_gpu
 
 
 def loss_of_a_step(device: str, amp: bool) -> float:

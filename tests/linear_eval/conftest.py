@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.helpers.digits import write_digits
+from tests.helpers.data.digits import write_digits
 
 
 @pytest.fixture(scope="module")

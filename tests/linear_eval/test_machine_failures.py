@@ -11,7 +11,7 @@ import pytest
 
 from linear_eval.commands.linear_eval import main
 from tests.helpers.commands import ROOT
-from tests.helpers.digits import overrides
+from tests.helpers.data.digits import overrides
 from tests.helpers.runs import children, wait_until
 
 

@@ -9,8 +9,8 @@ import torch
 
 from kscl.records.record import read_record
 from linear_eval.commands.linear_eval import main
-from tests.helpers.digits import overrides
-from tests.helpers.pretend_gpu import pretend_gpu
+from tests.helpers.data.digits import overrides
+from tests.helpers.gpu.pretend import pretend_gpu
 
 PROBES = {
     "online": [],

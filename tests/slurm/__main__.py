@@ -21,7 +21,7 @@ import yaml
 
 from kscl.runtime.logs import LOG_FILE
 from tests.helpers.commands import ROOT
-from tests.kscl.benchmark.test_suite import numbers
+from tests.kscl.benchmark.suite.test_suite import numbers
 from tests.slurm.cluster import cluster, what_is_missing
 from tests.slurm.suite import ON_TWO_NODES, write_profile, write_suite
 

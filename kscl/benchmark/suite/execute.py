@@ -22,7 +22,7 @@ from kscl.records.shape import listed, one_line, wrong_places
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.machine import usable_cores
-from kscl.runtime.signals import stop_requests
+from kscl.runtime.processes.signals import stop_requests
 
 DONE, TO_DO, RUNNING, FAILED, WAITS = "done", "to do", "running", "failed", "not run"
 STOPPED = "stopped"  # by Ctrl-C or a signal; the next start continues it

@@ -14,8 +14,8 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 from detection.backbones.builders import TimmBackbone
 from detection.backbones.levels import LAST, STRIDES, any_size_arguments
 from detection.errors import DetectionError
-from tests.helpers.backbones import lively_backbone
-from tests.helpers.networks import NETWORKS
+from tests.helpers.networks.backbones import lively_backbone
+from tests.helpers.networks.small import NETWORKS
 
 CONVOLUTIONAL = ("resnet18", "regnetx_002", "efficientnet_lite0")
 

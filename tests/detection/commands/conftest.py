@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from detection.commands.convert import main as convert
+from tests.helpers.data.sets import Thing, write_voc
 from tests.helpers.detection_runs import start_train_net
-from tests.helpers.voc_sets import Thing, write_voc
 
 READS = "reads.txt"  # one line per annotated set that the finished run has read
 

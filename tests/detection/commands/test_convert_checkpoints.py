@@ -11,8 +11,8 @@ import torch
 from detection.commands.convert import main
 from detection.convert.weights import read_weights
 from kscl.backbone_file import LAYOUTS
-from tests.helpers.backbones import lively_backbone
-from tests.helpers.checkpoints import CHECKPOINTS, under
+from tests.helpers.networks.backbones import lively_backbone
+from tests.helpers.networks.checkpoints import CHECKPOINTS, under
 
 NETWORK = ("--arch", "resnet18", "--protocol", "detection/shapes_tiny_fpn.yaml")
 PLAIN_INPUT = ("--mean", "0", "0", "0", "--std", "1", "1", "1")

@@ -13,7 +13,7 @@ import pytest
 
 from detection.commands.convert import main as convert
 from kscl.commands.make_shapes import main as make_shapes
-from kscl.datasets.shapes import coco
+from kscl.datasets.shapes.writing import coco
 from tests.detection.commands.test_train_net_resume import (
     STOP_AT,
     assert_same_run,
@@ -22,9 +22,9 @@ from tests.detection.commands.test_train_net_resume import (
     signal_in_training,
     steps_in,
 )
-from tests.helpers.backbones import NARROW
 from tests.helpers.detection_runs import TrainNet, start_train_net
-from tests.helpers.networks import NETWORKS
+from tests.helpers.networks.backbones import NARROW
+from tests.helpers.networks.small import NETWORKS
 
 KILLS = 10
 ROUTES = {  # name: network, its arguments, protocol

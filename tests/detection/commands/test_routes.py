@@ -15,7 +15,7 @@ from detection.config import load_detection_config
 from detection.convert.weights import load_weights
 from kscl.records.record import Record, read_record
 from tests.helpers.detection_runs import arguments, start_train_net
-from tests.helpers.networks import NETWORKS, pretrained_step
+from tests.helpers.networks.small import NETWORKS, pretrained_step
 
 SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.NUM_ITER", "1")
 RETINANET = (

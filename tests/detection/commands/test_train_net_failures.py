@@ -15,8 +15,8 @@ from detection.commands.convert import main as convert
 from detection.commands.train_net import main
 from kscl.backbone_file import Description, save_backbone
 from tests.detection.commands.test_train_net_resume import at_iteration
-from tests.helpers.backbones import NARROW, lively_backbone
 from tests.helpers.detection_runs import arguments, start_train_net
+from tests.helpers.networks.backbones import NARROW, lively_backbone
 
 
 def kill_a_worker() -> None:

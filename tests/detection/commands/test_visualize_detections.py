@@ -14,7 +14,7 @@ from detection.scoring.boxes import (
     write_table,
 )
 from kscl.data.annotated.voc import read_voc
-from tests.helpers.voc_sets import small_voc
+from tests.helpers.data.sets import small_voc
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from detectron2.config import CfgNode
 
 from detection.config import load_detection_config
 from detection.convert.converter import Converted, convert
-from tests.helpers.backbones import NARROW, backbone_file
+from tests.helpers.networks.backbones import NARROW, backbone_file
 
 
 @pytest.fixture(scope="module")

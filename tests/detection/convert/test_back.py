@@ -17,8 +17,8 @@ from detection.errors import DetectionError
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.errors import KsclError
 from kscl.runtime.files import sha256_of
-from tests.helpers.backbones import NARROW, backbone_file, lively_backbone
-from tests.helpers.checkpoints import moco, some
+from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backbone
+from tests.helpers.networks.checkpoints import moco, some
 
 INPUT = {"mean": (0.5, 0.4, 0.3), "std": (0.25, 0.2, 0.1)}
 

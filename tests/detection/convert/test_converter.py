@@ -20,8 +20,8 @@ from detection.convert.weights import read_weights
 from detection.errors import DetectionError
 from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD, Description, save_backbone
 from kscl.errors import KsclError
-from tests.helpers.backbones import NARROW, backbone_file, lively_backbone
 from tests.helpers.commands import tool
+from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backbone
 
 QUARTER = {"channels": [16, 32, 64, 128]}
 FAMILIES = [

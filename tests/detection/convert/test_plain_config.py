@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from detection.convert.converter import convert
-from tests.helpers.backbones import NARROW, backbone_file
 from tests.helpers.commands import run
+from tests.helpers.networks.backbones import NARROW, backbone_file
 
 # What a user of Detectron2 writes, with a data set of two images in memory.
 TRAIN = """

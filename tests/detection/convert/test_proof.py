@@ -13,7 +13,7 @@ from detection.convert.name_map import rename
 from detection.convert.proof import STAGES, TOLERANCE, check_proof, stage_differences, usual_cause
 from detection.errors import DetectionError
 from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD
-from tests.helpers.backbones import NARROW, lively_backbone
+from tests.helpers.networks.backbones import NARROW, lively_backbone
 
 BGR_MEAN, BGR_STD = "[103.53, 116.28, 123.675]", "[57.375, 57.12, 58.395]"
 

@@ -23,8 +23,8 @@ from kscl.backbone_file import (
     save_backbone,
 )
 from kscl.runtime.files import sha256_of
-from tests.helpers.backbones import lively_backbone
-from tests.helpers.networks import NETWORKS
+from tests.helpers.networks.backbones import lively_backbone
+from tests.helpers.networks.small import NETWORKS
 
 VIT = "vit_tiny_patch16_224"
 WITH_ALL = {**NETWORKS[VIT], "reg_tokens": 2, "init_values": 0.1}

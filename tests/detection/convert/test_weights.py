@@ -16,7 +16,7 @@ from detection.convert.name_map import rename
 from detection.convert.weights import check_loaded, check_rest_is_new, load_weights, read_weights
 from detection.errors import DetectionError
 from kscl.errors import KsclError
-from tests.helpers.backbones import NARROW, backbone_file, lively_backbone
+from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backbone
 
 MARKS = {"matching_heuristics": True, "__author__": "someone"}
 

@@ -25,7 +25,7 @@ from detection.scoring.evaluator import SavedPassEvaluator
 from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
 from kscl.data.annotated.specs import COCO_NAMES, VOC_NAMES, parse_source
 from kscl.errors import KsclError
-from tests.helpers.voc_sets import small_coco, small_voc, write_voc
+from tests.helpers.data.sets import small_coco, small_voc, write_voc
 
 
 @pytest.fixture

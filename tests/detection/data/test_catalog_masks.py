@@ -10,7 +10,7 @@ from detection.data.catalog import (
     detectron2_dicts,
 )
 from kscl.data.annotated.coco import read_coco
-from tests.helpers.voc_sets import small_coco
+from tests.helpers.data.sets import small_coco
 
 POLYGON = [1.0, 2.0, 10.0, 2.0, 10.0, 7.0, 1.0, 7.0]
 

@@ -17,7 +17,7 @@ from kscl.data.annotated.specs import Source
 from kscl.data.equal_files import equal_files
 from kscl.errors import KsclError
 from tests.helpers.commands import tool
-from tests.helpers.voc_sets import annotation_xml, small_coco, small_voc, write_image, write_voc
+from tests.helpers.data.sets import annotation_xml, small_coco, small_voc, write_image, write_voc
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from detection.commands.preflight import main
 from detection.data.preflight import preflight
-from tests.helpers.voc_sets import small_coco, small_voc, write_image
+from tests.helpers.data.sets import small_coco, small_voc, write_image
 
 
 @pytest.mark.parametrize(

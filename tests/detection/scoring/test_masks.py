@@ -22,7 +22,7 @@ from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, Ann
 from kscl.data.annotated.masks import Polygons, extent, read_mask, run_lengths
 from kscl.datasets.shapes.polygons import polygons_of
 from kscl.errors import KsclError
-from tests.helpers.mask_pixels import mask_iou, pixels_of_polygons
+from tests.helpers.data.mask_pixels import mask_iou, pixels_of_polygons
 
 SIDES = (24, 32)  # height, width
 

@@ -13,7 +13,7 @@ from detection.scoring.boxes import (
     make_ground_truth,
 )
 from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
-from tests.helpers.scored_sets import VOC, VOC10
+from tests.helpers.data.scored_sets import VOC, VOC10
 
 boxes = st.tuples(*[st.integers(0, 40)] * 2, *[st.integers(1, 40)] * 2)
 

@@ -26,8 +26,8 @@ from detection.scoring.boxes import (
 )
 from detection.scoring.evaluator import SavedPassEvaluator
 from kscl.data.annotated.annotations import AnnotatedSet
-from tests.helpers.scored_sets import COCO101, VOC, VOC10, annotated
-from tests.helpers.voc_sets import (
+from tests.helpers.data.scored_sets import COCO101, VOC, VOC10, annotated
+from tests.helpers.data.sets import (
     StableNumpy,
     random_detections,
     random_things,

@@ -23,8 +23,8 @@ from detection.scoring.boxes import (
 from kscl.data.annotated.coco import read_coco
 from kscl.errors import KsclError
 from tests.helpers.commands import run, tool
-from tests.helpers.scored_sets import COCO101, VOC, VOC10, annotated
-from tests.helpers.voc_sets import (
+from tests.helpers.data.scored_sets import COCO101, VOC, VOC10, annotated
+from tests.helpers.data.sets import (
     random_detections,
     random_things,
     small_coco,

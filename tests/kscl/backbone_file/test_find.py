@@ -8,7 +8,7 @@ import torch
 from kscl.backbone_file import load_backbone, tensors_hash
 from kscl.errors import KsclError
 from kscl.method.encoder import build_backbone
-from tests.helpers.checkpoints import moco, some, under
+from tests.helpers.networks.checkpoints import moco, some, under
 
 NARROW = {"channels": [8, 16, 32, 64]}
 INPUT = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

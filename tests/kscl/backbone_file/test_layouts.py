@@ -9,7 +9,7 @@ from kscl.backbone_file import LAYOUTS, load_backbone, tensors_hash
 from kscl.backbone_file.layouts import SWAV_INPUT
 from kscl.errors import KsclError
 from kscl.method.encoder import build_backbone
-from tests.helpers.checkpoints import CHECKPOINTS, dino, some, under
+from tests.helpers.networks.checkpoints import CHECKPOINTS, dino, some, under
 
 NARROW = {"channels": [8, 16, 32, 64]}
 SMALL_VIT = {"img_size": 32, "depth": 1, "embed_dim": 12, "num_heads": 2}

@@ -13,8 +13,6 @@ import pytest
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.suite.stages import Stage
 from kscl.commands.leaderboard import write_board
-from tests.helpers.board_page import HOSTILE, pictures
-from tests.helpers.browser import MISSING, chromium, complaints, open_page, requests
 from tests.helpers.leaderboard_records import (
     PNG,
     a_whole_board,
@@ -25,6 +23,8 @@ from tests.helpers.leaderboard_records import (
     sha,
     write_all,
 )
+from tests.helpers.page.board_page import HOSTILE, pictures
+from tests.helpers.page.browser import MISSING, chromium, complaints, open_page, requests
 from tests.helpers.slurm import stage
 
 

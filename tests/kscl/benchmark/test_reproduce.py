@@ -13,7 +13,7 @@ from kscl.commands.reproduce import main
 from kscl.records.record import find_records, record_id
 from linear_eval.commands import linear_eval
 from tests.helpers.commands import tool
-from tests.helpers.digits import overrides, write_digits
+from tests.helpers.data.digits import overrides, write_digits
 from tests.helpers.leaderboard_records import (
     backbone_of,
     kscl,

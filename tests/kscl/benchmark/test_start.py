@@ -19,7 +19,7 @@ from kscl.commands import prepare_data, start
 from kscl.data.open import open_source
 from kscl.errors import KsclError
 from tests.helpers.commands import tool
-from tests.helpers.own_folders import shapes_folders
+from tests.helpers.data.own_folders import shapes_folders
 from tests.kscl.datasets.test_own import write_photos, write_xml
 from tests.kscl.datasets.test_own_tiles import write_scenes
 

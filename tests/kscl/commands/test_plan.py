@@ -13,9 +13,9 @@ from kscl.benchmark.suite.stages import plan as stages_of
 from kscl.commands import plan, pretrain
 from kscl.config.merge import load_config
 from kscl.data.throughput import Budget
-from kscl.engine.estimate import seconds_of
-from tests.helpers.photos import jpeg, photo
-from tests.kscl.benchmark.test_suite import smoke_suite
+from kscl.engine.preview.estimate import seconds_of
+from tests.helpers.data.photos import jpeg, photo
+from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
 NUM_IMAGES = 20
 
@@ -49,7 +49,7 @@ def test_images_that_cannot_be_read_cannot_be_measured(words, capsys):
 
 @pytest.mark.parametrize(("workers", "rate"), [("0", 20.0), ("2", 60.0)])
 def test_the_time_follows_from_the_measured_rates(words, workers, rate, monkeypatch):
-    monkeypatch.setattr("kscl.engine.estimate.usable_cores", lambda: 2)
+    monkeypatch.setattr("kscl.engine.preview.estimate.usable_cores", lambda: 2)
     cfg = load_config(None, [*words, "DATA.NUM_WORKERS", workers])
     # A core decodes and augments 30 images per second; the encoder does 60.
     budget = Budget(decode=60.0, augment=60.0, workers=int(workers), encode=60.0)

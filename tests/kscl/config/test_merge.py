@@ -11,7 +11,7 @@ from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_hash, config_values, config_yaml, leaves, save_config
-from kscl.engine.announce import derived_values
+from kscl.engine.preview.announce import derived_values
 from kscl.engine.schedule import learning_rate
 from kscl.errors import ConfigError
 from kscl.views.recipes import RECIPES

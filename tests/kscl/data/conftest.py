@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kscl.config.defaults import pretrain_defaults
-from tests.helpers.photos import jpeg, photo
+from tests.helpers.data.photos import jpeg, photo
 
 GOOD = 12  # images in the folder
 

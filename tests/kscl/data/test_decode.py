@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from kscl.data import decode
 from kscl.data.decode import UnreadableImage, decode_image
-from tests.helpers.photos import jpeg, photo
+from tests.helpers.data.photos import jpeg, photo
 
 PICTURE = photo(3, 60, 90)
 RGB = Image.fromarray(PICTURE)

@@ -16,7 +16,7 @@ from kscl.data.annotated.image_size import image_size
 from kscl.data.decode import decode_image
 from kscl.data.formats import FORMATS, MAX_PIXELS, UnreadableImage
 from kscl.errors import KsclError
-from tests.helpers.photos import jpeg, photo
+from tests.helpers.data.photos import jpeg, photo
 
 EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
 %%BoundingBox: 0 0 20 20

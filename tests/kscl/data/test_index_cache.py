@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kscl.data import folder as image_files
-from kscl.data import shards
 from kscl.data.index_cache import cache_folder
 from kscl.data.open import open_source
+from kscl.data.tar import shards
 from tests.kscl.data.test_open import contents, fill, long_ago, shard_members, write_tar
 
 pytestmark = pytest.mark.usefixtures("cache")

@@ -20,9 +20,9 @@ from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from linear_eval.data.images import open_data
 from linear_eval.errors import LinearEvalError
-from tests.helpers.digits import config as probe_config
-from tests.helpers.digits import write_digits
-from tests.helpers.photos import jpeg, photo
+from tests.helpers.data.digits import config as probe_config
+from tests.helpers.data.digits import write_digits
+from tests.helpers.data.photos import jpeg, photo
 from tests.kscl.data.conftest import GOOD
 
 pytestmark = pytest.mark.usefixtures("cache", "no_test_hangs")

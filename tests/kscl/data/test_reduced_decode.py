@@ -16,7 +16,7 @@ from kscl.data.decode import decode, decode_image
 from kscl.data.open import open_source
 from kscl.data.view_dataset import SmallViews, ViewDataset
 from kscl.views.recipes import MOCO_V2
-from tests.helpers.photos import jpeg, photo
+from tests.helpers.data.photos import jpeg, photo
 
 HEIGHT, WIDTH, SIZE = 1125, 1500, 64
 

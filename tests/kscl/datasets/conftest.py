@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kscl.datasets.shapes import make_shapes
-from tests.helpers.shapes import SMALL
+from tests.helpers.data.shapes import SMALL
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from kscl.data.annotated.voc import read_voc
 from kscl.datasets.own.near_duplicates import SAME, find_groups, picture_hash
 from kscl.datasets.own.split import deal_groups, parse_split
 from kscl.errors import KsclError
-from tests.helpers.photos import jpeg, photo
-from tests.helpers.voc_sets import annotation_xml
+from tests.helpers.data.photos import jpeg, photo
+from tests.helpers.data.sets import annotation_xml
 
 SIZE = (100, 75)  # width, height
 BOXES = {"cat": (10, 20, 50, 60), "dog": (30, 5, 90, 70)}  # from 0, the last pixel excluded

@@ -8,8 +8,8 @@ import pytest
 
 from kscl.datasets.own import tiles
 from kscl.datasets.own.tiles import LEAST_SIDE, LEFT_OVER, STORED_SIDE, TILES, cut
-from tests.helpers.photos import jpeg, photo
-from tests.helpers.voc_sets import annotation_xml
+from tests.helpers.data.photos import jpeg, photo
+from tests.helpers.data.sets import annotation_xml
 from tests.kscl.datasets.test_own import prepare, split_ids, write_photos, write_xml
 
 

@@ -14,8 +14,8 @@ from kscl.datasets.shapes import (
     make_shapes,
 )
 from kscl.datasets.shapes.plan import plan
-from kscl.datasets.shapes.writer import draw
-from tests.helpers.shapes import SMALL, bytes_of
+from kscl.datasets.shapes.writing.writer import draw
+from tests.helpers.data.shapes import SMALL, bytes_of
 
 # Drift in these two is a new GENERATOR_VERSION, or a mistake. The first is over bare pixels; the
 # second also depends on the JPEG encoder of the pinned Pillow.

@@ -27,8 +27,8 @@ from kscl.datasets.shapes import (
 )
 from kscl.datasets.shapes.classes import CLASSES
 from kscl.datasets.shapes.polygons import polygons_of
-from tests.helpers.mask_pixels import pixels_of_counts, pixels_of_polygons
-from tests.helpers.shapes import SMALL
+from tests.helpers.data.mask_pixels import pixels_of_counts, pixels_of_polygons
+from tests.helpers.data.shapes import SMALL
 
 LEARNING = ShapesSettings(
     unlabeled=20, train=2000, val=600, detection_train=60, detection_test=40, image_size=64

@@ -22,10 +22,10 @@ from kscl.datasets.shapes import (
     make_shapes,
     verify_shapes,
 )
-from kscl.datasets.shapes.writer import Written
+from kscl.datasets.shapes.writing.writer import Written
 from kscl.errors import KsclError
 from kscl.runtime import folder_lock
-from tests.helpers.shapes import SMALL, bytes_of
+from tests.helpers.data.shapes import SMALL, bytes_of
 
 
 def test_a_folder_from_before_the_coco_files_gets_them(small: Path, tmp_path: Path) -> None:

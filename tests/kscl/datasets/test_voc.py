@@ -17,7 +17,7 @@ from kscl.commands.prepare_data import main
 from kscl.datasets.imagenet import check_imagenet
 from kscl.datasets.voc import Archive, prepare_voc, voc_archives
 from kscl.errors import KsclError
-from tests.helpers.voc_sets import write_voc
+from tests.helpers.data.sets import write_voc
 
 BOX = (1, 1, 20, 20)
 

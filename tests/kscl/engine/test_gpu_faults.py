@@ -15,8 +15,8 @@ from kscl.engine import loop
 from kscl.method import checks, dictionary, kernels
 from kscl.method.learner import Learner
 from kscl.method.momentum import MomentumUpdate
-from tests.helpers.gpu_tensor import CUDA, PretendCudaError
-from tests.helpers.gpu_training import CPU, K5, PRETENDED, RANKS, TOLERANCE, gpu, train
+from tests.helpers.gpu.tensor import CUDA, PretendCudaError
+from tests.helpers.gpu.training import CPU, K5, PRETENDED, RANKS, TOLERANCE, gpu, train
 
 
 def at_once(check: Any, step: int, views: Tensor, **results: Tensor) -> None:

@@ -15,9 +15,9 @@ import torch
 from kscl.engine.checkpoint import find_checkpoints
 from kscl.errors import KsclError
 from kscl.method.encoder import Encoder
-from kscl.runtime.shuffle import Shuffle
-from tests.helpers.gpu_tensor import METER
-from tests.helpers.gpu_training import (
+from kscl.runtime.processes.shuffle import Shuffle
+from tests.helpers.gpu.tensor import METER
+from tests.helpers.gpu.training import (
     CPU,
     K5,
     PRETENDED,

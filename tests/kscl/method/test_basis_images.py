@@ -20,7 +20,7 @@ from kscl.method.basis_images import basis_images
 from kscl.method.build import build_learner
 from kscl.method.draw_basis import draw, in_words, to_display
 from kscl.method.subspace import fit_subspaces
-from tests.helpers.photos import jpeg, photo
+from tests.helpers.data.photos import jpeg, photo
 
 SMALL = [
     *("BACKBONE.NAME", "resnet18", "BACKBONE.KWARGS", "{channels: [4, 4, 8, 8]}"),

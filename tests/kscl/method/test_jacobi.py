@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from kscl.method.jacobi import LARGEST, jacobi_eigh
 from kscl.method.subspace import fit_subspaces
-from tests.helpers.learners import make, one_step, views_of
+from tests.helpers.networks.learners import make, one_step, views_of
 
 pytestmark = pytest.mark.portable
 

@@ -15,7 +15,7 @@ from kscl.method.build import build_learner
 from kscl.method.dictionary import MemoryBank, Queue
 from kscl.method.encoder import build_encoder
 from kscl.method.learner import Learner, leave_one_out
-from tests.helpers.learners import DIM, make, one_step, views_of, without_gauge
+from tests.helpers.networks.learners import DIM, make, one_step, views_of, without_gauge
 
 pytestmark = pytest.mark.portable
 

@@ -18,9 +18,9 @@ from kscl.errors import KsclError
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder, build_encoder
 from kscl.method.learner import Learner
-from kscl.runtime.distributed import gather, gather_together, rank, world_size
-from kscl.runtime.shuffle import Shuffle
-from tests.helpers.learners import learner_with_batch_norm, without_gauge
+from kscl.runtime.processes.distributed import gather, gather_together, rank, world_size
+from kscl.runtime.processes.shuffle import Shuffle
+from tests.helpers.networks.learners import learner_with_batch_norm, without_gauge
 
 pytestmark = pytest.mark.portable
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kscl.errors import KsclError
 from kscl.method.dictionary import Queue
 from kscl.method.learner import Learner
-from tests.helpers.learners import DIM, SHARED, make, small_encoder, views_of
+from tests.helpers.networks.learners import DIM, SHARED, make, small_encoder, views_of
 
 
 class TestErrors:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kscl.method.dictionary import Queue
 from kscl.method.encoder import Encoder
 from kscl.method.learner import Learner
-from tests.helpers.learners import (
+from tests.helpers.networks.learners import (
     DIM,
     END_TO_END,
     SHARED,

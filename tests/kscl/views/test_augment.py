@@ -21,7 +21,7 @@ from kscl.views.hue import turn_hue
 from kscl.views.normalize import normalize, normalize_planes
 from kscl.views.recipes import MOCO_V2, RECIPES, with_defaults
 from kscl.views.sample import Box, draws_per_view, sample_view
-from tests.helpers.photos import photo
+from tests.helpers.data.photos import photo
 from tests.helpers.torchvision_route import carry_out_on_pil
 
 CLOSE = 1.2  # mean absolute difference of 0 … 255 values

@@ -17,7 +17,7 @@ from kscl.runtime.files import sha256_of
 from linear_eval.commands.linear_eval import main
 from linear_eval.config import linear_eval_defaults
 from linear_eval.rules import check_linear_eval
-from tests.helpers.digits import config, overrides
+from tests.helpers.data.digits import config, overrides
 
 CACHED = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine")
 

@@ -20,7 +20,7 @@ from linear_eval.data.features import cached_features
 from linear_eval.data.images import open_data
 from linear_eval.data.views import geometry, to_bytes
 from linear_eval.errors import LinearEvalError
-from tests.helpers.digits import NEVER, config, write_digits
+from tests.helpers.data.digits import NEVER, config, write_digits
 
 
 @pytest.fixture(scope="module")

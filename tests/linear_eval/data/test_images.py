@@ -17,7 +17,7 @@ from linear_eval.data.images import ViewsOfImages, load_batches, open_data
 from linear_eval.data.views import NUM_DRAWS, geometry, to_bytes
 from linear_eval.errors import LinearEvalError
 from linear_eval.splits import few_of_each_class, hold_out
-from tests.helpers.digits import config, write_digits
+from tests.helpers.data.digits import config, write_digits
 
 MEAN, STD = (torch.tensor(v).view(3, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
 

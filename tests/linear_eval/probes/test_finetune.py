@@ -22,7 +22,7 @@ from linear_eval.data.images import open_data
 from linear_eval.probes import finetune, view_training
 from linear_eval.protocols import protocol_of
 from linear_eval.splits import fraction_of_each_class
-from tests.helpers.digits import config, overrides
+from tests.helpers.data.digits import config, overrides
 
 SMALL = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.05, "FINETUNE.HEAD_LR", 0.2)
 SMALL += ("SOLVER.EPOCHS", 6, "SOLVER.MILESTONES", "[4, 5]", "SOLVER.GAMMA", 0.2)

@@ -15,7 +15,7 @@ from linear_eval.commands.linear_eval import main
 from linear_eval.config import load_linear_eval_config
 from linear_eval.probes.lbfgs import fit_binary
 from linear_eval.probes.linear_suite import Split, probe_set, score_of
-from tests.helpers.digits import overrides, write_digits
+from tests.helpers.data.digits import overrides, write_digits
 
 pytestmark = pytest.mark.portable
 

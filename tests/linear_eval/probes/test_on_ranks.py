@@ -10,12 +10,12 @@ import pytest
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from kscl.records.record import read_record
-from kscl.runtime.distributed import rank
-from kscl.runtime.launch import launch
-from kscl.runtime.ranks import any_rank
+from kscl.runtime.processes.distributed import rank
+from kscl.runtime.processes.launch import launch
+from kscl.runtime.processes.ranks import any_rank
 from linear_eval import evaluate
 from linear_eval.run import Job, run_all
-from tests.helpers.digits import config, write_digits
+from tests.helpers.data.digits import config, write_digits
 
 LIMIT = 2  # seconds that a collective may take
 

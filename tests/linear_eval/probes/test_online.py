@@ -12,15 +12,15 @@ import torch
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.errors import KsclError
 from kscl.records.record import read_record
-from kscl.runtime.launch import launch
+from kscl.runtime.processes.launch import launch
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.commands.linear_eval import main
 from linear_eval.data.images import open_data
 from linear_eval.probes import online, view_training
 from linear_eval.run import Job, run_all
-from tests.helpers.checkpoints import solo_learn_byol
 from tests.helpers.commands import ROOT, run, tool
-from tests.helpers.digits import config, overrides
+from tests.helpers.data.digits import config, overrides
+from tests.helpers.networks.checkpoints import solo_learn_byol
 
 PLAIN = ("INPUT.AUGMENT", "center")
 

@@ -30,7 +30,7 @@ from linear_eval.probes.sgd_grid import (
     train_points,
 )
 from linear_eval.splits import epoch_order, hold_out, new_head, views_of_epoch
-from tests.helpers.digits import NEVER
+from tests.helpers.data.digits import NEVER
 
 CPU = torch.device("cpu")
 # Near the optimum the objective is flat: two solvers that reach it to 1e-7 give outputs that differ

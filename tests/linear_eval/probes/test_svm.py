@@ -20,8 +20,8 @@ from linear_eval.score import (
     eleven_point_precision,
     interpolated_precision,
 )
-from tests.helpers.digits import overrides
-from tests.helpers.voc_sets import write_voc
+from tests.helpers.data.digits import overrides
+from tests.helpers.data.sets import write_voc
 
 pytestmark = pytest.mark.portable
 

@@ -15,8 +15,6 @@ from kscl.benchmark.leaderboard.writing.differences import difference, named_row
 from kscl.commands.leaderboard import main
 from kscl.errors import KsclError
 from kscl.records.hits import to_text
-from tests.helpers.board_page import HOSTILE, all_of, choose, column, one, sort_by
-from tests.helpers.browser import MISSING, open_page
 from tests.helpers.leaderboard_records import (
     MOCO,
     backbone_of,
@@ -26,6 +24,8 @@ from tests.helpers.leaderboard_records import (
     pretraining,
     write_all,
 )
+from tests.helpers.page.board_page import HOSTILE, all_of, choose, column, one, sort_by
+from tests.helpers.page.browser import MISSING, open_page
 
 IMAGES = 400
 SHOTS = kscl(5, 0.4)

@@ -20,7 +20,7 @@ from kscl.benchmark.leaderboard.writing.tables import markdown, overview
 from kscl.commands.leaderboard import FORMATS, main
 from kscl.records.record import Protocol, make_record
 from tests.helpers.commands import tool
-from tests.helpers.full_disk import small_files
+from tests.helpers.faults.full_disk import small_files
 from tests.helpers.leaderboard_records import (
     DETECTION,
     LINEAR,

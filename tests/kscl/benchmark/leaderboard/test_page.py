@@ -9,17 +9,6 @@ import pytest
 
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.commands.leaderboard import write_board
-from tests.helpers.board_page import (
-    HOSTILE,
-    ROWS,
-    all_of,
-    choose,
-    column,
-    method_button,
-    one,
-    sort_by,
-)
-from tests.helpers.browser import MISSING, complaints, open_page
 from tests.helpers.leaderboard_records import (
     described,
     kscl,
@@ -29,6 +18,17 @@ from tests.helpers.leaderboard_records import (
     sha,
     write_all,
 )
+from tests.helpers.page.board_page import (
+    HOSTILE,
+    ROWS,
+    all_of,
+    choose,
+    column,
+    method_button,
+    one,
+    sort_by,
+)
+from tests.helpers.page.browser import MISSING, complaints, open_page
 
 if MISSING:
     pytest.skip(MISSING, allow_module_level=True)

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.board_page import (
+from tests.helpers.page.board_page import (
     column,
     method_button,
     one,
 )
-from tests.helpers.browser import MISSING
+from tests.helpers.page.browser import MISSING
 
 if MISSING:
     pytest.skip(MISSING, allow_module_level=True)

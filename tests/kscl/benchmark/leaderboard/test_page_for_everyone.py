@@ -11,9 +11,6 @@ import pytest
 
 from kscl.commands.leaderboard import write_board
 from kscl.records.record import Protocol
-from tests.helpers.axe import violations
-from tests.helpers.board_page import ROWS, all_of, choose, method_button, one, sort_by
-from tests.helpers.browser import MISSING, open_page
 from tests.helpers.leaderboard_records import (
     MOCO,
     board_of,
@@ -23,6 +20,9 @@ from tests.helpers.leaderboard_records import (
     runs,
     sha,
 )
+from tests.helpers.page.axe import violations
+from tests.helpers.page.board_page import ROWS, all_of, choose, method_button, one, sort_by
+from tests.helpers.page.browser import MISSING, open_page
 
 if MISSING:
     pytest.skip(MISSING, allow_module_level=True)

@@ -14,8 +14,8 @@ from kscl.data.annotated.specs import parse_source, read_source, shared_class_na
 from kscl.data.annotated.voc import read_voc
 from kscl.data.open import open_source
 from kscl.errors import KsclError
+from tests.helpers.data.sets import annotation_xml, small_coco, small_voc
 from tests.helpers.json_values import paths_in, replaced
-from tests.helpers.voc_sets import annotation_xml, small_coco, small_voc
 
 pytestmark = pytest.mark.usefixtures("no_test_hangs")
 

@@ -8,7 +8,7 @@ import pytest
 
 from detection.scoring.boxes import make_ground_truth
 from kscl.data.annotated.coco import read_coco
-from tests.helpers.voc_sets import (
+from tests.helpers.data.sets import (
     only_problem,
     small_coco,
 )

@@ -16,8 +16,8 @@ from kscl.data.annotated.masks import (
     unpack_counts,
 )
 from kscl.data.annotated.specs import Source, read_source
-from tests.helpers.mask_pixels import pixels_of_counts
-from tests.helpers.voc_sets import SIZE, small_coco
+from tests.helpers.data.mask_pixels import pixels_of_counts
+from tests.helpers.data.sets import SIZE, small_coco
 
 OBJECT = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2, 9, 5], "area": 45}
 SQUARE = [1, 2, 10, 2, 10, 7, 1, 7]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kscl.data.annotated.voc import VOC_CLASSES, found_class_names, read_voc
 from kscl.data.annotated.xml import parse_xml
 from kscl.errors import KsclError
-from tests.helpers.voc_sets import (
+from tests.helpers.data.sets import (
     SIZE,
     annotation_xml,
     only_problem,

@@ -1,0 +1,59 @@
+"""Look for all that would stop a pretraining, without starting it or writing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from fvcore.common.config import CfgNode
+
+from kscl.cli import is_later
+from kscl.data.annotated.annotations import Problem
+from kscl.data.bad_images import check_some_image_reads
+from kscl.data.loader import steps_per_epoch
+from kscl.data.open import open_source
+from kscl.data.source import is_remote
+from kscl.data.tar.remote import check_reachable
+from kscl.data.tar.shards import is_shard_pattern
+from kscl.engine.start import start_from_weights
+from kscl.engine.state import build_state, check_ranks, check_room
+from kscl.errors import KsclError
+
+
+def check_pretraining(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> list[Problem]:
+    """Return the problems of data, network, weights and disk."""
+    return list(_problems(cfg, num_gpus, later))
+
+
+def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Problem]:
+    num_images = cfg.SOLVER.BATCH_SIZE  # if the images are not there yet
+    try:
+        check_ranks(cfg, max(1, num_gpus))
+    except KsclError as error:
+        yield Problem("batch", "SOLVER.BATCH_SIZE", str(error), "")
+    where = cfg.DATA.TRAIN
+    if is_remote(where) and is_shard_pattern(where):  # to count its images is to download it
+        try:
+            check_reachable(where)
+        except KsclError as error:
+            yield Problem("data", "DATA.TRAIN", str(error), "")
+    elif not is_later(where, later):
+        try:
+            source = open_source(where, cfg.DATA.CACHE_DIR)
+            check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
+            num_images = len(source)
+        except KsclError as error:
+            yield Problem("data", "DATA.TRAIN", str(error), "")
+    try:
+        steps = steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE)
+        state = build_state(cfg, num_images, steps, torch.device("cpu"))
+        start_from_weights(state.learner, cfg)
+        check_room(state, existing_parent(Path(cfg.OUTPUT_DIR)))
+    except KsclError as error:
+        yield Problem("pretraining", "the config", str(error), "")
+
+
+def existing_parent(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(p for p in (folder, *folder.absolute().parents) if p.exists())

@@ -1,0 +1,44 @@
+"""Estimate how long a pretraining takes here: decode, augment and encode a few images."""
+
+from __future__ import annotations
+
+from fvcore.common.config import CfgNode
+
+from kscl.data.loader import build_train_loader, steps_per_epoch
+from kscl.data.source import ImageSource
+from kscl.data.throughput import Budget, measure_budget
+from kscl.engine.loop import settle
+from kscl.engine.state import build_state
+from kscl.runtime.machine import usable_cores
+from kscl.runtime.processes.ranks import device
+
+MOST_IMAGES = 16  # in a measured step; a whole batch could take minutes on a CPU
+
+
+def budget_here(cfg: CfgNode, source: ImageSource) -> Budget:
+    """Return the images per second of every stage, measured on this process's device."""
+    small = cfg.clone()
+    small.defrost()
+    batch = cfg.SOLVER.BATCH_SIZE
+    small.SOLVER.BATCH_SIZE = max(
+        n for n in range(1, min(batch, MOST_IMAGES) + 1) if batch % n == 0
+    )
+    small.SOLVER.GRAD_ACCUM_STEPS = 1
+    small.DATA.NUM_WORKERS = 0  # only its data set is used
+    small.freeze()
+    steps = steps_per_epoch(len(source), small.SOLVER.BATCH_SIZE)
+    state = build_state(small, len(source), steps, device())
+    loader = build_train_loader(small, source, first_step=0, last_step=steps, rank=0, world_size=1)
+    budget = measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS)
+    return budget.with_encode(settle(state))
+
+
+def seconds_of(cfg: CfgNode, num_images: int, budget: Budget) -> float:
+    """Return the seconds of all epochs, without evaluations and checkpoints."""
+    assert budget.encode is not None
+    if cfg.DATA.NUM_WORKERS and usable_cores() > 1:  # they load while the encoder computes
+        rate = min(budget.load, budget.encode)
+    else:
+        rate = 1 / (1 / budget.load + 1 / budget.encode)
+    steps = steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE)
+    return cfg.SOLVER.EPOCHS * steps * cfg.SOLVER.BATCH_SIZE / rate

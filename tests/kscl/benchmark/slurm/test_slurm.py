@@ -1,0 +1,209 @@
+"""A suite on SLURM: its scripts, and the states that notes and recorded output of squeue give.
+
+`make test-slurm` runs the same on a real SLURM.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kscl.benchmark.slurm import queue
+from kscl.benchmark.slurm.profile import (
+    KEYS_OF_PROFILE,
+    KEYS_OF_RESOURCES,
+    Profile,
+    read_profile,
+)
+from kscl.benchmark.slurm.queue import Job
+from kscl.benchmark.slurm.script import script_path
+from kscl.benchmark.slurm.submit import cancel_all, missing_stages, set_statuses, submit_all
+from kscl.benchmark.suite.execute import look, note_path
+from kscl.commands.run_suite import main
+from kscl.errors import KsclError
+from tests.helpers.commands import ROOT
+from tests.helpers.slurm import option, stage
+from tests.kscl.benchmark.suite.test_suite import smoke_suite
+from tests.slurm.__main__ import main as run_on_slurm
+
+# As Slurm 22.05 prints it: %i|%T|%r|%o
+RECORDED = """\
+21|PENDING|Dependency|{two}
+20|RUNNING|None|{one}
+19|CANCELLED|DependencyNeverSatisfied|{two}
+18|FAILED|NonZeroExitCode|{one}
+17|RUNNING|None|/home/someone/else.sh
+"""
+
+
+def states_of(stages, state_dir, jobs):
+    state_dir.mkdir(exist_ok=True)
+    states = look(stages, state_dir)
+    set_statuses(states, state_dir, jobs)
+    return states
+
+
+def test_jobs_that_have_ended_and_those_of_others_are_not_ours(stages, state_dir):
+    one, two, *_ = stages
+    scripts = {name: script_path(state_dir, s) for name, s in (("one", one), ("two", two))}
+    jobs = queue.parse(RECORDED.format(**scripts))
+    assert jobs[scripts["one"]] == Job("20", "RUNNING", "None")
+    assert jobs[scripts["two"]].number == "21"
+    states = states_of(stages, state_dir, jobs)
+    assert [state.status for state in states] == ["running", "queued", "to do", "to do"]
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("20|PENDING|BeginTime|{}", "queued again"),
+        ("20|SUSPENDED|None|{}", "queued"),
+        ("20|COMPLETING|None|{}", "running"),
+        ("20|TIMEOUT|TimeLimit|{}", "failed"),
+        ("20|OUT_OF_MEMORY|OutOfMemory|{}", "failed"),
+        ("", "failed"),
+    ],
+)
+def test_a_submitted_stage_without_a_note_is_what_squeue_says_or_else_failed(
+    stages, state_dir, cluster, line, status
+):
+    submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    jobs = queue.parse(line.format(script_path(state_dir, stages[0])))
+    first, second, *_ = states_of(stages, state_dir, jobs)
+    assert first.status == status
+    assert (second.status == "not run") == (status == "failed")
+
+
+def test_the_first_call_submits_all_in_order_and_the_next_one_nothing(stages, state_dir, cluster):
+    one, two, three, board = (script_path(state_dir, stage) for stage in stages)
+    submitted = submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    assert submitted == {"a/one": "31", "a/three": "32", "a/two": "33", "a/board": "34"}
+    assert option(one, "dependency") == ""
+    assert option(two, "dependency") == "afterok:31"
+    assert option(board, "dependency") == "afterany:31:33:32"
+    assert "#SBATCH --kill-on-invalid-dep=yes" in two.read_text().splitlines()
+    recorded = "\n".join(
+        f"{31 + n}|PENDING|None|{path}" for n, path in enumerate((one, two, three, board))
+    )
+    assert missing_stages(states_of(stages, state_dir, queue.parse(recorded))) == []
+
+
+def test_only_what_is_missing_is_submitted_again_and_the_board_waits_for_it(
+    stages, state_dir, cluster, tmp_path
+):
+    submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    one, two, three, board = stages
+    Path(one.folder).mkdir()
+    note = f'{{"key": "{one.key}", "kind": "pretrain", "seconds": 5.0}}'
+    note_path(state_dir, one).write_text(note)
+    running = queue.parse(
+        f"33|RUNNING|None|{script_path(state_dir, three)}\n"
+        f"34|PENDING|Dependency|{script_path(state_dir, board)}"
+    )
+    states = states_of(stages, state_dir, running)
+    assert [state.status for state in states] == ["done", "failed", "running", "queued"]
+    left = missing_stages(states)
+    assert left == [two, board]
+    submitted = submit_all(left, Profile(), state_dir, running, Path.cwd())
+    assert submitted == {"a/two": "35", "a/board": "36"}
+    assert option(script_path(state_dir, two), "dependency") == ""
+    assert option(script_path(state_dir, board), "dependency") == "afterany:35:33"
+    assert (cluster / "cancelled").read_text() == "34\n"  # the board that would not wait for 35
+
+
+def test_a_limit_on_jobs_at_once_makes_chains_that_outlast_a_second_call(
+    tmp_path, state_dir, cluster
+):
+    alone = [stage(tmp_path, f"s{n}") for n in range(5)]
+    board = stage(tmp_path, "board", *alone, kind="board")
+    limited = Profile(max_jobs=2)
+    submit_all([*alone[:4], board], limited, state_dir, {}, Path.cwd())
+    scripts = [script_path(state_dir, s) for s in alone]
+    waits = [option(script, "dependency") for script in scripts[:4]]
+    assert waits == ["", "", "afterany:31", "afterany:32"]
+    # 31 and 33, of one chain, are left: the next job goes into the other chain.
+    running = queue.parse(f"31|RUNNING|None|{scripts[0]}\n33|PENDING|Dependency|{scripts[2]}")
+    submit_all([alone[4], board], limited, state_dir, running, Path.cwd())
+    assert option(scripts[4], "dependency") == ""
+
+
+def test_what_can_run_at_once_is_not_put_behind_what_must_wait(stages, state_dir, cluster):
+    submitted = submit_all(stages, Profile(max_jobs=1), state_dir, {}, Path.cwd())
+    assert list(submitted) == ["a/one", "a/three", "a/two", "a/board"]
+    two = script_path(state_dir, stages[1])
+    assert option(two, "dependency") == "afterok:31,afterany:32"
+
+
+def test_a_job_that_sbatch_refuses_is_named_and_counts_as_not_submitted(stages, state_dir, cluster):
+    (cluster / "sbatch").write_text("#!/bin/sh\necho invalid partition >&2; exit 1\n")
+    with pytest.raises(KsclError, match="invalid partition"):
+        submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    assert {state.status for state in states_of(stages, state_dir, {})} == {"to do"}
+
+
+def test_cancelling_names_the_jobs_of_this_suite_only(stages, state_dir, cluster):
+    submit_all(stages, Profile(), state_dir, {}, Path.cwd())
+    running = queue.parse(
+        f"31|RUNNING|None|{script_path(state_dir, stages[0])}\n99|RUNNING|None|/other.sh"
+    )
+    states = states_of(stages, state_dir, running)
+    assert cancel_all(states, state_dir, running) == ["a/one"]
+    assert (cluster / "cancelled").read_text() == "31\n"
+    assert states_of(stages, state_dir, {})[0].status == "to do"
+
+
+def test_all_that_is_wrong_in_a_profile_is_told_at_once(tmp_path):
+    path = tmp_path / "profile.yaml"
+    content = {"kinds": {"pretrian": {}, "knn": {"node": 2}}, "max_jobs": -1, "resources": []}
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(KsclError) as caught:
+        read_profile(path)
+    for name in ("pretrian", "did you mean nodes", "max_jobs", "resources"):
+        assert name in str(caught.value)
+
+
+def test_the_docs_name_every_key_of_a_profile():
+    text = (ROOT / "docs" / "cluster.md").read_text()
+    for key in (*KEYS_OF_PROFILE, *KEYS_OF_RESOURCES):
+        assert f"`{key}`" in text
+
+
+def test_a_dry_run_prints_every_script_and_submits_nothing(tmp_path, cluster, capsys):
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("resources: {partition: main}\n")
+    suite = smoke_suite(tmp_path)
+    assert main([str(suite), "--slurm", str(profile), "--dry-run", "--skip-check"]) == 0
+    told = capsys.readouterr().out
+    assert told.count("#!/bin/bash") == 10
+    assert "afterok:kscl/seed0/pretrain" in told
+    assert not (cluster / "n").exists()
+    assert not (tmp_path / "output").exists()
+
+
+def test_the_status_of_a_suite_ends_with_the_last_lines_of_what_has_failed(
+    tmp_path, cluster, capsys
+):
+    profile = tmp_path / "profile.yaml"
+    profile.write_text("resources: {partition: main}\n")
+    suite = str(smoke_suite(tmp_path))
+    assert main([suite, "--slurm", str(profile), "--skip-check"]) == 0
+    (log,) = (option(path, "output") for path in (tmp_path / "output").rglob("shapes-*.sh"))
+    Path(log).write_text("first\nslurmstepd: error: out of memory\n")
+    capsys.readouterr()
+    assert main([suite, "--status"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    rows = dict(line.split(maxsplit=1) for line in lines if line.startswith(("shapes  ", "kscl/")))
+    assert rows["shapes"] == "failed"
+    assert rows["kscl/seed0/pretrain"] == "not run"
+    assert "slurmstepd: error: out of memory" in lines
+
+
+def test_where_slurm_cannot_be_installed_its_test_says_why(monkeypatch, capsys):
+    monkeypatch.setattr("tests.slurm.cluster.PROGRAMS", ("sbatch-that-nobody-has",))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert run_on_slurm() == 1
+    told = capsys.readouterr().err
+    assert "cannot be tested here: sbatch-that-nobody-has" in told
+    assert "As root" in told

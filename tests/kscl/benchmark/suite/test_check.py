@@ -1,0 +1,100 @@
+"""A suite's mistakes are named before its first stage starts, by the tools themselves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import yaml
+
+from detection.commands import train_net
+from kscl.benchmark.suite.check import check_command
+from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.stages import plan
+from kscl.commands import pretrain
+from linear_eval.commands import linear_eval
+from tests.helpers.commands import tool
+from tests.helpers.data.sets import small_voc, write_image
+from tests.kscl.benchmark.suite.test_suite import smoke_suite
+
+
+def problems_of(main, capsys, *words: str) -> list[str]:
+    """Run a tool's check in this process; return what it calls fatal."""
+    code = main(["--check", *words])
+    report = json.loads(capsys.readouterr().out)
+    fatal = [problem["what"] for problem in report["problems"] if problem["fatal"]]
+    assert code == (1 if fatal else 0)
+    assert report["good"] == (not fatal)
+    return fatal
+
+
+@pytest.mark.parametrize("option", [[], ["--dry-run"]])
+def test_a_wrong_class_count_and_a_misspelt_override_are_named_before_a_stage(tmp_path, option):
+    small_voc(tmp_path / "voc")
+    path = smoke_suite(tmp_path)
+    suite = yaml.safe_load(path.read_text())
+    detection = suite["evaluations"]["detection"]["overrides"]
+    detection |= {
+        "DATASETS.TRAIN": [f"voc:{tmp_path}/voc:train"],
+        "DATASETS.TEST": [f"voc:{tmp_path}/voc:test"],
+        "MODEL.ROI_HEADS.NUM_CLASSES": 7,
+    }
+    del suite["contenders"]["kscl"]
+    suite["evaluations"]["knn"]["overrides"]["KNN.NEIGHBOURS"] = 3
+    path.write_text(yaml.safe_dump(suite))
+    done = tool("run_suite", path, *option, timeout=600)
+    assert done.returncode == 2
+    for name in ("MODEL.ROI_HEADS.NUM_CLASSES", "KNN.NEIGHBOURS"):
+        assert name in done.stderr
+    assert not list(tmp_path.rglob("record.json"))
+    assert not (tmp_path / "shapes").exists()  # made by the first stage
+
+
+def test_stages_that_differ_only_in_seed_are_checked_once(tmp_path):
+    stages = plan(read_suite(smoke_suite(tmp_path, seeds=[0, 1, 2])))
+    missing = {stage.folder for stage in stages}
+    commands = [check_command(stage, missing, "out") for stage in stages]
+    asked = [command for command in commands if command is not None]
+    # Of random and kscl: one pretraining, a probe and a conversion each, and one set of boxes.
+    assert len(asked) == 3 * 7
+    assert len(set(asked)) == 6
+
+
+def test_a_pretraining_that_cannot_start_says_why(tmp_path, capsys):
+    words = ("DATA.TRAIN", str(tmp_path / "none"), "BACKBONE.NAME", "resnet5000")
+    fatal = problems_of(pretrain.main, capsys, "OUTPUT_DIR", str(tmp_path / "out"), *words)
+    assert any("none" in text for text in fatal)
+    assert any("resnet5000" in text for text in fatal)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_disk_without_room_for_a_pretraining_is_told_by_its_check(tmp_path, capsys, monkeypatch):
+    for number in range(8):
+        write_image(tmp_path / f"images/{number}.png", number)
+    network = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4")
+    data = ("DATA.TRAIN", str(tmp_path / "images"), "SOLVER.BATCH_SIZE", "4")
+    words = (*network, *data, "OUTPUT_DIR", str(tmp_path / "out"))
+    assert problems_of(pretrain.main, capsys, *words) == []
+    usage = shutil.disk_usage(tmp_path)._replace(free=12_345)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    (problem,) = problems_of(pretrain.main, capsys, *words)
+    assert "Make room" in problem
+
+
+def test_an_evaluation_that_cannot_start_says_why(tmp_path, capsys):
+    words = ("DATA.TRAIN", str(tmp_path / "a"), "DATA.VAL", str(tmp_path / "b"))
+    fatal = problems_of(linear_eval.main, capsys, *words, "BACKBONE.WEIGHTS", "gone.pth")
+    assert any("DATA.TRAIN" in text for text in fatal)
+    assert any("gone.pth" in text for text in fatal)
+
+
+def test_a_fine_tuning_that_cannot_start_says_why(tmp_path, capsys):
+    voc = small_voc(tmp_path / "voc")
+    words = ("DATASETS.TRAIN", f"['voc:{voc}:train']", "DATASETS.TEST", f"['voc:{voc}:test']")
+    config = ("--config-file", "detection/shapes_tiny_c4.yaml")
+    later = ("--check-later", "MODEL.WEIGHTS")
+    fatal = problems_of(train_net.main, capsys, *later, *config, *words)
+    assert fatal
+    good = (*words, "MODEL.ROI_HEADS.NUM_CLASSES", "2")
+    assert problems_of(train_net.main, capsys, *later, *config, *good) == []

@@ -1,0 +1,34 @@
+"""Ctrl-C in a suite: it says how to continue, and no stage is called failed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+from tests.helpers.commands import ROOT
+from tests.kscl.benchmark.suite.test_suite import TINY_SHAPES, next_log, smoke_suite
+
+
+def hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background process may ignore them
+
+
+def test_an_interrupted_suite_says_how_to_continue_and_calls_no_stage_failed(tmp_path):
+    data = {"output_dir": str(tmp_path / "shapes"), **TINY_SHAPES, "unlabeled": 100_000}
+    suite = smoke_suite(tmp_path, shapes=data)
+    command = [sys.executable, "-W", "ignore", "tools/run_suite.py", str(suite), "--skip-check"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, preexec_fn=hear_interrupts, **pipes)
+    log = next_log(tmp_path, "shapes")
+    while process.poll() is None and not log():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    assert out.splitlines()[-1] == "Stopped. Run it again to continue."
+    assert "shapes: stopped" in out
+    assert "failed" not in out
+    assert "Traceback" not in out + err
+    assert not list((tmp_path / "output/.stages").glob("*.json"))

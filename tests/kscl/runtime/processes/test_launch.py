@@ -1,0 +1,93 @@
+"""Ranks that start, wait, fail and end, in real processes: nobody waits for what never comes."""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
+
+from kscl.errors import KsclError
+from kscl.runtime.processes.distributed import rank
+from kscl.runtime.processes.launch import launch, visible_gpu
+from kscl.runtime.processes.ranks import any_rank, on_first_rank
+from tests.helpers.ranks import joined
+
+REASON = "picture.jpg cannot be read"
+FOREVER = 600  # seconds; longer than a test waits
+LIMIT = 2  # seconds that a collective may take
+
+
+def block(*_: object) -> None:
+    time.sleep(FOREVER)
+
+
+def fail_on_rank_1(_: object) -> int:
+    """Fail where ending the process group, and what Python does at exit, wait for the others."""
+    dist.destroy_process_group = block
+    atexit.register(block)
+    if rank() == 1:
+        raise KsclError(REASON)
+    dist.all_reduce(torch.zeros(1))  # which rank 1 never joins
+    return 0
+
+
+def fail_on_rank_0(_: object) -> int:
+    """Fail on rank 0 before the others have anything to do."""
+    atexit.register(block)
+
+    def work() -> None:
+        raise KsclError(REASON)
+
+    on_first_rank(work)
+    return 0
+
+
+def leave_early(_: object) -> int:
+    """Let rank 0 work alone, longer than a collective of the default group may take."""
+    _set_pg_timeout(datetime.timedelta(seconds=LIMIT), None)
+    any_rank(False)
+    for _ in range(2):  # two seeds of a probe
+        on_first_rank(lambda: None)
+        if rank() == 0:
+            time.sleep(LIMIT + 1)
+    return 0
+
+
+def test_a_rank_that_fails_alone_says_why_though_ending_the_group_would_wait():
+    with pytest.raises(KsclError, match=REASON):
+        launch(fail_on_rank_1, None, 2)
+
+
+def test_a_rank_of_torchrun_that_fails_alone_says_why_though_ending_the_group_would_wait(tmp_path):
+    _, (code, text) = joined(fail_on_rank_1, tmp_path)
+    assert code == 2
+    assert f"error: {REASON}" in text.splitlines()
+
+
+def test_what_fails_on_rank_0_is_said_once_and_ends_all_ranks(tmp_path):
+    done = joined(fail_on_rank_0, tmp_path)
+    assert [code for code, _ in done] == [2, 2]
+    assert [text.count(REASON) for _, text in done] == [1, 0]
+
+
+def test_ranks_wait_for_rank_0_longer_than_a_collective_may_take(tmp_path):
+    done = joined(leave_early, tmp_path)
+    assert [code for code, _ in done] == [0, 0], done
+
+
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_a_scheduler_shows(monkeypatch):
+    assert [visible_gpu(number, 8) for number in (0, 7)] == [0, 7]
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert visible_gpu(3, 1) == 0
+
+
+def test_more_ranks_than_gpus_are_refused_by_name(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    for local_rank, gpus in ((1, 1), (4, 4)):
+        with pytest.raises(KsclError, match=f"LOCAL_RANK is {local_rank}.*CUDA_VISIBLE_DEVICES"):
+            visible_gpu(local_rank, gpus)
