@@ -36,6 +36,12 @@ LONGER = {  # with the reason; a new file is split instead
     "tests/helpers/networks/checkpoints.py": "one table: the layout of each project's checkpoints",
 }
 
+MOST_ENTRIES = 16  # of a folder, without its __init__.py
+FULLER = {  # with the reason; a new folder gets rooms instead
+    "tools": "one file per command",
+    "configs/detection": "users name these files on the command line",
+}
+
 Import = tuple[str, str]  # importing module, imported module
 
 
@@ -238,3 +244,38 @@ def test_a_long_file_is_found():
     reasons = dict.fromkeys(LONGER, MOST_LINES + 1)
     assert too_long({**reasons, "kscl/new.py": MOST_LINES + 1}) == ["kscl/new.py"]
     assert too_long({**reasons, "kscl/new.py": MOST_LINES}) == []
+
+
+def entries_of(folders: tuple[str, ...]) -> dict[str, int]:
+    """The number of files and folders in every folder of the repository below the given ones."""
+    entries: dict[str, set[str]] = {}
+    for path in (path for name in folders for path in (ROOT / name).rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            parts = path.relative_to(ROOT).parts
+            for depth in range(1, len(parts)):
+                entries.setdefault("/".join(parts[:depth]), set()).add(parts[depth])
+    return {folder: len(names - {"__init__.py"}) for folder, names in entries.items()}
+
+
+def too_full(folders: dict[str, int]) -> list[str]:
+    """Every folder of more than MOST_ENTRIES without a reason, and every reason without need."""
+    full = {name for name, entries in folders.items() if entries > MOST_ENTRIES}
+    return sorted(full ^ set(FULLER))
+
+
+def test_no_folder_is_full_without_a_reason():
+    assert too_full(entries_of((*PACKAGES, "tools", "tests", "configs"))) == []
+
+
+def test_a_full_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tests.test_layers.ROOT", tmp_path)
+    room = tmp_path / "kscl" / "new"
+    (room / "inner" / "__pycache__").mkdir(parents=True)
+    (room / "inner" / "__pycache__" / "module.pyc").touch()
+    for name in ("__init__", *(f"module{number}" for number in range(MOST_ENTRIES))):
+        (room / f"{name}.py").touch()
+    reasons = dict.fromkeys(FULLER, MOST_ENTRIES + 1)
+    assert too_full(reasons | entries_of(("kscl",))) == []  # a folder without files is none
+    (room / "inner" / "module.py").touch()
+    assert entries_of(("kscl",)) == {"kscl": 1, "kscl/new": MOST_ENTRIES + 1, "kscl/new/inner": 1}
+    assert too_full(reasons | entries_of(("kscl",))) == ["kscl/new"]

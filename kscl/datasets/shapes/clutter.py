@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kscl.datasets.shapes.canvas import (
-    Canvas,
-    column,
-    darken,
-    lay_over,
-    patch_around,
-    random_color,
-)
+from kscl.datasets.shapes.canvas import Canvas, column, darken, lay_over, patch_around, random_color
 from kscl.datasets.shapes.chance import Chance, cos_sin, smooth
 
 

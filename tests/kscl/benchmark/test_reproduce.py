@@ -14,14 +14,7 @@ from kscl.records.record import find_records, record_id
 from linear_eval.commands import linear_eval
 from tests.helpers.commands import tool
 from tests.helpers.data.digits import overrides, write_digits
-from tests.helpers.leaderboard_records import (
-    backbone_of,
-    kscl,
-    linear,
-    pretraining,
-    sha,
-    write_all,
-)
+from tests.helpers.leaderboard_records import backbone_of, kscl, linear, pretraining, sha, write_all
 
 
 @pytest.fixture(scope="module")

@@ -11,15 +11,7 @@ import pytest
 
 from kscl.commands.leaderboard import write_board
 from kscl.records.record import Protocol
-from tests.helpers.leaderboard_records import (
-    MOCO,
-    board_of,
-    described,
-    kscl,
-    linear,
-    runs,
-    sha,
-)
+from tests.helpers.leaderboard_records import MOCO, board_of, described, kscl, linear, runs, sha
 from tests.helpers.page.axe import violations
 from tests.helpers.page.board_page import ROWS, all_of, choose, method_button, one, sort_by
 from tests.helpers.page.browser import MISSING, open_page
