@@ -38,6 +38,7 @@ from kscl.method.kernels import full_precision
 from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
 from kscl.method.similarity import find_similarity
 from kscl.method.subspace import Subspaces
+from kscl.runtime.precision import weights_cast_once
 from kscl.runtime.processes.distributed import average_, rank
 from kscl.runtime.processes.shuffle import Shuffle
 
@@ -232,7 +233,7 @@ class Learner(nn.Module):
         if self.key_encoder is None:
             with torch.set_grad_enabled(self.grad_through_keys and torch.is_grad_enabled()):
                 return self._each(self.encoder, views)
-        with torch.no_grad():
+        with torch.no_grad(), weights_cast_once(self.key_encoder):
             encoder, sent = self.key_encoder, sent or self._send(views)
             if sent is not None:
                 return sent.encode(lambda images: encoder(self._input(images)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 
 import torch
+from torch import nn
 
 from kscl.runtime.logs import LOGGER
 
@@ -18,6 +21,26 @@ CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # read when the first matrix is mu
 def autocast(device: torch.device, amp: torch.dtype | None) -> torch.autocast:
     """Return a context in which operations run in this type; None switches it off."""
     return torch.autocast(device.type, amp or torch.bfloat16, enabled=amp is not None)
+
+
+@contextlib.contextmanager
+def weights_cast_once(frozen: nn.Module) -> Iterator[None]:
+    """Let autocast cast the weights of a frozen network once, not in every pass, until it ends.
+
+    It keeps its copies only of weights that ask for a gradient, so within this block these do. No
+    gradient may be computed in it, and the weights must not change before autocast ends.
+    """
+    weights = [weight for weight in frozen.parameters() if not weight.requires_grad]
+    if not weights or not torch.is_autocast_enabled(weights[0].device.type):
+        yield
+        return
+    try:
+        for weight in weights:
+            weight.requires_grad_(True)
+        yield
+    finally:
+        for weight in weights:
+            weight.requires_grad_(False)
 
 
 def set_numerics(

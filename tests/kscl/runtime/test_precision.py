@@ -6,11 +6,16 @@ import logging
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kscl.commands.pretrain import main
+from kscl.config.merge import load_config
+from kscl.data.view_dataset import Batch
+from kscl.engine.loop import take_step
+from kscl.engine.state import build_state
 from kscl.records.record import read_record
 from kscl.runtime.precision import numerics, set_numerics, warn_of_emulation
-from tests.helpers.runs import Run, draw_images
+from tests.helpers.runs import TINY, Run, draw_images
 
 SWITCHES = ("tf32", "cudnn_benchmark", "deterministic")
 
@@ -59,3 +64,34 @@ def test_bf16_on_a_gpu_that_emulates_it_is_warned_of(monkeypatch, caplog):
     (told,) = caplog.messages
     assert "Tesla V100" in told
     assert "fp16" in told
+
+
+class Casts(TorchDispatchMode):
+    """Counts how often each of these tensors is cast."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.counts = {id(tensor): 0 for tensor in tensors}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and id(args[0]) in self.counts:
+            self.counts[id(args[0])] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("batch_norm", ["train", "eval"])
+def test_the_momentum_encoders_weights_are_cast_once_per_step_and_not_per_view(
+    batch_norm, tmp_path
+):
+    file = tmp_path / "tiny.yaml"
+    file.write_text(TINY)
+    words = ("SOLVER.AMP", "bf16", "SOLVER.BATCH_SIZE", "4", "METHOD.NUM_SHOTS", "3")
+    cfg = load_config(file, (*words, "KEY_ENCODER.BATCH_NORM", batch_norm))
+    state = build_state(cfg, 96, 6, torch.device("cpu"))
+    batch = Batch(torch.zeros(4, 4, 3, 32, 32, dtype=torch.uint8), torch.arange(4), [])
+    take_step(state, batch)  # the first one calibrates
+    weights = list(state.learner.key_encoder.parameters())
+    with Casts(weights) as casts:
+        take_step(state, batch)
+    assert set(casts.counts.values()) == {0, 1}  # vectors of BatchNorm are not cast
+    assert not any(weight.requires_grad for weight in weights)
