@@ -52,6 +52,22 @@ class Rows:
             return features
         return features.sub_(self.center).mul_(self.scale)
 
+    def near(self, device: torch.device) -> Rows:
+        """Return the same rows in the memory of a GPU if they fit, so that no step waits for them.
+
+        They take at most half of what is free: a step needs memory too.
+        """
+        dim = self.table.shape[1]
+        needed = 4 * self.indices.size * dim
+        if device.type == "cpu" or needed > torch.cuda.mem_get_info(device)[0] / 2:
+            return self
+        table = torch.empty(self.indices.size, dim, device=device)
+        indices = torch.from_numpy(self.indices.reshape(-1))
+        for part, into in zip(indices.split(CHUNK), table.split(CHUNK), strict=True):
+            into.copy_(self.take(part))  # standardized by now
+        order = np.arange(self.indices.size).reshape(self.indices.shape)
+        return Rows(table, order, self.labels)
+
 
 @dataclass
 class GridState:
@@ -110,14 +126,15 @@ def train_points(
         for values in zip(*points, strict=True)
     )  # (P·C, 1) each
     decays_at_all = bool(decays.any())
+    rows = rows.near(device)
     for epoch in range(len(training.losses), solver.EPOCHS):
         epoch_rates = learning_rates * rate_factor(solver, epoch)
         loss = torch.zeros(len(points), device=device)
-        for indices, labels in epoch_batches(rows, solver.BATCH_SIZE, seed, epoch):
+        for indices, labels in epoch_batches(rows, solver.BATCH_SIZE, seed, epoch, device):
             features = rows.take(indices).to(device)  # (B, D)
             outputs = torch.addmm(training.bias, training.weight, features.T)  # (P·C, B)
             log_p = outputs.view(len(points), classes, -1).log_softmax(1)  # (P, C, B)
-            own = labels.to(device).expand(len(points), 1, -1)  # (P, 1, B)
+            own = labels.expand(len(points), 1, -1)  # (P, 1, B)
             loss -= log_p.gather(1, own).sum((1, 2))
             gradient = log_p.exp_().scatter_add_(1, own, _minus_one(own)).flatten(0, 1)  # (P·C, B)
             momentum, scale = solver.MOMENTUM, 1 / len(features)
@@ -134,14 +151,17 @@ def train_points(
 
 
 def epoch_batches(
-    rows: Rows, batch_size: int, seed: int, epoch: int
+    rows: Rows, batch_size: int, seed: int, epoch: int, device: torch.device
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """Return (rows of the table, labels) of each batch of an epoch; the last may be smaller."""
+    """Return (rows of the table, labels) of each batch of an epoch; the last may be smaller.
+
+    The rows' numbers are where the table is, the labels on the device, copied once per epoch.
+    """
     count = len(rows)
     order = epoch_order(seed, epoch, count)
     views = views_of_epoch(seed, epoch, count, len(rows.indices))
-    indices = torch.from_numpy(rows.indices[views[order], order])
-    labels = rows.labels[torch.from_numpy(order)]
+    indices = torch.from_numpy(rows.indices[views[order], order]).to(rows.table.device)
+    labels = rows.labels[torch.from_numpy(order)].to(device)
     return zip(indices.split(batch_size), labels.split(batch_size), strict=True)
 
 

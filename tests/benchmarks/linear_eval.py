@@ -83,7 +83,7 @@ def _train_by_torch(rows: Rows) -> None:
     head = torch.nn.Linear(DIM, CLASSES)
     sgd = torch.optim.SGD(head.parameters(), 0.01, 0.9)
     for epoch in range(2):
-        for places, labels in epoch_batches(rows, 256, 0, epoch):
+        for places, labels in epoch_batches(rows, 256, 0, epoch, torch.device("cpu")):
             loss = torch.nn.functional.cross_entropy(head(rows.take(places)), labels)
             sgd.zero_grad()
             loss.backward()
