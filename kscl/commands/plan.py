@@ -30,10 +30,10 @@ from kscl.method.cost import (
     calibrated_efficiency,
     count_costs,
     epoch_minutes,
+    expected_efficiency,
     forward_passes,
     loader_workers,
     memory_bytes,
-    paper_efficiency,
     step_flops,
     step_seconds,
     views_in_words,
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise KsclError("A plan needs at least one GPU (--num-gpus) and one batch (--images).")
     costs, gpu, count = count_costs(cfg), GPUS[given.gpu], given.num_gpus
     if given.measured_minutes is None:
-        efficiency, basis = paper_efficiency(), "the paper's K = 1 on 8 V100"
+        efficiency, basis = expected_efficiency(cfg, gpu)
     else:
         efficiency = calibrated_efficiency(
             cfg, costs, gpu, count, given.measured_minutes, given.images

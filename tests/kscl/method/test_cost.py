@@ -15,9 +15,12 @@ from kscl.method.cost import (
     PAPER_COUNT,
     count_costs,
     epoch_minutes,
+    expected_efficiency,
     forward_passes,
+    loader_workers,
     memory_bytes,
     paper_efficiency,
+    peak_flops,
     step_flops,
     step_seconds,
 )
@@ -115,6 +118,29 @@ def test_the_tool_prints_the_plan(capsys):
     text = capsys.readouterr().out
     assert "an epoch of 1,281,167 images: 3.0 minutes" in text
     assert "2 x A100" in text
+
+
+@pytest.mark.parametrize("name", ["kscl_k5_rho40", "moco_v2"])
+def test_the_settings_for_gpus_have_the_workers_of_their_plan(name, costs):
+    cfg, a100 = load_config(f"pretrain/{name}_r50_200ep_gpu8.yaml"), GPUS["A100"]
+    efficiency, _ = expected_efficiency(cfg, a100)
+    seconds = step_seconds(cfg, costs, a100, 8, efficiency)
+    assert loader_workers(cfg, seconds, 8) == cfg.DATA.NUM_WORKERS
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words", "rate"),
+    [
+        ("A100", ["SOLVER.AMP", "bf16"], 2500),
+        ("A100", ["SOLVER.TF32", "true"], 900),
+        ("V100", ["SOLVER.AMP", "fp16"], 1000),
+    ],
+)
+def test_tensor_cores_are_expected_to_train_at_the_assumed_rates(gpu, words, rate, costs):
+    cfg = load_config(None, words)
+    efficiency, _ = expected_efficiency(cfg, GPUS[gpu])
+    passes = peak_flops(cfg, GPUS[gpu], 1) * efficiency / costs.forward_flops
+    assert passes / 3 == pytest.approx(rate, rel=0.05)  # a backward pass takes two forward passes
 
 
 def test_an_unknown_gpu_is_refused_with_the_known_ones(capsys):
