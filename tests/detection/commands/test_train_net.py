@@ -38,7 +38,9 @@ def test_a_run_ends_in_a_record_that_can_be_traced(finished, shop):
     certificate = json.loads((shop / "weights0" / "certificate.json").read_text())
     assert record["kind"] == "detection"
     assert record["protocol"]["id"] == "shapes-tiny-c4"
-    assert {"AP", "AP50", "AP75", "coco-101pt/AP"} <= set(record["metrics"])
+    assert {"AP", "AP50", "AP75"} <= set(record["metrics"])
+    others = {f"coco-101pt/{name}" for name in ("AP", "AR1", "AR10", "AR100")}
+    assert others | {"voc10-every-point/AP"} <= set(record["metrics"])
     assert record["inputs"]["weights"] == certificate["weights_sha256"]
     assert record["details"]["backbone"]["method"] == "random"
     assert set(record["details"]["per_class"]) == {"cat", "dog"}
@@ -181,7 +183,8 @@ def test_coco_files_train_and_score_like_voc_folders(shop, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "(1 trial, coco-101pt)" in done.stdout
     record = read_record(tmp_path / "run" / "record.json")
-    assert {"AP", "voc07-11pt/AP"} <= set(record["metrics"])
+    assert {"AP", "voc07-11pt/AP", "voc10-every-point/AP"} <= set(record["metrics"])
+    assert {"AR1", "AR10", "AR100"} <= set(record["metrics"])
     assert len(record["data"]["test"]["parts"]) == 2  # the images and the file
 
 

@@ -118,6 +118,11 @@ def deepcluster_v2(taken: State, _: State) -> Content:
     return under("module.", taken | heads)
 
 
+def mae(taken: State, _: State) -> Content:
+    decoder = some("mask_token", "decoder_pos_embed", "decoder_blocks.0.norm1.weight")
+    return {"model": taken | decoder, "epoch": 800}
+
+
 def dino(taken: State, other: State) -> Content:
     head = some("head.mlp.0.weight", "head.last_layer.weight_g")
     return {

@@ -9,7 +9,7 @@ from kscl.backbone_file import LAYOUTS, load_backbone, tensors_hash
 from kscl.backbone_file.layouts import SWAV_INPUT
 from kscl.errors import KsclError
 from kscl.method.encoder import build_backbone
-from tests.helpers.networks.checkpoints import CHECKPOINTS, dino, some, under
+from tests.helpers.networks.checkpoints import CHECKPOINTS, dino, mae, under
 
 NARROW = {"channels": [8, 16, 32, 64]}
 SMALL_VIT = {"img_size": 32, "depth": 1, "embed_dim": 12, "num_heads": 2}
@@ -101,11 +101,6 @@ def test_the_student_of_dino_is_taken_if_it_is_chosen(networks, tmp_path):
     assert student.layout == "dino (student)"
     assert student.tensors_sha256 == hash_of("resnet18", NARROW, networks[1])
     assert any(name.startswith("[teacher]") for name in student.left_behind)
-
-
-def mae(taken: dict, _: dict) -> dict:
-    decoder = some("mask_token", "decoder_pos_embed", "decoder_blocks.0.norm1.weight")
-    return {"model": taken | decoder, "epoch": 800}
 
 
 @pytest.mark.parametrize(("make", "layout"), [(mae, "mae"), (dino, "dino")])

@@ -9,6 +9,7 @@ from kscl.commands.profile_step import main, table
 from kscl.data.throughput import Budget
 from kscl.engine import loop
 from kscl.engine.preview.profile import StepProfile
+from tests.helpers.commands import tool
 from tests.helpers.runs import TINY, draw_images
 
 PHASES = {
@@ -30,6 +31,20 @@ def test_the_tool_prints_every_part_of_a_step_and_leaves_no_trace(tmp_path, caps
     assert all(float(rows[name].replace(",", "")) > 0 for name in PHASES)
     assert "0 collectives" in shown.splitlines()[-1]
     assert (loop.to_device, loop.forward, dist.all_reduce) == before
+
+
+@pytest.mark.slow
+def test_two_ranks_have_collectives_within_the_budget(tmp_path):
+    images = draw_images(tmp_path / "images", count=16)
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    words = ["--num-gpus", "2", "--steps", "2", "--config-file", config, "DATA.TRAIN", images]
+    done = tool("profile_step", *words, "DATA.CACHE_DIR", tmp_path, "SOLVER.BATCH_SIZE", "8")
+    assert done.returncode == 0, done.stderr
+    *rows, last = done.stdout.splitlines()
+    assert any(row.startswith("| collectives ") for row in rows)
+    assert 1 <= int(last.partition(" collectives beside")[0].split()[-1]) <= 5
+    assert "Held back by: " in last
 
 
 @pytest.mark.parametrize(("workers", "held_back_by"), [(1, "loader"), (64, "key passes")])

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from kscl.engine.checkpoint import find_checkpoints
+from kscl.engine.state import save
 from kscl.errors import KsclError
 from kscl.method.encoder import Encoder
 from kscl.runtime.processes.shuffle import Shuffle
@@ -146,3 +147,17 @@ def test_shuffled_views_travel_as_bytes_and_only_where_they_are_needed(tmp_path)
         images, embeddings = 32 * 5 * 3 * 8 * 8, 32 * 5 * 4 * 4
         assert METER.received.total() == images + embeddings
     assert 256 // RANKS * 5 * 3 * 224 * 224 < 25e6  # so many at 224 pixels, 256 images and K = 5
+
+
+@PRETENDED
+def test_a_report_waits_once_and_a_checkpoint_twice_beside_its_copies(tmp_path):
+    with gpu() as device:
+        trained, _, _ = train(K5, tmp_path, device)
+        trained.window.add({f"metric {n}": torch.ones((), device=device) for n in range(12)})
+        METER.reset()
+        trained.window.over_ranks()
+        assert METER.syncs.total() == 1, METER.told()
+        METER.reset()
+        save(trained, tmp_path, {})
+        waits = {what: n for what, n in METER.syncs.items() if what[0] != "torch.save"}
+        assert sum(waits.values()) == 2, METER.told()  # the metrics, and whether weights are finite

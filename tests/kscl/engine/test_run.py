@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import torch
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import kscl.engine.run
 from kscl.backbone_file import load_backbone
 from kscl.benchmark.leaderboard.linking import pretrained
 from kscl.commands.pretrain import main
@@ -166,8 +168,19 @@ def test_a_run_opens_the_images_once_and_a_resumed_one_reads_its_checkpoint_once
     reads = []
     read = torch.load
     monkeypatch.setattr(torch, "load", lambda path, **how: reads.append(path) or read(path, **how))
+    train = kscl.engine.run.Run.train
+    held = []
+
+    def train_and_look(self, stop):
+        gc.collect()
+        dicts = (each for each in gc.get_objects() if type(each) is dict)
+        held.extend(each for each in dicts if {"learner", "bad_images"} <= each.keys())
+        return train(self, stop)
+
+    monkeypatch.setattr(kscl.engine.run.Run, "train", train_and_look)
     assert main(run.command("--resume")) == 0
     assert len(reads) == 1
+    assert not held  # the checkpoint's content is not kept for the whole run
     assert capsys.readouterr().err.count("96 images in") == 1
 
 

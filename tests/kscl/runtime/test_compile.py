@@ -37,6 +37,7 @@ def losses_of(state: TrainState) -> list[float]:
 
 def test_compiled_encoders_have_the_same_losses_and_names(tmp_path):
     plain, compiled = state_of(tmp_path), state_of(tmp_path, "SOLVER.COMPILE", "aot_eager")
+    assert plain.cfg.SOLVER.COMPILE == "off"  # by default
     assert list(plain.learner.state_dict()) == list(compiled.learner.state_dict())
     torch._dynamo.reset()
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
