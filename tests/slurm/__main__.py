@@ -122,7 +122,7 @@ class Suite:
             for text in (r"Step (\d+) is saved", r"Resuming after step (\d+)")
         ]
         check(len(steps[0]) == stops and steps[0] == steps[1], f"saved, resumed after: {steps}")
-        say(f"{len(local) - len(timed)} numbers of the board and {len(records[0])} records agree.")
+        say(f"Agree: numbers of the board {len(local) - len(timed)}, records {len(records[0])}.")
 
     def fail_and_cancel(self) -> None:
         """Let a new contender run out of retries; the board must show the others."""

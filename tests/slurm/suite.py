@@ -18,7 +18,7 @@ PROFILE = {
 
 
 ON_TWO_NODES = {
-    "resources": {"partition": "both", "time": "00:20:00"},
+    "resources": {"partition": "both", "cpus": 1, "time": "00:20:00"},
     "kinds": {"pretrain": {"nodes": 2}},
 }
 

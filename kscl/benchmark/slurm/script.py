@@ -141,11 +141,13 @@ def _command(stage: Stage, asked: Resources, seconds_to_save: int) -> str:
     place = words.index("--num-gpus")
     processes = int(words[place + 1]) // asked.nodes
     program = [words[0], *words[1:place], *words[place + 2 :]]
+    # Since SLURM 22.05, srun does not take over the cores per task that its job asks for.
+    cores = f"--cpus-per-task={asked.cpus} " if asked.cpus else ""
     # One agent per machine. The port differs between jobs that share a machine.
     return (
         f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={seconds_to_save} # not torchrun's 30 s\n"
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
-        f"srun --kill-on-bad-exit=1 {shlex.quote(program_path('torchrun'))} "
+        f"srun --kill-on-bad-exit=1 {cores}{shlex.quote(program_path('torchrun'))} "
         f"--nnodes {asked.nodes} --nproc-per-node {processes} --rdzv-backend c10d "
         f'--rdzv-endpoint "$head:$(({FIRST_PORT} + SLURM_JOB_ID % {PORTS}))" '
         '--rdzv-id "$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" '

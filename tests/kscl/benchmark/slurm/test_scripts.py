@@ -123,10 +123,11 @@ def test_the_board_shows_what_there_is(tmp_path, state_dir):
 def test_a_stage_on_several_machines_runs_one_torchrun_on_each(tmp_path, state_dir):
     words = ("--config-file", "c.yaml", "--num-gpus", "16", "OUTPUT_DIR", "a b")
     train = stage(tmp_path, "train", program="kscl-pretrain", arguments=words)
-    profile = Profile(kinds={"pretrain": Resources(nodes=2, gpus_per_node=8)})
+    profile = Profile(kinds={"pretrain": Resources(nodes=2, gpus_per_node=8, cpus=64)})
     script = script_for(train, state_dir, profile)
     command = next(line for line in script.read_text().splitlines() if line.startswith("srun "))
     for text in (
+        " --cpus-per-task=64 ",  # else every machine would give one core to eight processes
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d",
         '--rdzv-endpoint "$head:',
         "kscl-pretrain --config-file c.yaml OUTPUT_DIR 'a b' &",
