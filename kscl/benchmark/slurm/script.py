@@ -26,7 +26,7 @@ spent={spent}
 fi
 SECONDS=$(cat "$spent" 2>/dev/null || echo 0)
 export PYTHONWARNINGS=ignore
-asked=""
+{threads}asked=""
 stage=""
 stop() {{ if [ -n "$stage" ]; then {stop}; fi; }}
 trap 'asked=requeue; stop' USR1
@@ -91,6 +91,7 @@ def batch_script(
         skip="" if stage.kind == "board" else 'if [ -s "$note" ]; then exit 0; fi # it is done\n',
         key=stage.key,
         kind=stage.kind,
+        threads=_threads(stage, asked),
         setup=f"{profile.setup.strip()}\n" if profile.setup.strip() else "",
         command=_command(stage, asked, profile.seconds_to_save),
         stop='kill -TERM "$stage"' if asked.nodes == 1 else STOP_STEP,
@@ -130,6 +131,16 @@ def _options(
 def _one(word: str) -> str:
     """Return an option as sbatch reads it from a script: quoted only where it must be."""
     return f'"{word}"' if " " in word else word
+
+
+def _threads(stage: Stage, asked: Resources) -> str:
+    """Return the line that keeps a stage to its cores, where SLURM itself does not."""
+    if not asked.cpus:
+        return ""
+    words = stage.arguments
+    processes = int(words[words.index("--num-gpus") + 1]) if "--num-gpus" in words else 1
+    each = max(1, asked.cpus * asked.nodes // processes)
+    return f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{each}}}"\n'
 
 
 def _command(stage: Stage, asked: Resources, seconds_to_save: int) -> str:

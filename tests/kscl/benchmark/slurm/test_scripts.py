@@ -134,6 +134,7 @@ def test_a_stage_on_several_machines_runs_one_torchrun_on_each(tmp_path, state_d
     ):
         assert text in command
     assert "--num-gpus" not in command
+    assert 'export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"' in script.read_text()  # 128 for 16
     # srun would kill the stage if it were sent SIGTERM; torchrun would do so after 30 s.
     assert "then scancel --signal=TERM " in script.read_text()
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120" in script.read_text()
