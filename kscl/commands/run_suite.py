@@ -32,7 +32,7 @@ from kscl.benchmark.suite.execute import (
     look,
     run_stages,
 )
-from kscl.benchmark.suite.progress import Lines, LiveTable, table, tail
+from kscl.benchmark.suite.progress import Lines, LiveTable, show_checks, table, tail
 from kscl.benchmark.suite.seconds import report_seconds, seconds_of
 from kscl.benchmark.suite.shell import FORMATS, commands_text
 from kscl.benchmark.suite.spec import Suite, read_suite
@@ -99,7 +99,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.skip_check:
         at_once = max(jobs, usable_cores())
         problems = check_stages(
-            states, state_dir, suite.output_dir, at_once, estimate=arguments.dry_run
+            *(states, state_dir, suite.output_dir, at_once),
+            estimate=arguments.dry_run,
+            show=show_checks,
         )
     if arguments.dry_run:
         print(table(states, jobs))
@@ -113,6 +115,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     _print_failures(states)
     _print_board(Path(suite.output_dir) / suite.board)
+    if code == 0 and any(len(contender.seeds) == 1 for contender in suite.contenders):
+        print(
+            f"One seed shows no difference. For three, write seeds: [0, 1, 2] in {arguments.suite} "
+            "and run the same command again; what is finished is kept."
+        )
     if suite.steps:
         print(report_seconds(seconds_of(suite, stages)))
     return code
@@ -147,7 +154,8 @@ def _on_slurm(
             print(scripts_text(states, profile, state_dir, Path.cwd()), end="")
         missing = missing_stages(states)
         if missing and not arguments.skip_check:
-            refuse(check_stages(states, state_dir, suite.output_dir, usable_cores()))
+            cores = usable_cores()
+            refuse(check_stages(states, state_dir, suite.output_dir, cores, show=show_checks))
         if arguments.dry_run:
             return 0
         submitted = submit_all(missing, profile, state_dir, jobs, Path.cwd())

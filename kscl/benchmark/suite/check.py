@@ -7,13 +7,11 @@ make is left out, except that its network is converted with random weights.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kscl.benchmark.suite.execute import DONE, State, program_path
+from kscl.benchmark.suite.check_several import Command, Said, run_checks
+from kscl.benchmark.suite.execute import DONE, State
 from kscl.benchmark.suite.stages import Stage
 from kscl.config.merge import load_config
 from kscl.config.tree import one_line, plain
@@ -23,18 +21,28 @@ from kscl.runtime.files import write_atomically
 PASSED_FILE = "checked.txt"  # keys of stages whose check has passed
 # Settings that a check does not depend on.
 OF_ONE_STAGE = ("SEED", "--seed", "LABEL", "KSCL.LABEL", "OUTPUT_DIR")
-TIMEOUT = 1800.0  # seconds; a preflight decodes thousands of images
 
-Command = tuple[str, ...]
+Show = Callable[[int, int, str], None]  # checks that are done, all of them, the last one's stage
+
+
+def _show_nothing(done: int, total: int, name: str) -> None:
+    pass
 
 
 def check_stages(
-    states: Sequence[State], state_dir: Path, output_dir: str, jobs: int, *, estimate: bool = False
+    states: Sequence[State],
+    state_dir: Path,
+    output_dir: str,
+    jobs: int,
+    *,
+    estimate: bool = False,
+    show: Show = _show_nothing,
 ) -> list[str]:
     """Return what would stop the stages that are to run, one text per problem.
 
-    With `estimate`, pretrainings whose time is not known yet are measured for a few steps, and it
-    is noted in their states; so are those whose check has passed before.
+    `show` is called before the first check and after each. With `estimate`, pretrainings whose time
+    is not known yet are measured for a few steps, and it is noted in their states; so are those
+    whose check has passed before.
     """
     passed = _passed(state_dir)
     waiting: dict[Command, list[Stage]] = {}
@@ -48,10 +56,15 @@ def check_stages(
             if unknown and not any(need.folder in missing for need in state.stage.needs):
                 command = (*command[:2], "--estimate", *command[2:])
             waiting.setdefault(command, []).append(state.stage)
-    with ThreadPoolExecutor(max(1, jobs)) as threads:
-        results = list(threads.map(_run, waiting))
+    if waiting:
+        show(0, len(waiting), "")
+    results = {}
+    for command, said in run_checks(list(waiting), jobs):
+        results[command] = _report(said)
+        show(len(results), len(waiting), waiting[command][0].name)
     problems = []
-    for stages, (found, seconds) in zip(waiting.values(), results, strict=True):
+    for command, stages in waiting.items():
+        found, seconds = results[command]
         for state in states:
             if seconds is not None and state.stage in stages:
                 state.expected = seconds
@@ -113,27 +126,13 @@ def _overrides(pretrain: Stage) -> list[str]:
     return list(pretrain.arguments[pretrain.arguments.index("--num-gpus") + 2 :])
 
 
-def _run(command: Command) -> tuple[list[str], float | None]:
-    """Run one check; return its fatal problems, and the seconds of the stage if it tells them."""
-    environment = {"PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+def _report(said: Said) -> tuple[list[str], float | None]:
+    """Return the fatal problems of a check, and the seconds of the stage if it tells them."""
+    output, errors = said
     try:
-        done = subprocess.run(
-            [program_path(command[0]), *command[1:]],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **environment},
-            timeout=TIMEOUT,
-        )
-    except subprocess.TimeoutExpired:
-        return [
-            f"The check took more than {TIMEOUT:.0f} s. Its command: {' '.join(command)}."
-        ], None
-    try:
-        report = json.loads(done.stdout[done.stdout.index("{") :])
+        report = json.loads(output[output.index("{") :])
     except ValueError:
-        told = (done.stderr or done.stdout).strip()[-2000:]
-        return [told or f"exit code {done.returncode}"], None
+        return [(errors or output).strip()[-2000:]], None
     fatal = [_in_words(problem) for problem in report["problems"] if problem["fatal"]]
     return fatal, report.get("seconds")
 

@@ -61,6 +61,18 @@ class LiveTable:
         self.height = len(lines)
 
 
+def show_checks(done: int, total: int, name: str) -> None:
+    """Show how many checks are done, on stderr: one line that grows on a terminal, else many."""
+    last = f": {name}" if name else ", most import PyTorch first …"
+    line = f"Checking the stages before the first one starts: {done} of {total} checks done{last}"
+    if sys.stderr.isatty():
+        room = min(WIDTH, shutil.get_terminal_size().columns) - 1
+        sys.stderr.write(f"\r\033[2K{line[:room]}" + ("\n" if done == total else ""))
+    else:
+        sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 class Lines:
     """Print a line whenever a stage begins or ends, and one per minute; without a terminal."""
 

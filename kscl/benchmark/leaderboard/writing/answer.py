@@ -100,7 +100,8 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
         said += f"{label})"
     elif interval is None:
         said = f"with one seed no difference can be told from noise ({who} {fmean(one):.1f}, "
-        said += f"{whom} {fmean(other):.1f} {label}); run three seeds"
+        said += f"{whom} {fmean(other):.1f} {label}); run three seeds: write "
+        said += "seeds: [0, 1, 2] in the file of the suite and run it again"
     elif interval[0] <= 0 <= interval[1]:
         said = f"no difference shown between {who} and {whom} ({interval[0]:+.1f} to "
         said += f"{interval[1]:+.1f} {label}, {seeds} seeds); {MORE_SEEDS} more seeds would detect "

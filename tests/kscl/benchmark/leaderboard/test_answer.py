@@ -65,6 +65,7 @@ def test_one_seed_gives_no_verdict(tmp_path):
     (answer,) = answers(board_of(tmp_path, [30.0], [20.0]))
     assert answer.interval is None
     assert "one seed" in answer.sentence
+    assert "seeds: [0, 1, 2]" in answer.sentence  # how to get more
 
 
 def test_a_difference_of_the_told_size_is_detected_as_often_as_promised():

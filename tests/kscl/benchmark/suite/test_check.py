@@ -47,6 +47,8 @@ def test_a_wrong_class_count_and_a_misspelt_override_are_named_before_a_stage(tm
     assert done.returncode == 2
     for name in ("MODEL.ROI_HEADS.NUM_CLASSES", "KNN.NEIGHBOURS"):
         assert name in done.stderr
+    shown = [line for line in done.stderr.splitlines() if "checks done" in line]
+    assert [line.split(": ")[1].split(" ")[0] for line in shown] == ["0", "1", "2", "3"]
     assert not list(tmp_path.rglob("record.json"))
     assert not (tmp_path / "shapes").exists()  # made by the first stage
 

@@ -141,6 +141,7 @@ def test_a_second_run_runs_nothing_again(undisturbed):
     done = tool("run_suite", undisturbed / "suite.yaml")
     assert done.returncode == 0, done.stderr
     assert "running" not in done.stdout.replace("leaderboard: running", "")
+    assert f"write seeds: [0, 1, 2] in {undisturbed / 'suite.yaml'}" in done.stdout
     assert records == {p: p.stat().st_mtime_ns for p in undisturbed.rglob("record.json")}
 
 
