@@ -26,9 +26,11 @@ from kscl.runtime.machine import usable_cores
 EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
       --output-dir data/mine
   python tools/start.py data/mine --minutes 30
+  python tools/start.py data/mine --minutes 60 --num-seeds 3 --output-dir output/mine3
   python tools/run_suite.py output/mine/suite.yaml
 """
 SUITE_FILE = "suite.yaml"
+BUSY = 1.5  # a slowdown to tell of
 
 
 @cli.command
@@ -38,12 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("data", type=Path, help="a folder made by tools/prepare_data.py own")
     about = "how long the comparison may take (%(default)g)"
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help=about)
+    about = "to run per contender (default: three, or one if the minutes do not allow three)"
+    parser.add_argument("--num-seeds", type=int, metavar="N", help=about)
     about = "for the suite and its results (default: output/ and the name of the data)"
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help=about)
     cli.add_flag(parser, "--cpu", "use the CPU though there are GPUs")
     given = parser.parse_args(argv)
     if not given.minutes > 0:
         raise KsclError(f"--minutes is {given.minutes:g}. It must be greater than 0.")
+    if given.num_seeds is not None and given.num_seeds < 1:
+        raise KsclError(f"--num-seeds is {given.num_seeds}. It must be at least 1.")
     output_dir = given.output_dir or Path("output", given.data.resolve().name)
     file = output_dir / SUITE_FILE
     if file.exists():
@@ -56,12 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         sizes = choose_sizes(facts)
         print("Measuring a few steps of every stage on this machine …", flush=True)
         cores = usable_cores()
-        plan = choose_lengths(facts, measure(facts, sizes, cores), given.minutes, cores)
+        costs = measure(facts, sizes, cores)
+        plan = choose_lengths(facts, costs, given.minutes, cores, given.num_seeds)
         text = cpu_suite(facts, sizes, plan, given.minutes, output_dir)
         print(
             f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, {plan.jobs} stages at a time; one "
             f"stage: {estimate(plan)}. In all about {clock(plan.total)}."
         )
+        if costs.slowdown > BUSY:
+            print(
+                "Other programs use this machine. The estimate is for a machine without them; as "
+                f"long as they run, it takes about {costs.slowdown:.1f} times as long."
+            )
     write_atomically(file, text.encode(), replace=False)
     read_suite(file)  # what is written can be read
     print(f"Written: {file}. Next: python tools/run_suite.py {file}")

@@ -14,13 +14,13 @@ SHORT_SIDES = (128, 320)  # of the detector's input, on a CPU
 VIEW = 48  # side of a view, in pixels
 MOST_BATCH, MOST_QUEUE = 64, 256
 DETECTOR_BATCH = 4
-MOST_ITERATIONS, FEWEST_ITERATIONS = 450, 40
+MOST_ITERATIONS, ENOUGH_ITERATIONS, FEWEST_ITERATIONS = 900, 300, 100
 MOST_EPOCHS = 800
 FEWEST_STEPS = 80  # of a pretraining; with fewer the top-1 among the batch hardly rises
-DETECTION_PART = 0.55  # of the time for training
+DETECTION_PART = 0.4  # of the time for training, once the detector has enough iterations
 SEEDS = 3
-GOOD_ITERATIONS, GOOD_STEPS = 100, 150  # with fewer per seed, one seed gets all of the time
-RESERVE = 0.8  # fraction of the minutes to plan with: estimates are estimates
+GOOD_ITERATIONS, GOOD_STEPS = 200, 150  # with fewer per seed, one seed gets all of the time
+RESERVE = 0.85  # fraction of the minutes to plan with: estimates are estimates
 SHOTS_OF_KSCL = 5
 
 
@@ -37,7 +37,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that were measured on this machine; 0 where there is nothing to measure."""
+    """Seconds of processor time, measured here; 0 where there is nothing to measure."""
 
     moco_start: float
     moco_epoch: float
@@ -46,6 +46,7 @@ class Costs:
     detection_start: float = 0.0  # and the pass over the test images
     iteration: float = 0.0
     probe: float = 0.0
+    slowdown: float = 1.0  # by other programs while it was measured; not in the seconds above
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,19 @@ def epoch_steps(facts: Facts) -> int:
     return facts.num_pretrain // choose_sizes(facts).batch
 
 
-def choose_lengths(facts: Facts, costs: Costs, minutes: float, cores: int) -> Plan:
+def choose_lengths(
+    facts: Facts, costs: Costs, minutes: float, cores: int, seeds: int | None = None
+) -> Plan:
     """Fit epochs and iterations into the minutes; three seeds if each still learns something."""
     jobs = max(1, min(cores, 3))
-    three, one = (longest_plan(facts, costs, minutes, jobs, seeds) for seeds in (SEEDS, 1))
-    enough = _trains(facts, three, GOOD_STEPS, GOOD_ITERATIONS)
-    chosen = three if enough else one
+    chosen = longest_plan(facts, costs, minutes, jobs, seeds or SEEDS)
+    if seeds is None and not _trains(facts, chosen, GOOD_STEPS, GOOD_ITERATIONS):
+        chosen = longest_plan(facts, costs, minutes, jobs, 1)
     if not _trains(facts, chosen, FEWEST_STEPS, FEWEST_ITERATIONS):
-        least = _least_minutes(facts, costs, jobs)
+        least = _least_minutes(facts, costs, jobs, chosen.seeds)
+        what = "comparison" if chosen.seeds == 1 else f"comparison with {chosen.seeds} seeds"
         raise KsclError(
-            f"{minutes:g} minutes are too few on this machine: the shortest useful comparison "
+            f"{minutes:g} minutes are too few on this machine: the shortest useful {what} "
             f"takes about {least:.0f}. Write --minutes {math.ceil(least)}."
         )
     return chosen
@@ -109,11 +113,17 @@ def longest_plan(facts: Facts, costs: Costs, minutes: float, jobs: int, seeds: i
 
 
 def plan_of(facts: Facts, costs: Costs, training: float, jobs: int, seeds: int) -> Plan:
-    """Return the plan that trains so many seconds per seed, all contenders together."""
+    """Return the plan that trains so many seconds per seed, all contenders together.
+
+    What the shortest useful pretrainings leave goes to the detectors until they have enough
+    iterations: a difference between detectors that find nothing says nothing.
+    """
     iterations = 0
     if facts.boxes is not None:
-        wanted = int(training * DETECTION_PART / 3 / costs.iteration)
-        iterations = min(MOST_ITERATIONS, wanted)
+        shortest = math.ceil(FEWEST_STEPS / epoch_steps(facts)) * costs.kscl_epoch
+        first = min(ENOUGH_ITERATIONS, (training - 2 * shortest) / 3 / costs.iteration)
+        fair = min(MOST_ITERATIONS, training * DETECTION_PART / 3 / costs.iteration)
+        iterations = max(0, int(max(first, fair)))
     pretraining = max(0.0, training - 3 * iterations * costs.iteration) / 2
     moco = min(MOST_EPOCHS, int(pretraining / costs.moco_epoch))
     kscl = min(MOST_EPOCHS, int(moco * costs.moco_epoch / costs.kscl_epoch))
@@ -169,11 +179,11 @@ def _trains(facts: Facts, plan: Plan, steps: int, iterations: int) -> bool:
     return fine_tuned and plan.kscl_epochs * epoch_steps(facts) >= steps
 
 
-def _least_minutes(facts: Facts, costs: Costs, jobs: int) -> float:
+def _least_minutes(facts: Facts, costs: Costs, jobs: int, seeds: int) -> float:
     minutes = 1.0
     while not _trains(
         facts,
-        longest_plan(facts, costs, minutes, jobs, 1),
+        longest_plan(facts, costs, minutes, jobs, seeds),
         FEWEST_STEPS,
         FEWEST_ITERATIONS,
     ):

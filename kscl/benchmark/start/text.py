@@ -24,18 +24,14 @@ from kscl.runtime.logs import clock
 
 def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir: Path) -> str:
     """Return the suite of a machine without GPUs."""
-    several = plan.seeds > 1
     reasons = _reasons(facts, sizes)
     lines = [
         f"# Made by tools/start.py for {facts.root} and {minutes:g} minutes; change what you like.",
         f"# Estimated: {clock(plan.total)} in all, {estimate(plan)}.",
         *_head(facts, output_dir),
-        "# "
-        + (
-            "Three seeds, so that a difference can be told from noise."
-            if several
-            else "One seed: the minutes do not allow three, so no difference can be called real."
-        ),
+        "# Several seeds, so that a difference can be told from noise."
+        if plan.seeds > 1
+        else "# One seed tells no difference from noise. [0, 1, 2] adds two and keeps the first.",
         f"seeds: {list(range(plan.seeds))}",
         f"jobs: {plan.jobs}  # stages at the same time, one core each",
         "baseline: [random]  # the question is what pretraining adds to random weights",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kscl.benchmark.start.choose import Costs, choose_lengths, choose_sizes, plan_of
+from kscl.benchmark.start.choose import (
+    ENOUGH_ITERATIONS,
+    FEWEST_STEPS,
+    Costs,
+    choose_lengths,
+    choose_sizes,
+    epoch_steps,
+    plan_of,
+)
 from kscl.benchmark.start.facts import Boxes, Facts, look_at
+from kscl.benchmark.start.measure import run_measured
 from kscl.benchmark.start.text import cpu_suite, gpu_suite
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan as plan_stages
@@ -60,6 +71,46 @@ def test_the_estimate_stays_within_the_minutes_and_contenders_get_the_same_secon
     assert choose_lengths(facts_of(), COSTS, 60, cores=2).seeds == 3
 
 
+@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("minutes", [10, 20, 30, 60])
+def test_most_of_the_minutes_are_used(minutes, speed):
+    slow = replace(COSTS, moco_epoch=4.0, kscl_epoch=8.0)  # epochs of 38 steps
+    seconds = {name: value * speed for name, value in vars(slow).items() if name != "slowdown"}
+    plan = choose_lengths(facts_of(2457), Costs(**seconds), minutes, cores=2)
+    assert 0.75 <= plan.total / (60 * minutes) <= 0.95
+
+
+def test_detectors_get_enough_iterations_before_pretrainings_get_more():
+    lengths = [plan_of(facts_of(), COSTS, seconds, 2, 1) for seconds in range(100, 1500, 20)]
+    for plan in lengths:
+        steps = plan.kscl_epochs * epoch_steps(facts_of())
+        assert plan.iterations >= ENOUGH_ITERATIONS or steps <= 2 * FEWEST_STEPS
+    assert lengths[-1].iterations > ENOUGH_ITERATIONS
+    assert lengths[-1].moco_epochs > 2 * lengths[0].moco_epochs
+
+
+def test_the_number_of_seeds_can_be_asked_for():
+    for seeds in (1, 2, 5):
+        assert choose_lengths(facts_of(), COSTS, 90, 2, seeds).seeds == seeds
+    with pytest.raises(KsclError, match="with 3 seeds takes about"):
+        choose_lengths(facts_of(), COSTS, 8, 2, 3)
+
+
+def test_what_other_programs_do_does_not_change_what_is_measured(tmp_path, monkeypatch):
+    path = tmp_path / "kscl-pretended"
+    # Half a second of work, and as if other programs had the processor for a second.
+    work = "while time.process_time() < 0.5: pass"
+    path.write_text(f"#!{sys.executable}\nimport time\n{work}\ntime.sleep(1)\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    spent = run_measured("kscl-pretended", [])
+    assert 0.5 <= spent.work < 1.0 < spent.clock - 0.4
+    assert spent.work_of(spent.clock / 2) == pytest.approx(spent.work / 2)
+    path.write_text(f"#!{sys.executable}\nraise SystemExit('no such file')\n")
+    with pytest.raises(KsclError, match="no such file"):
+        run_measured("kscl-pretended", [])
+
+
 @pytest.mark.parametrize("jobs", [1, 2, 3])
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_estimate_counts_stages_that_wait_for_others(jobs, seeds):
@@ -70,7 +121,8 @@ def test_the_estimate_counts_stages_that_wait_for_others(jobs, seeds):
     longest_chain = times["pretrain"] + evaluated
     ideal = max(work / jobs, longest_chain)
     # A free place always takes a stage that can run, so Graham's bound holds.
-    assert ideal <= plan.total - checks <= work / jobs + (1 - 1 / jobs) * longest_chain
+    taken, rounding = plan.total - checks, 1e-6
+    assert ideal - rounding <= taken <= work / jobs + (1 - 1 / jobs) * longest_chain + rounding
     if jobs == 1:
         assert plan.total - checks == pytest.approx(work)
 
