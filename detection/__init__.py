@@ -2,16 +2,19 @@
 
 Importing the package registers its head, Res5ROIHeadsExtraNorm, and its backbones of timm networks
 with Detectron2 if that is installed; the installer, preflight and scoring work without Detectron2.
+Only a bare --help does not wait for it.
 """
 
 import importlib.util
+import sys
 import warnings
 
 from detection.install import require_detectron2
 
 # Detectron2's use of torch.jit is not the user's concern.
 warnings.filterwarnings("ignore", ".*torch.jit", FutureWarning)
-if importlib.util.find_spec("detectron2") is not None:
+only_help = sys.argv[1:] in (["--help"], ["-h"])
+if not only_help and importlib.util.find_spec("detectron2") is not None:
     # An installed Detectron2 that does not import is an error here, not a missing head later.
     import detection.backbones.builders
     import detection.train.roi_heads  # noqa: F401

@@ -1,4 +1,8 @@
-"""The command line of all tools: arguments, help, and errors that people can read."""
+"""The command line of all tools: arguments, help, and errors that people can read.
+
+A command imports what is slow to import (torch, timm, Detectron2) after its arguments are parsed,
+so that nobody waits for a --help.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from kscl.errors import KsclError, printable
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+WORLD_SIZE_OPTION = "--allow-world-size-change"
 PICTURE_FORMATS = ("png", "svg", "pdf")
 # Old option: the new one, in tools that have it.
 RENAMED_OPTIONS = {
@@ -106,6 +111,23 @@ def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
     how = arguments.add_mutually_exclusive_group()
     add_flag(how, "--resume", "resume from the newest checkpoint in OUTPUT_DIR")
     add_flag(how, "--auto-resume", "resume if there is a checkpoint, else start")
+
+
+def add_world_size_argument(arguments: argparse.ArgumentParser) -> None:
+    """Add the option that lets a run resume on another number of processes."""
+    about = "resume on another number of processes than before; the record says so"
+    add_flag(arguments, WORLD_SIZE_OPTION, about)
+
+
+def add_path_handler_argument(arguments: argparse.ArgumentParser) -> None:
+    """Add the option that makes paths of another scheme readable."""
+    arguments.add_argument(
+        "--path-handler",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="an iopath handler for remote tar shards of another scheme than http(s)",
+    )
 
 
 def add_check_arguments(arguments: argparse.ArgumentParser) -> None:

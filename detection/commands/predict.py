@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from detection.install import require_detectron2
-
-require_detectron2()
-
 from detection.errors import DetectionError
-from detection.predict import load_predictor, read_photo
-from detection.scoring.marked import draw_found
+from detection.install import require_detectron2
 from kscl import cli
 from kscl.data.formats import is_image
 from kscl.data.walk import Walk, walk_files
@@ -39,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not 0 <= given.min_score <= 1:
         raise DetectionError(f"--min-score is {given.min_score:g}; it must be between 0 and 1.")
     photos = _photos(given.photos)
+    require_detectron2()
+
+    from detection.predict import load_predictor, read_photo
+    from detection.scoring.marked import draw_found
+
     predict = load_predictor(given.run)
     content, bad = [], []
     for name, path in photos.items():

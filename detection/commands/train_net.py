@@ -9,21 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from detection.install import require_detectron2
-
-require_detectron2()
-
-from detection.config import add_kscl_config, load_detection_config
 from detection.errors import DetectionError
-from detection.train.adapt import adapt
-from detection.train.check import check_trials
-from detection.train.lr_search import parse_grid
-from detection.train.trials import run_evaluation, run_trials
+from detection.install import require_detectron2
 from kscl import cli
 from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
 from kscl.data.annotated.annotations import Problem
-from kscl.engine.world_size import add_world_size_argument
 
 EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8
   python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5
@@ -46,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_config_arguments(parser, "SOLVER.BASE_LR 0.01 SEED 3")
     cli.add_run_arguments(parser)
     cli.add_check_arguments(parser)
-    add_world_size_argument(parser)
+    cli.add_world_size_argument(parser)
     about = "score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR"
     cli.add_flag(parser, "--eval-only", about)
     parser.add_argument(
@@ -63,6 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "training images; a protocol of its own",
     )
     arguments = parser.parse_args(argv)
+    require_detectron2()
+
+    from detection.config import add_kscl_config, load_detection_config
+    from detection.train.adapt import adapt
+    from detection.train.lr_search import parse_grid
+    from detection.train.trials import run_evaluation, run_trials
+
     if arguments.eval_only and arguments.num_trials:
         raise DetectionError("--eval-only scores one detector. Leave --num-trials out.")
     if arguments.check:
@@ -89,6 +87,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> list[Problem]:
+    from detection.config import load_detection_config
+    from detection.train.adapt import adapt
+    from detection.train.check import check_trials
+
     cfg = load_detection_config(arguments.config_file, arguments.overrides)
     cfg, _, _ = adapt(cfg, arguments.num_gpus)
     return check_trials(cfg, arguments.check_later)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from kscl import cli
-from kscl.benchmark.suite.equal_time import measure_steps, write_steps
 from kscl.benchmark.suite.spec import read_suite
 from kscl.config.shipped import find_config
 from kscl.runtime.logs import clock
@@ -37,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     cli.add_flag(parser, "--dry-run", "change no file")
     arguments = parser.parse_args(argv)
+
+    from kscl.benchmark.suite.equal_time import measure_steps, write_steps
+
     path = find_config(arguments.suite)
     suite = read_suite(path, with_lengths=False)
     times = measure_steps(suite, max(1, arguments.turns))

@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
-from kscl.backbone_file import load_backbone
-from kscl.backbone_file.onnx import export_onnx
-from kscl.benchmark.card import write_hub_folder
 from kscl.errors import KsclError
 
 EXAMPLES = """  python tools/export.py onnx output/kscl/pretrain/backbone.safetensors \\
@@ -49,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _onnx(given: argparse.Namespace) -> int:
+    from kscl.backbone_file import load_backbone
+    from kscl.backbone_file.onnx import export_onnx
+
     if given.output.suffix != ".onnx":
         raise KsclError(f"--output {given.output} must end in .onnx.")
     loaded = load_backbone(given.source, given.arch)
@@ -64,6 +64,9 @@ def _onnx(given: argparse.Namespace) -> int:
 
 
 def _hub(given: argparse.Namespace) -> int:
+    from kscl.backbone_file import load_backbone
+    from kscl.benchmark.card import write_hub_folder
+
     loaded = load_backbone(given.source, given.arch)
     results = write_hub_folder(loaded, given.output_dir, given.records, given.license)
     print(

@@ -9,8 +9,8 @@ K = 1 (16 minutes on 8 V100), or one of yours. A CPU is measured instead, on a f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
 from fvcore.common.config import CfgNode
 
 from kscl import cli
@@ -18,8 +18,6 @@ from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
-from kscl.data.open import ImageSource, open_source
-from kscl.engine.preview.estimate import budget_here, seconds_of
 from kscl.errors import KsclError
 from kscl.method.cost import (
     GPUS,
@@ -39,6 +37,9 @@ from kscl.method.cost import (
     views_in_words,
 )
 from kscl.runtime.logs import clock
+
+if TYPE_CHECKING:
+    from kscl.data.source import ImageSource
 
 CPU = "cpu"
 EXAMPLES = """  python tools/plan.py --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
@@ -67,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
+
+    import torch
+
+    from kscl.data.open import open_source
+
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
         print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
@@ -106,6 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report_here(cfg: CfgNode, source: ImageSource, num_images: int) -> list[str]:
     """Measure a few steps on this machine; return the lines of a plan."""
+    from kscl.engine.preview.estimate import budget_here, seconds_of
+
     budget = budget_here(cfg, source)
     seconds = seconds_of(cfg, num_images, budget)
     return [

@@ -20,13 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
-from kscl.datasets.cifar10 import prepare_cifar10
 from kscl.datasets.imagenet import IMAGENET_CLASSES, check_imagenet
-from kscl.datasets.own.class_folders import prepare_class_folders
 from kscl.datasets.own.files import FORMATS
-from kscl.datasets.own.prepare import Request, prepare_own
-from kscl.datasets.stl10 import prepare_stl10
-from kscl.datasets.voc import prepare_voc, voc_archives
 
 EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
       --output-dir data/mine
@@ -38,7 +33,7 @@ EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations l
 then, after own: python tools/start.py data/mine; after voc: export DETECTRON2_DATASETS=datasets
 """
 
-PICTURE_SETS = {"cifar10": prepare_cifar10, "stl10": prepare_stl10}
+PICTURE_SETS = ("cifar10", "stl10")
 
 
 @cli.command
@@ -50,9 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.what == "imagenet":
         print(check_imagenet(arguments.root, arguments.num_classes))
         return 0
+
+    from kscl.datasets.cifar10 import prepare_cifar10
+    from kscl.datasets.stl10 import prepare_stl10
+    from kscl.datasets.voc import prepare_voc, voc_archives
+
     archives = arguments.archives or arguments.root
     if arguments.what in PICTURE_SETS:
-        print(f"Ready: {PICTURE_SETS[arguments.what](arguments.root, archives)}")
+        prepare = prepare_cifar10 if arguments.what == "cifar10" else prepare_stl10
+        print(f"Ready: {prepare(arguments.root, archives)}")
         return 0
     prepare_voc(arguments.root, archives, voc_archives(), arguments.mirror)
     print(
@@ -112,6 +113,9 @@ def _add_own(own: argparse.ArgumentParser) -> None:
 
 
 def _own(given: argparse.Namespace) -> int:
+    from kscl.datasets.own.class_folders import prepare_class_folders
+    from kscl.datasets.own.prepare import Request, prepare_own
+
     if given.annotations is None:
         report = prepare_class_folders(
             given.images, given.output_dir, given.split, given.seed, given.skip_bad

@@ -10,13 +10,6 @@ from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
-from kscl.data.open import open_source
-from kscl.engine.preview.check import check_pretraining
-from kscl.engine.preview.estimate import budget_here, seconds_of
-from kscl.engine.run import Job, run
-from kscl.engine.world_size import add_world_size_argument
-from kscl.runtime.paths import add_path_handler_argument, register_handler
-from kscl.runtime.processes.launch import launch
 
 EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled OUTPUT_DIR output/mine
@@ -31,12 +24,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Read the config and run every rank."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
-    add_world_size_argument(arguments)
-    add_path_handler_argument(arguments)
+    cli.add_world_size_argument(arguments)
+    cli.add_path_handler_argument(arguments)
     cli.add_check_arguments(arguments)
     cli.add_estimate_argument(arguments)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
+
+    from kscl.engine.preview.check import check_pretraining
+    from kscl.engine.run import Job, run
+    from kscl.runtime.paths import register_handler
+    from kscl.runtime.processes.launch import launch
+
     for handler in given.path_handler:
         register_handler(handler)
     if given.check:
@@ -55,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _seconds(given: argparse.Namespace) -> float:
+    from kscl.data.open import open_source
+    from kscl.engine.preview.estimate import budget_here, seconds_of
+
     cfg = load_config(given.config_file, given.overrides)
     source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
     return seconds_of(cfg, len(source), budget_here(cfg, source))

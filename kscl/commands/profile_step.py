@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fvcore.common.config import CfgNode
 from tabulate import tabulate
 
 from kscl import cli
 from kscl.config.merge import load_config
-from kscl.engine.preview.profile import LOADER, StepProfile, profile_step
 from kscl.errors import KsclError
-from kscl.runtime.processes.distributed import rank, world_size
-from kscl.runtime.processes.launch import launch
-from kscl.runtime.processes.ranks import device
+
+if TYPE_CHECKING:
+    from kscl.engine.preview.profile import StepProfile
 
 EXAMPLES = """  python tools/profile_step.py --num-gpus 8 \\
       --config-file configs/pretrain/kscl_k5_rho40_r50_200ep_gpu8.yaml DATA.TRAIN /data/train
@@ -49,11 +49,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.steps < 1:
         raise KsclError(f"--steps is {given.steps}. It must be at least 1.")
     cfg = load_config(given.config_file, given.overrides)
+
+    from kscl.runtime.processes.launch import launch
+
     return launch(measure, Job(cfg, given.steps), given.num_gpus)
 
 
 def measure(job: Job) -> int:
     """Measure on one rank; rank 0 prints."""
+    from kscl.engine.preview.profile import profile_step
+    from kscl.runtime.processes.distributed import rank, world_size
+    from kscl.runtime.processes.ranks import device
+
     profile = profile_step(job.cfg, job.steps)
     if rank() == 0:
         print(table(profile, world_size(), device().type), flush=True)
@@ -62,6 +69,8 @@ def measure(job: Job) -> int:
 
 def table(profile: StepProfile, ranks: int, kind: str) -> str:
     """Return the profile of a rank as text."""
+    from kscl.engine.preview.profile import LOADER
+
     count = profile.budget.workers
     workers = f"{LOADER} ({count} worker{'s' * (count != 1)}, beside the step)"
     rows = [(workers, profile.loader_milliseconds)]

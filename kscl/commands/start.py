@@ -10,13 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from kscl import cli
-from kscl.benchmark.start.choose import choose_lengths, choose_sizes
-from kscl.benchmark.start.facts import look_at
-from kscl.benchmark.start.measure import measure
-from kscl.benchmark.start.text import cpu_suite, estimate, gpu_suite
 from kscl.benchmark.suite.spec import read_suite
 from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
@@ -54,6 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = output_dir / SUITE_FILE
     if file.exists():
         raise KsclError(f"{file} is there already. Delete it, or choose another --output-dir.")
+
+    import torch
+
+    from kscl.benchmark.start.choose import choose_lengths, choose_sizes
+    from kscl.benchmark.start.facts import look_at
+    from kscl.benchmark.start.measure import measure
+    from kscl.benchmark.start.text import cpu_suite, estimate, gpu_suite
+
     facts = look_at(given.data)
     gpus = 0 if given.cpu else torch.cuda.device_count()
     if gpus:

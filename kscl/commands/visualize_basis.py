@@ -5,98 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-from fvcore.common.config import CfgNode
-from torch import Tensor
-
 from kscl import cli
-from kscl.backbone_file import read_plain
 from kscl.config.comments import comments_of
 from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
 from kscl.config.tree import config_yaml
-from kscl.data.decode import decode_image
-from kscl.data.formats import UnreadableImage
-from kscl.data.loader import key_recipe
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
-from kscl.errors import KsclError
-from kscl.method.basis_images import basis_images
-from kscl.method.batch_norm import calibrate_batch_norm
-from kscl.method.build import encoder_of
-from kscl.method.draw_basis import draw
-from kscl.method.encoder import Encoder
-from kscl.method.subspace import max_rank
-from kscl.rng import Stream, uniforms
-from kscl.views.augment import make_views, numbers_needed
-from kscl.views.normalize import normalize
-from kscl.views.recipes import with_defaults
-from kscl.views.sizes import last_size
 
-CALIBRATION_VIEWS = 16  # of the picture, for the BatchNorm statistics of random weights
 EXAMPLES = """\
   python tools/visualize_basis.py --image cat.jpg --checkpoint output/pretrain/checkpoints/C.pt
   python tools/visualize_basis.py --image cat.jpg --checkpoint C.pt METHOD.RHO 0.9 INPUT.SIZE 160
   python tools/visualize_basis.py --image cat.jpg --random-weights --output a.png --output a.pdf
 """
-
-
-def views_of(path: Path, cfg: CfgNode, num_shots: int, seed: int) -> Tensor:
-    """Return K views of an image as pretraining makes them, uint8 (K, 3, size, size)."""
-    try:
-        picture = decode_image(path.read_bytes())
-    except OSError as error:
-        raise KsclError(f"{path} cannot be read ({error.strerror}): correct --image.") from error
-    except UnreadableImage as error:
-        raise KsclError(
-            f"{path} is not an image that can be read ({error}): choose another --image."
-        ) from error
-    ops, size = with_defaults(key_recipe(cfg)), last_size(cfg.INPUT.SIZE)
-    views = np.empty((num_shots, 3, size, size), np.uint8)
-    numbers = uniforms(seed, 0, Stream.VIEWS, 0, numbers_needed(ops, num_shots))
-    make_views(picture, ops, size, numbers, views)
-    return torch.from_numpy(views)
-
-
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], CfgNode]:
-    """Return the learner's tensors, and the config of its run over the defaults of this release.
-
-    Of a folder, that of a run or of its checkpoints, the newest checkpoint is read.
-    """
-    if path.is_dir():
-        found = find_checkpoints(path) or find_checkpoints(path / CHECKPOINT_FOLDER)
-        if not found:
-            raise KsclError(
-                f"{path} holds no checkpoint of tools/pretrain.py: name the folder of a run."
-            )
-        path = found[0]
-    content = read_plain(path)
-    if not {"learner", "config"} <= set(content):
-        raise KsclError(
-            f"{path} is not a checkpoint of tools/pretrain.py, which has a learner and a config: "
-            "name one of those in the folder checkpoints of a run."
-        )
-    cfg = pretrain_defaults()
-    cfg.merge_from_other_cfg(CfgNode(content["config"]))
-    return content["learner"], cfg
-
-
-def key_encoder(cfg: CfgNode, state: dict[str, Tensor] | None) -> Encoder:
-    """Return the encoder that made the keys, in eval mode; with random weights without a state."""
-    encoder = encoder_of(cfg).eval()
-    if state is not None:
-        prefix = (
-            "key_encoder." if any(key.startswith("key_encoder.") for key in state) else "encoder."
-        )
-        own = {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}
-        try:
-            encoder.load_state_dict(own)
-        except RuntimeError as error:
-            raise KsclError(
-                f"The checkpoint does not fit the config ({error}): leave BACKBONE and PROJECTOR "
-                "as they are in it."
-            ) from error
-    return encoder
 
 
 @cli.command
@@ -125,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="file to draw to (png, svg or pdf); may be given several times (default: basis.png)",
     )
     arguments = parser.parse_args(argv)
+
+    from kscl.engine.basis_of_picture import draw_basis_of, read_checkpoint
+
     outputs = arguments.output or [Path("basis.png")]
     state, start = None, pretrain_defaults()
     if arguments.checkpoint:
@@ -135,18 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     num_shots = cfg.METHOD.NUM_SHOTS if arguments.num_shots is None else arguments.num_shots
     rho = cfg.METHOD.RHO if arguments.rho is None else arguments.rho
-    max_rank(num_shots, rho)
-    torch.manual_seed(arguments.seed)
-    encoder = key_encoder(cfg, state)
-    views = views_of(arguments.image, cfg, num_shots, arguments.seed)  # (K, 3, H, W)
-    mean, std = cfg.INPUT.MEAN, cfg.INPUT.STD
-    if state is None:
-        more = views_of(arguments.image, cfg, CALIBRATION_VIEWS, arguments.seed + 1)
-        calibrate_batch_norm(encoder, [normalize(more, mean, std)])
-    with torch.no_grad():
-        keys = encoder(normalize(views, mean, std))  # (K, D)
-    basis = basis_images(views / 255, keys, rho)
-    draw(views / 255, basis, outputs, rho)
+    basis = draw_basis_of(arguments.image, cfg, state, num_shots, rho, arguments.seed, outputs)
     mass, drawn = float(basis.fractions[: basis.kept].sum()), ", ".join(map(str, outputs))
     print(
         f"{basis.kept} of {num_shots} eigenvectors hold {mass:.1%} of the mass; drawn to {drawn}."

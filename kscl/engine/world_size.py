@@ -6,29 +6,21 @@ of the batch does. Pretraining and detection resume by the same rule.
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections.abc import Mapping
 from typing import Any
 
-from kscl.cli import add_flag
+from kscl.cli import WORLD_SIZE_OPTION
 from kscl.runtime.processes.distributed import world_size
 
 log = logging.getLogger(__name__)
 
 WORLD_SIZE, WORLD_SIZES = "world_size", "world_sizes"  # entries of a checkpoint
-OPTION = "--allow-world-size-change"
 HINTS = {
-    WORLD_SIZE: f"{OPTION} resumes on another number of processes; the record says so. The global "
-    "batch, its order and its views stay the same, but BatchNorm statistics differ: each process "
-    "computes them on its own part of the batch."
+    WORLD_SIZE: f"{WORLD_SIZE_OPTION} resumes on another number of processes; the record says so. "
+    "The global batch, its order and its views stay the same, but BatchNorm statistics differ: "
+    "each process computes them on its own part of the batch."
 }
-
-
-def add_world_size_argument(arguments: argparse.ArgumentParser) -> None:
-    """Add the option that lets a run resume on another number of processes."""
-    about = "resume on another number of processes than before; the record says so"
-    add_flag(arguments, OPTION, about)
 
 
 def required(allow_change: bool) -> dict[str, int]:

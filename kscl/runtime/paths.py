@@ -6,7 +6,6 @@ $KSCL_PATH_HANDLERS, which every process of a run inherits.
 
 from __future__ import annotations
 
-import argparse
 import glob
 import hashlib
 import http.client
@@ -61,17 +60,6 @@ class CachedUrls(HTTPURLHandler):
 path_manager = PathManager()
 path_manager.set_logging(False)  # no telemetry of what is opened
 path_manager.register_handler(CachedUrls())
-
-
-def add_path_handler_argument(arguments: argparse.ArgumentParser) -> None:
-    """Add the option that makes paths of another scheme readable."""
-    arguments.add_argument(
-        "--path-handler",
-        action="append",
-        default=[],
-        metavar="MODULE:CLASS",
-        help="an iopath handler for remote tar shards of another scheme than http(s)",
-    )
 
 
 def register_handler(name: str) -> None:

@@ -8,11 +8,7 @@ from collections.abc import Sequence
 from kscl import cli
 from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
-from kscl.runtime.processes.launch import launch
-from linear_eval.check import check_evaluation
 from linear_eval.config import linear_eval_defaults, load_linear_eval_config
-from linear_eval.data.overlap import refuse_overlap
-from linear_eval.run import jobs_of, run_all
 
 EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml \\
       BACKBONE.WEIGHTS output/pretrain/backbone.safetensors \\
@@ -43,6 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_flag(arguments, "--allow-overlap", "evaluate even if DATA.VAL has images of DATA.TRAIN")
     cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
+
+    from kscl.runtime.processes.launch import launch
+    from linear_eval.check import check_evaluation
+    from linear_eval.data.overlap import refuse_overlap
+    from linear_eval.run import jobs_of, run_all
+
     if given.check:
         return cli.tell_problems(
             lambda: check_evaluation(
