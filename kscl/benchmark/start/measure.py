@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 import time
@@ -25,10 +26,11 @@ from kscl.benchmark.start.facts import Facts
 from kscl.benchmark.suite.execute import program_path
 from kscl.benchmark.suite.spec import override_words
 from kscl.errors import KsclError
-from kscl.records.record import RECORD_FILE, read_record
 
 MEASURED_STEPS = 24
-MEASURED_ITERATIONS = 12
+MEASURED_ITERATIONS = 16
+STEP = re.compile(r"\b(?:iter:|step) (\d+)\b")  # in the log of a fine-tuning or a pretraining
+PERIOD = 0.05  # seconds between two looks at it
 PRECISE_BN_ITERATIONS = 20  # forward passes at the end of a fine-tuning, a third of the work each
 PRETRAIN, DETECTION = "pretrain/bccd_moco.yaml", "detection/bccd_tiny_c4.yaml"
 LINEAR, KNN = "linear_eval/shapes.yaml", "linear_eval/shapes_knn.yaml"
@@ -48,7 +50,7 @@ def measure(facts: Facts, sizes: Sizes, cores: int) -> Costs:
     ):
         folder = Path(name)
         steps = {"SOLVER.MAX_STEPS": MEASURED_STEPS, "SOLVER.WARMUP_EPOCHS": 0}
-        steps |= {"DATA.NUM_WORKERS": 0}  # in one process, whose time is divided below
+        steps |= {"LOG.PERIOD": 4, "DATA.NUM_WORKERS": 0}  # all work is in one process
         moco = pretrain_overrides(facts, sizes, 1) | steps
         kscl = moco | kscl_overrides(1) | steps
         of_detection = threads.submit(_detection, folder, facts, sizes)
@@ -81,8 +83,8 @@ def _pretraining(folder: Path, overrides: dict[str, Any]) -> tuple[float, float,
     """Return the seconds of all of a pretraining but its steps, of a step, and the slowdown."""
     words = override_words({**overrides, "OUTPUT_DIR": str(folder)})
     spent = run_measured("kscl-pretrain", ["--config-file", PRETRAIN, *words])
-    trained = spent.work_of(read_record(folder / RECORD_FILE)["seconds"])
-    return spent.work - trained, trained / MEASURED_STEPS, spent.clock / spent.work
+    start = max(0.0, spent.work - MEASURED_STEPS * spent.step)
+    return start, spent.step, spent.clock / spent.work
 
 
 def _detection(folder: Path, facts: Facts, sizes: Sizes) -> tuple[float, float, float]:
@@ -99,10 +101,8 @@ def _detection(folder: Path, facts: Facts, sizes: Sizes) -> tuple[float, float, 
     words = override_words(overrides)
     config = ["--config-file", str(converted / "config.yaml")]
     spent = run_measured("kscl-train-net", [*config, *words])
-    trained = spent.work_of(read_record(output / RECORD_FILE)["details"]["seconds_of_training"])
-    iteration = trained / MEASURED_ITERATIONS
-    start = spent.work - trained + PRECISE_BN_ITERATIONS / 3 * iteration
-    return convert, start, iteration
+    more = PRECISE_BN_ITERATIONS / 3 - MEASURED_ITERATIONS
+    return convert, max(0.0, spent.work + more * spent.step), spent.step
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,15 @@ class Spent:
 
     work: float
     clock: float
-
-    def work_of(self, seconds: float) -> float:
-        """Return the processor's part in some of the seconds on the clock."""
-        return self.work * min(1.0, seconds / self.clock)
+    step: float  # processor seconds of a step, without the first ones; 0 if it told of no steps
 
 
 def run_measured(program: str, arguments: Sequence[str]) -> Spent:
     """Run a tool on one thread; return what it took, with all processes that it started."""
     environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+", errors="replace") as said:
+    marks: list[tuple[int, float]] = []  # a step that the tool tells of, and its processor time
+    with tempfile.NamedTemporaryFile("w+", errors="replace") as said:
         process = subprocess.Popen(
             [program_path(program), *arguments],
             stdout=said,
@@ -129,10 +127,40 @@ def run_measured(program: str, arguments: Sequence[str]) -> Spent:
             stdin=subprocess.DEVNULL,
             env={**os.environ, **environment},
         )
-        _, status, usage = os.wait4(process.pid, 0)  # unlike wait(), it tells the processor's time
+        try:
+            ended, status, usage = 0, 0, None
+            while not ended:  # unlike wait(), wait4() tells the processor's time
+                ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+                if not ended:
+                    marks += _new_mark(Path(said.name), marks, process.pid)
+                    time.sleep(PERIOD)
+        except BaseException:
+            process.kill()
+            raise
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
-            said.seek(0)
-            tail = "\n".join(said.read().strip().splitlines()[-15:])
+            tail = "\n".join(Path(said.name).read_text(errors="replace").strip().splitlines()[-15:])
             raise KsclError(f"A trial of {program} failed, so nothing was written:\n{tail}")
-    return Spent(usage.ru_utime + usage.ru_stime, time.monotonic() - began)
+    assert usage is not None
+    clock, work = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+    if len(marks) < 2:
+        return Spent(work, clock, 0.0)
+    (first, before), (last, after) = marks[0], marks[-1]
+    return Spent(work, clock, (after - before) / (last - first))
+
+
+def _new_mark(log: Path, marks: Sequence[tuple[int, float]], pid: int) -> list[tuple[int, float]]:
+    """Return the last step that the log tells of with the time so far, if it is a new one."""
+    told = STEP.findall(log.read_text(errors="replace"))
+    if not told or (marks and int(told[-1]) == marks[-1][0]):
+        return []
+    return [(int(told[-1]), processor_seconds(pid))]
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process; seconds on the clock where the system hides it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
