@@ -84,5 +84,5 @@ def test_progress_is_a_line_per_check_and_on_a_terminal_one_line(capsys, monkeyp
 
 
 def test_the_folder_for_own_data_is_not_part_of_the_repository():
-    ignored = (Path(__file__).parents[3] / ".gitignore").read_text().splitlines()
+    ignored = (Path(__file__).parents[4] / ".gitignore").read_text().splitlines()
     assert {"/data/", "/output/", "/datasets/"} <= set(ignored)
