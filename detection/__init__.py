@@ -10,13 +10,20 @@ import sys
 import warnings
 
 from detection.install import require_detectron2
+from kscl.cli import EXIT_INTERRUPTED
 
 # Detectron2's use of torch.jit is not the user's concern.
 warnings.filterwarnings("ignore", ".*torch.jit", FutureWarning)
 only_help = sys.argv[1:] in (["--help"], ["-h"])
 if not only_help and importlib.util.find_spec("detectron2") is not None:
     # An installed Detectron2 that does not import is an error here, not a missing head later.
-    import detection.backbones.builders
-    import detection.train.roi_heads  # noqa: F401
+    try:
+        import detection.backbones.builders
+        import detection.train.roi_heads  # noqa: F401
+    except KeyboardInterrupt:  # within the seconds before a tool can catch it
+        if hasattr(sys, "ps1"):  # a Python prompt or a notebook, which goes on
+            raise
+        print("interrupted", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
 
 __all__ = ["require_detectron2"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from detection.data.masks import Packed, packed
 from detection.errors import DetectionError
 from detection.scoring.mask_columns import columns_of_masks, masks_of_columns
 from kscl.data.annotated.annotations import AnnotatedSet, check_class_names
-from kscl.runtime.files import write_atomically
+from kscl.runtime.files import read_arrays, write_atomically
 
 FORMAT = "kscl-boxes"
 VERSION = 2  # 1 had no masks, and still has none
@@ -246,11 +245,10 @@ def _joined(parts: Any, dtype: type) -> Array:
 
 def _read(path: str | Path, kind: str) -> BoxTable:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            content = {name: file[name] for name in file.files}
+        content = read_arrays(path)
     except FileNotFoundError:
         raise DetectionError(f"{path}: there is no such file of {kind}. Check the path.") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise DetectionError(
             f"{path} is not readable as a file of {kind} ({error}). Make it again: it is damaged, "
             "or was written by something else."

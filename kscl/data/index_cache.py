@@ -11,13 +11,13 @@ import hashlib
 import logging
 import os
 import tempfile
-import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from kscl.data.packed_names import Names
+from kscl.runtime.files import read_arrays
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +68,9 @@ def modified_ns(path: str) -> int:
 def load_index(folder: Path, key: str) -> Arrays | None:
     """Return the arrays saved under `key`, or None if anything they were made from has changed."""
     try:
-        with np.load(_cache_file(folder, key), allow_pickle=False) as saved:
-            arrays = dict(saved)
+        arrays = read_arrays(_cache_file(folder, key))
         return arrays if _still_holds(arrays) else None
-    except (OSError, ValueError, KeyError, IndexError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, IndexError):
         return None
 
 

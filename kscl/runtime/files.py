@@ -10,7 +10,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from kscl.errors import KsclError
+
+
+def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """Return the arrays of an .npz file; raise ValueError for one that is damaged in any way."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except OSError:
+        raise
+    except Exception as error:  # zipfile, zlib and numpy raise a dozen kinds for damaged bytes
+        raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
 def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:

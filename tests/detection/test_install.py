@@ -131,3 +131,18 @@ def test_an_import_error_of_an_installed_detectron2_is_not_suppressed(tmp_path):
     done = run(sys.executable, "-c", "import detection", env={"PYTHONPATH": path})
     assert done.returncode == 1
     assert "half an installation" in done.stderr
+
+
+def test_ctrl_c_while_detectron2_is_imported_ends_without_a_traceback(tmp_path):
+    package = tmp_path / "detectron2"
+    package.mkdir()
+    package.joinpath("__init__.py").write_text(
+        "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    )
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    done = run(sys.executable, "-c", "import detection", env=env)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    at_a_prompt = "import sys; sys.ps1 = '>>> '\ntry: import detection\n"
+    at_a_prompt += "except KeyboardInterrupt: print('caught')"
+    done = run(sys.executable, "-c", at_a_prompt, env=env)
+    assert (done.returncode, done.stdout) == (0, "caught\n")

@@ -15,8 +15,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -167,7 +168,8 @@ def _spawn(worker: Worker, argument: object, count: int) -> int:
             ours, theirs = context.Pipe(duplex=False)
             place = (number, count, store.port)
             process = context.Process(target=_spawned, args=(place, theirs, worker, argument))
-            process.start()
+            with _without_interrupts():
+                process.start()
             theirs.close()
             ranks.append(_Rank(process, ours))
         try:
@@ -178,6 +180,17 @@ def _spawn(worker: Worker, argument: object, count: int) -> int:
     if first is None:
         return 0
     return _explain(ranks, first, stop)
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold SIGINT back; a process that is started here imports for seconds before it ignores it."""
+    resource_tracker.ensure_running()  # which lets signals through again once it runs
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _wait_for(ranks: list[_Rank], stop: StopRequest) -> _Rank | None:
@@ -228,6 +241,7 @@ def _spawned(
     """Run one rank of `_spawn`."""
     number, count, port = place
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the launcher decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     end_with_parent()
     try:
         if torch.cuda.is_available():

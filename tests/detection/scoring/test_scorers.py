@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 
@@ -216,6 +217,16 @@ def test_a_broken_or_missing_file_is_an_error_and_no_traceback(tmp_path, content
     path.write_bytes(content)
     with pytest.raises(KsclError, match="not readable"):
         read_detections(path)
+
+
+def test_a_saved_pass_with_any_one_byte_changed_is_read_or_refused(tmp_path, small):
+    path = tmp_path / "found.npz"
+    write_table(perfect(small), path)
+    content = path.read_bytes()
+    for at in range(len(content)):
+        path.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
+        with contextlib.suppress(KsclError):  # never a traceback of zipfile, zlib or numpy
+            read_detections(path)
 
 
 @pytest.mark.parametrize("where", ["{voc}", "{voc}:test", "voc:{voc}:test", "{truth}"])

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -15,6 +19,7 @@ from kscl.errors import KsclError
 from kscl.runtime.processes.distributed import rank
 from kscl.runtime.processes.launch import launch, visible_gpu
 from kscl.runtime.processes.ranks import any_rank, on_first_rank
+from tests.helpers.commands import ROOT
 from tests.helpers.ranks import joined
 
 REASON = "picture.jpg cannot be read"
@@ -56,6 +61,34 @@ def leave_early(_: object) -> int:
         if rank() == 0:
             time.sleep(LIMIT + 1)
     return 0
+
+
+SLOW_TO_IMPORT = """
+import sys, time
+from kscl.runtime.processes.launch import launch
+if __name__ == "__mp_main__":  # in a rank, which Ctrl-C in a terminal reaches as well
+    print("importing", flush=True)
+    time.sleep(2)
+def work(_):
+    time.sleep(600)
+if __name__ == "__main__":
+    sys.exit(launch(work, None, 2))
+"""
+
+
+def test_ctrl_c_while_ranks_import_ends_all_without_a_traceback(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SLOW_TO_IMPORT)
+    command = [sys.executable, "-W", "ignore", str(script)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    piped = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=env, start_new_session=True, **piped)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "importing\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in errors
 
 
 def test_a_rank_that_fails_alone_says_why_though_ending_the_group_would_wait():
