@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_board(Path(suite.output_dir) / suite.board)
     if code == 0 and any(len(contender.seeds) == 1 for contender in suite.contenders):
         print(
-            f"One seed shows no difference. For three, write seeds: [0, 1, 2] in {arguments.suite} "
+            f"One seed cannot tell. For three, write seeds: [0, 1, 2] in {arguments.suite} "
             "and run the same command again; what is finished is kept."
         )
     if suite.steps:

@@ -104,11 +104,12 @@ def _leave_out(own: OwnSet, skip_bad: bool) -> list[str]:
     fatal = [problem for problem in own.problems if problem.fatal]
     if not fatal:
         return []
-    if not skip_bad or any(problem.kind == "class names" for problem in fatal):
+    of_images = [problem for problem in fatal if problem.kind != "class names"]
+    if not skip_bad or len(of_images) < len(fatal):
+        advice = ", or leave the images concerned out with --skip-bad." if of_images else "."
         raise KsclError(
             f"{len(fatal)} problem{'s' if len(fatal) > 1 else ''} found; nothing was written:\n"
-            f"{list_problems(fatal)}\n"
-            "Fix them, or leave the images concerned out with --skip-bad."
+            f"{list_problems(fatal)}\nFix them{advice}"
         )
     where = {problem.where for problem in fatal}
     per_file = Counter(image.annotation for image in own.images)

@@ -199,6 +199,15 @@ def test_all_problems_are_told_at_once_and_nothing_is_written(tmp_path, capsys):
     assert (tmp_path / "mine/classes.txt").read_text().split() == ["cat", "dog"]
 
 
+def test_names_that_differ_by_case_alone_do_not_advise_to_skip_images(tmp_path, capsys):
+    write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 4))
+    (tmp_path / "labels/p2.xml").write_text(annotation_xml([("Cat", (1, 1, 9, 9), 0)], SIZE))
+    assert prepare(tmp_path) == 2
+    told = capsys.readouterr().err
+    assert "--merge-case" in told
+    assert "--skip-bad" not in told
+
+
 @pytest.mark.parametrize(
     "line", ["0 0.5 0.5", "7 .5 .5 .1 .1", "0 50 50 9 9", "dog .5 .5 .1 .1", "0 .5 .5 .1 .1 .9"]
 )
