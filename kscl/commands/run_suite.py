@@ -117,8 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_board(Path(suite.output_dir) / suite.board)
     if code == 0 and any(len(contender.seeds) == 1 for contender in suite.contenders):
         print(
-            f"One seed cannot tell. For three, write seeds: [0, 1, 2] in {arguments.suite} "
-            "and run the same command again; what is finished is kept."
+            f"One seed tells no difference from noise. For three, write seeds: [0, 1, 2] in "
+            f"{arguments.suite} and run the same command again; what is finished is kept."
         )
     if suite.steps:
         print(report_seconds(seconds_of(suite, stages)))
