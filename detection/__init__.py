@@ -12,8 +12,13 @@ import warnings
 from detection.install import require_detectron2
 from kscl.cli import EXIT_INTERRUPTED
 
-# Detectron2's use of torch.jit is not the user's concern.
+MIN_SCORE = 0.5  # of a box that is told or drawn, unless another one is asked for
+
+# Detectron2's use of torch.jit and torch.meshgrid is not the user's concern.
 warnings.filterwarnings("ignore", ".*torch.jit", FutureWarning)
+warnings.filterwarnings("ignore", "torch.meshgrid: in an upcoming release", UserWarning)
+# Nor is that ranks copy the gradients of a transformer's tokens, which lie apart in memory.
+warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
 only_help = sys.argv[1:] in (["--help"], ["-h"])
 if not only_help and importlib.util.find_spec("detectron2") is not None:
     # An installed Detectron2 that does not import is an error here, not a missing head later.
@@ -26,4 +31,4 @@ if not only_help and importlib.util.find_spec("detectron2") is not None:
         print("interrupted", file=sys.stderr)
         sys.exit(EXIT_INTERRUPTED)
 
-__all__ = ["require_detectron2"]
+__all__ = ["MIN_SCORE", "require_detectron2"]

@@ -11,6 +11,7 @@ import torch
 from detectron2.data.transforms import ResizeShortestEdge
 from detectron2.modeling import build_model
 
+from detection import MIN_SCORE
 from detection.config import load_detection_config
 from detection.errors import DetectionError
 from detection.train.checkpoint import DETECTOR_FILE, load_detector
@@ -33,8 +34,11 @@ class Found:
 Predictor = Callable[[np.ndarray], list[Found]]
 
 
-def load_predictor(run: str | Path) -> Predictor:
-    """Return a function from an RGB picture (uint8) to what the run's detector finds in it."""
+def load_predictor(run: str | Path, min_score: float = MIN_SCORE) -> Predictor:
+    """Return a function from an RGB picture (uint8) to what the run's detector finds in it.
+
+    It leaves out what scores below `min_score`, as tools/predict.py does.
+    """
     folder = find_run(Path(run))
     cfg = load_detection_config(folder / CONFIG_FILE)
     cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -62,6 +66,7 @@ def load_predictor(run: str | Path) -> Predictor:
                 found.pred_boxes.tensor.tolist(),
                 strict=True,
             )
+            if score >= min_score
         ]
 
     return predict

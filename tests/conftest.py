@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 
 # Before other imports, as libraries read these once; and without xdist too, so that a process and
 # the ranks that it starts divide their sums alike, however many cores there are.
 threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
 for name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, threads)
+
+# What starts tests in the background lets them ignore Ctrl-C, and all that they start inherits it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from detection import MIN_SCORE
 from detection.errors import DetectionError
 from detection.install import require_detectron2
 from kscl import cli
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = "for the pictures and predictions.json (%(default)s)"
     parser.add_argument("--output-dir", type=Path, default=Path("predictions"), help=about)
     about = "least score of a box (%(default)s)"
-    parser.add_argument("--min-score", type=float, default=0.5, help=about)
+    parser.add_argument("--min-score", type=float, default=MIN_SCORE, help=about)
     given = parser.parse_args(argv)
     if not 0 <= given.min_score <= 1:
         raise DetectionError(f"--min-score is {given.min_score:g}; it must be between 0 and 1.")
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from detection.predict import load_predictor, read_photo
     from detection.scoring.marked import draw_found
 
-    predict = load_predictor(given.run)
+    predict = load_predictor(given.run, given.min_score)
     content, bad = [], []
     for name, path in photos.items():
         try:
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except DetectionError as error:
             bad.append(str(error))
             continue
-        found = [thing for thing in predict(picture) if thing.score >= given.min_score]
+        found = predict(picture)
         draw_found(picture, found, given.output_dir / f"{name}.png")
         height, width = picture.shape[:2]
         objects = [asdict(thing) for thing in found]
@@ -62,16 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _photos(given: Sequence[Path]) -> dict[str, Path]:
-    """Return the images by the name of their picture."""
-    photos: dict[str, Path] = {}
+    """Return the images by the name of their picture: with folders if a name repeats."""
+    found: dict[str, tuple[str, Path]] = {}  # a file that is named twice is one image
     for path in given:
         if path.is_dir():
             names = sorted(name for name, _ in walk_files(str(path), Walk()) if is_image(name))
-            photos |= {name: path / name for name in names}
+            found |= {os.path.abspath(path / name): (name, path / name) for name in names}
         elif path.is_file():
-            photos[path.name] = path
+            found[os.path.abspath(path)] = path.name, path
         else:
             raise DetectionError(f"{path} is not there. Name images or folders of images.")
-    if not photos:
+    if not found:
         raise DetectionError(f"{', '.join(map(str, given))} holds no image. Name some.")
-    return photos
+    if len({name for name, _ in found.values()}) == len(found):
+        return dict(found.values())
+    top = os.path.commonpath([os.path.dirname(full) for full in found])
+    return {os.path.relpath(full, top): path for full, (_, path) in found.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from detection.errors import DetectionError
 from detection.install import require_detectron2
@@ -15,6 +16,9 @@ from kscl import cli
 from kscl.config.comments import comments_of
 from kscl.config.tree import config_yaml
 from kscl.data.annotated.annotations import Problem
+
+if TYPE_CHECKING:
+    from detectron2.config import CfgNode
 
 EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8
   python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5
@@ -56,19 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     require_detectron2()
 
-    from detection.config import add_kscl_config, load_detection_config
-    from detection.train.adapt import adapt
-    from detection.train.lr_search import parse_grid
+    from detection.config import add_kscl_config
     from detection.train.trials import run_evaluation, run_trials
 
     if arguments.eval_only and arguments.num_trials:
         raise DetectionError("--eval-only scores one detector. Leave --num-trials out.")
     if arguments.check:
         return cli.tell_problems(lambda: _check(arguments))
-    cfg = load_detection_config(arguments.config_file, arguments.overrides)
-    if arguments.lr_grid is not None:
-        cfg.KSCL.LR_GRID = parse_grid(arguments.lr_grid)
-    cfg, scaled_from, notice = adapt(cfg, arguments.num_gpus)
+    cfg, scaled_from, notice = _adapted(arguments)
     if arguments.print_config:
         print(config_yaml(cfg, comments_of(add_kscl_config)), end="")
         return 0
@@ -86,11 +85,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def _check(arguments: argparse.Namespace) -> list[Problem]:
+def _adapted(arguments: argparse.Namespace) -> tuple[CfgNode, int, str]:
     from detection.config import load_detection_config
     from detection.train.adapt import adapt
-    from detection.train.check import check_trials
+    from detection.train.lr_search import parse_grid
 
     cfg = load_detection_config(arguments.config_file, arguments.overrides)
-    cfg, _, _ = adapt(cfg, arguments.num_gpus)
+    if arguments.lr_grid is not None:
+        cfg.KSCL.LR_GRID = parse_grid(arguments.lr_grid)
+    return adapt(cfg, arguments.num_gpus)
+
+
+def _check(arguments: argparse.Namespace) -> list[Problem]:
+    from detection.train.check import check_trials
+
+    cfg, _, _ = _adapted(arguments)
     return check_trials(cfg, arguments.check_later)

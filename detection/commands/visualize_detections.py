@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from detection import MIN_SCORE
 from detection.errors import DetectionError
 from detection.scoring import BOX_SCORERS
 from detection.scoring.pictures import draw_sheet
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="a PNG (default: detections.png in the run)")
     parser.add_argument("--images", type=int, default=8, help="how many (default: %(default)s)")
     parser.add_argument(
-        "--min-score", type=float, default=0.5, help="boxes to draw (default: %(default)s)"
+        "--min-score", type=float, default=MIN_SCORE, help="boxes to draw (default: %(default)s)"
     )
     parser.add_argument("--scorer", choices=tuple(BOX_SCORERS), default=next(iter(BOX_SCORERS)))
     parser.add_argument(

@@ -23,9 +23,9 @@ from kscl.data.annotated.image_size import image_size
 from kscl.data.annotated.masks import RunLengths
 from kscl.data.annotated.specs import Source, parse_source, read_source, shared_class_names
 from kscl.data.equal_files import equal_files
+from kscl.data.formats import DECODED_SAMPLE
 from kscl.errors import KsclError
 
-DECODED_SAMPLE = 2000  # images per set that are decoded unless all are asked for
 MAX_BAD_FRACTION = 0.01  # of a training set, as in pretraining; a run has KSCL.MAX_BAD_FRACTION
 UNREADABLE = "unreadable image"
 THREADS = 8  # reading headers waits for the disk more than it computes
@@ -68,9 +68,10 @@ def preflight(
         if mask_format:
             report.problems += _mask_problems(role, found, mask_format)
         allowed = max_bad_fraction if role == "train" else 0.0  # a score is over all test images
+        listed = len(found.images)
         decoded = _check_images(source, found, report, full, sample, allowed)
         sets[role].append((source, found))
-        report.sets.append(_summary(role, found, decoded))
+        report.sets.append(_summary(role, found, decoded, listed - len(found.images)))
     # A list that could not be found is explained by the problems of the files.
     if no_list and (class_names is not None or not report.fatal):
         _add(report, "class list", "the training sets", no_list, "Give one list for all")
@@ -184,9 +185,9 @@ def _check_classes(
     for name in names:
         by_case.setdefault(name.casefold(), []).append(name)
     for alike in (found for found in by_case.values() if len(found) > 1):
-        what = f"{', '.join(map(repr, alike))} differ only in upper and lower case"
+        where = " and ".join(_place(name, [*sets["train"], *sets["test"]]) for name in alike)
         fix = "Give them one name, or let tools/prepare_data.py own --merge-case do it"
-        _add(report, "case of a class", "the class list", what, fix)
+        _add(report, "case of a class", where, "differ only in upper and lower case", fix)
     for role, found in sets.items():
         if not names or not found or not all(annotated.usable for _, annotated in found):
             continue
@@ -205,6 +206,15 @@ def _check_classes(
         if role == "test" and len(absent) == len(names):
             where = ", ".join(source.name for source, _ in found)
             _add(report, "absent class", where, "there is nothing to find", "Name another test set")
+
+
+def _place(name: str, sets: list[tuple[Source, AnnotatedSet]]) -> str:
+    """Return a class with the first annotation file that has it, and its set."""
+    for source, annotated in sets:
+        for image in annotated.images:
+            if any(thing.name == name for thing in image.objects):
+                return f"'{name}' in {image.annotation} of {source.name}"
+    return f"'{name}' in the class list of {', '.join(source.name for source, _ in sets)}"
 
 
 def _overlap(
@@ -232,7 +242,7 @@ def _overlap(
                 yield replace(problem, fatal=not official)
 
 
-def _summary(role: str, found: AnnotatedSet, decoded: int) -> dict[str, Any]:
+def _summary(role: str, found: AnnotatedSet, decoded: int, skipped: int) -> dict[str, Any]:
     objects = [thing for image in found.images for thing in image.objects]
     return {
         "role": role,
@@ -241,7 +251,8 @@ def _summary(role: str, found: AnnotatedSet, decoded: int) -> dict[str, Any]:
         "objects": len(objects),
         "difficult": sum(thing.difficult for thing in objects),
         "per_class": found.counts(),
-        "decoded": decoded,
+        "decoded": decoded,  # of these and of those that are skipped
+        "skipped": skipped,
     }
 
 

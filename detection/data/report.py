@@ -72,6 +72,6 @@ class Report:
 
 
 def _decoded(row: dict[str, Any]) -> str:
-    if row["decoded"] == row["images"]:
+    if row["decoded"] == row["images"] + row["skipped"]:
         return "all decoded"
     return f"a sample of {row['decoded']} decoded"

@@ -16,23 +16,24 @@ from kscl.config.tree import value_at
 def adapt(cfg: CfgNode, num_gpus: int) -> tuple[CfgNode, int, str]:
     """Return the config to run, the number of processes it was scaled from (0: none), a notice."""
     cfg = cfg.clone()
+    processes = int(os.environ.get("WORLD_SIZE", max(1, num_gpus)))
     if cfg.SEED < 0:  # Detectron2's "random" is the same order of images in every trial
         cfg.SEED = 0
     if not torch.cuda.is_available():
-        _adapt_to_cpu(cfg, num_gpus)
+        _adapt_to_cpu(cfg, processes)
     if len(cfg.DATASETS.TEST) != 1:
         raise DetectionError(
             f"DATASETS.TEST is {tuple(cfg.DATASETS.TEST)}. Name one set: a record has one result."
         )
-    return _scale(cfg, int(os.environ.get("WORLD_SIZE", max(1, num_gpus))))
+    return _scale(cfg, processes)
 
 
-def _adapt_to_cpu(cfg: CfgNode, num_gpus: int) -> None:
+def _adapt_to_cpu(cfg: CfgNode, processes: int) -> None:
     cfg.MODEL.DEVICE = "cpu"
     if cfg.SOLVER.AMP.ENABLED:
         raise DetectionError("SOLVER.AMP.ENABLED needs a GPU and there is none. Set it to False.")
     needing_gpus = [key for key in NORM_KEYS if value_at(cfg, key) in ("SyncBN", "nnSyncBN")]
-    if num_gpus > 1 and needing_gpus:
+    if processes > 1 and needing_gpus:
         raise DetectionError(
             f"{' and '.join(needing_gpus)} {value_at(cfg, needing_gpus[0])} needs GPUs and there "
             "is none. Set it to naiveSyncBN, which computes the same on any device."

@@ -166,9 +166,27 @@ def _set_up_worker(worker: int) -> None:
     obey_parent_alone()
 
 
+class _TestMapper:
+    """Detectron2's mapper, which does not say what file it failed on."""
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self.mapper = DatasetMapper(cfg, is_train=False)
+
+    def __call__(self, image: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self.mapper(image)
+        except OSError as error:
+            raise DetectionError(
+                f"{image['file_name']}, a test image, cannot be read: {error}. If it broke during "
+                "the run, put it back and continue with --resume: the training is kept. If it was "
+                "broken before, replace it and train into a new OUTPUT_DIR, as the data are then "
+                "others; tools/preflight.py --full finds all such files."
+            ) from error
+
+
 def build_test_loader(cfg: CfgNode, dicts: list[dict[str, Any]]) -> DataLoader[Any]:
     """Return this rank's test images one by one, as Detectron2's own loader does."""
-    images = MapDataset(DatasetFromList(dicts, copy=False), DatasetMapper(cfg, is_train=False))
+    images = MapDataset(DatasetFromList(dicts, copy=False), _TestMapper(cfg))
     return DataLoader(
         images,
         batch_size=1,

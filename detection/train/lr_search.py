@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode
 
-from detection.data.sets import RunSets
+from detection.data.sets import Part, RunSets
 from detection.errors import DetectionError
 from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedSet
 from kscl.records.record import RECORD_FILE, read_record
@@ -47,16 +47,22 @@ def check_grid(rates: list[float], where: str) -> list[float]:
     return [float(rate) for rate in rates]
 
 
-def search_sets(sets: RunSets) -> RunSets:
-    """Return the training sets in two parts: to train on, and to choose the learning rate on."""
-    images = [image for _, annotated in sets.train for image in annotated.images]
-    order = sorted(images, key=lambda image: (zlib.crc32(str(image.id).encode()), str(image.id)))
-    held_out = {id(image) for image in order[: len(order) // HELD_OUT]}
-    if not held_out:
+def images_to_divide(train: Sequence[Part]) -> list[AnnotatedImage]:
+    """Return all training images; raise an error if they are too few to hold one out."""
+    images = [image for _, annotated in train for image in annotated.images]
+    if len(images) < HELD_OUT:
         raise DetectionError(
             f"{GRID_KEY}: of {len(images)} training images none can be held out to choose a "
             f"learning rate on. Use at least {HELD_OUT}."
         )
+    return images
+
+
+def search_sets(sets: RunSets) -> RunSets:
+    """Return the training sets in two parts: to train on, and to choose the learning rate on."""
+    images = images_to_divide(sets.train)
+    order = sorted(images, key=lambda image: (zlib.crc32(str(image.id).encode()), str(image.id)))
+    held_out = {id(image) for image in order[: len(order) // HELD_OUT]}
     train = [
         (source, _part(annotated, [i for i in annotated.images if id(i) not in held_out]))
         for source, annotated in sets.train

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from detectron2.config import CfgNode
 
 from detection.config import DETECTOR_KEYS, NORM_KEY, load_detection_config
 from detection.convert.routes import PLAIN_BUILDERS, PROTOCOL_BUILDERS
 from kscl.config.shipped import shipped_configs
 from kscl.config.tree import leaves_without, one_line, plain, value_at
+from kscl.data.annotated.specs import COCO_NAMES, parse_source
 from kscl.records.record import Protocol
 
 # Where and how, not what: two runs that differ only here give the same numbers.
@@ -66,7 +70,7 @@ def _has_simple_pyramid(cfg: CfgNode) -> bool:
 
 
 def _name(cfg: CfgNode) -> str:
-    """Return the protocol's name, which says in what its heads and norms are not those shipped."""
+    """Return the protocol's name, which says what is not as shipped of data, heads and norms."""
     name = cfg.KSCL.PROTOCOL or "unnamed"
     shipped = shipped_configs() / "detection" / f"{name.replace('-', '_')}.yaml"
     changes = ""
@@ -76,5 +80,27 @@ def _name(cfg: CfgNode) -> str:
             ours = plain(value_at(cfg, key))
             if key != BUILDER_KEY and ours != plain(value_at(theirs, key)):
                 changes += f"+{key}={one_line(ours)}"
+        ours = _set_names(cfg)
+        if ours != _set_names(theirs):
+            names = dict.fromkeys(name for role in ours for name in role)
+            changes += f"+DATASETS={','.join(names)}"
     pyramid = SIMPLE_PYRAMID if _has_simple_pyramid(cfg) else ""
     return name + pyramid + (LR_SEARCH if cfg.KSCL.LR_GRID else "") + changes
+
+
+def _set_names(cfg: CfgNode) -> list[list[str]]:
+    """Return what the sets to train on and to test on are called, wherever they are."""
+    return [
+        [_set_name(name) for name in names] for names in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
+    ]
+
+
+def _set_name(name: str) -> str:
+    """Return the folder's name of a VOC set, and that around the file of a COCO set."""
+    source = parse_source(name)
+    if source.json_file is None:
+        return Path(os.path.abspath(source.root)).name
+    if source.json_file.stem in {annotations for _, annotations in COCO_NAMES.values()}:
+        return "COCO"
+    around = reversed(Path(os.path.abspath(source.json_file)).parent.parts)
+    return next(part for part in around if part not in ("annotations", "coco"))

@@ -16,6 +16,8 @@ from kscl.backbone_file import RANDOM
 from kscl.method.encoder import build_backbone
 from kscl.records.record import LEAST_AP50, make_record, write_record
 
+HARDLY_FOUND = 1.0  # percent AP50 of a class
+
 
 def _described(cfg: CfgNode, certificate: Certificate) -> dict[str, Any]:
     """Return what a reader should know of the backbone; the leaderboard groups by it."""
@@ -25,6 +27,16 @@ def _described(cfg: CfgNode, certificate: Certificate) -> dict[str, Any]:
     with torch.device("meta"):  # only its structure is needed
         backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
     return found | {"parameters": sum(p.numel() for p in backbone.parameters())}
+
+
+def _hardly_found(headline: ScorerResult) -> list[str]:
+    """Return a note for every class that is as good as never found, while others are."""
+    return [
+        f"The class '{name}' is hardly found (AP50 below {HARDLY_FOUND:g}). Train longer, or "
+        "annotate more objects of it."
+        for name, row in headline["per_class"].items()
+        if row["AP50"] < HARDLY_FOUND
+    ]
 
 
 def write_trial_record(
@@ -47,6 +59,8 @@ def write_trial_record(
     if metrics["AP50"] < LEAST_AP50:
         low = f"AP50 is {metrics['AP50']:.1f}, too low to compare. Train longer or on more images."
         details = {**details, "warnings": [low]}
+    elif missed := _hardly_found(headline):
+        details = {**details, "warnings": missed}
     record = make_record(
         kind="detection",
         name=Path(cfg.OUTPUT_DIR).name,

@@ -113,7 +113,7 @@ def trial_configs(cfg: CfgNode, num_trials: int) -> list[CfgNode]:
 
 
 def summary(folders: list[Path]) -> str:
-    """Return one line: mean ± standard deviation over the trials."""
+    """Return mean ± standard deviation over the trials, and what their records warn of."""
     records = [read_record(folder / RECORD_FILE) for folder in folders]
     parts = []
     for name in (*HEADLINE, *OF_MASKS):
@@ -121,4 +121,6 @@ def summary(folders: list[Path]) -> str:
         if values:
             parts.append(f"{name.replace('/', ' ')} {mean_and_std(values)}")
     count = "1 trial" if len(records) == 1 else f"{len(records)} trials"
-    return f"{', '.join(parts)} ({count}, {records[0]['details']['scorer']})"
+    warned = [f"Warning: {text}" for it in records for text in it["details"].get("warnings", [])]
+    line = f"{', '.join(parts)} ({count}, {records[0]['details']['scorer']})"
+    return "\n".join(dict.fromkeys([line, *warned]))

@@ -57,8 +57,10 @@ def test_levels_are_what_timms_modules_put_out(name):
         theirs = outputs_of_modules(source, images)
     assert len(ours) == len(theirs)
     for (level, values), expected in zip(ours.items(), theirs, strict=True):
-        if expected.ndim == 3:  # tokens, the class token first
-            expected = expected[:, 1:].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
+        if expected.ndim == 3:  # tokens, those of the class and of registers first
+            expected = (
+                expected[:, source.num_prefix_tokens :].unflatten(1, (4, 4)).permute(0, 3, 1, 2)
+            )
         elif name.startswith("swin"):
             expected = expected.permute(0, 3, 1, 2)
         assert values.shape[2:] == (64 // STRIDES.get(level, 16),) * 2
@@ -109,7 +111,7 @@ def test_a_network_with_batch_norm_takes_no_other_norm():
         backbone_of("resnet18", norm="GN")
 
 
-FROZEN = {
+FROZEN = {  # network: how the names of its stages begin
     "resnet18": ["conv1", "layer1.", "layer2.", "layer3.", "layer4."],
     "convnext_atto": ["stem.", "stages.0.", "stages.1.", "stages.2.", "stages.3."],
     "efficientnet_lite0": ["conv_stem", "blocks.1.", "blocks.2.", "blocks.4.", "blocks.6."],

@@ -1,4 +1,4 @@
-"""What the tests of the commands share: data, converted weights, and one finished run."""
+"""What the tests of the commands share: data, converted weights, drawn shapes, a finished run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from detection.commands.convert import main as convert
+from kscl.commands.make_shapes import main as make_shapes
+from kscl.datasets.shapes.writing import coco
 from tests.helpers.data.sets import Thing, write_voc
 from tests.helpers.detection_runs import start_train_net
 
@@ -35,6 +37,20 @@ def shop(tmp_path_factory) -> Path:
         words += ["--protocol", "detection/shapes_tiny_c4.yaml"]
         assert convert([*words, "--output-dir", str(folder / f"weights{seed}")]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def drawn(tmp_path_factory) -> list[str]:
+    """The words that name the drawn shapes as COCO files with masks, few and small."""
+    root = tmp_path_factory.mktemp("shapes") / "set"
+    sizes = ["--num-classes", "2", "--unlabeled", "1", "--train", "2", "--val", "2"]
+    sizes += ["--detection-train", "8", "--detection-test", "3"]
+    assert make_shapes(["--output-dir", str(root), *sizes]) == 0
+    images = root / "VOCdevkit" / "VOC2007" / "JPEGImages"
+    words = []
+    for role, split in (("TRAIN", "trainval"), ("TEST", "test")):
+        words += [f"DATASETS.{role}", f"('coco:{root / coco.file_path(split)}:{images}',)"]
+    return words
 
 
 def count_reads(file: Path) -> None:

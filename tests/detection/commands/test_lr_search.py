@@ -37,12 +37,12 @@ def test_the_learning_rate_is_chosen_on_a_part_of_the_training_images(shop, tmp_
     assert found["AP"][f"{found['chosen']:g}"] == max(found["AP"].values())
     assert (found["trained_on"], found["chosen_on"]) == (8, 2)
     assert record["config"]["values"]["SOLVER"]["BASE_LR"] == found["chosen"]
-    assert record["protocol"]["id"] == "shapes-tiny-c4-lr-search"
+    assert record["protocol"]["id"] == "shapes-tiny-c4-lr-search+DATASETS=voc"
     assert record["protocol"]["definition"]["KSCL.LR_GRID"] == [0.001, 0.03]
     assert "SOLVER.BASE_LR" not in record["protocol"]["definition"]
     # Of the search itself nothing is ranked with the result.
     names = sorted(section.protocol.id for section in build_board([output]).sections)
-    assert names == ["shapes-tiny-c4-lr-search", *["shapes-tiny-c4-lr-trial"] * 2]
+    assert names == ["shapes-tiny-c4-lr-search+DATASETS=voc", *["shapes-tiny-c4-lr-trial"] * 2]
     again = start_train_net(shop, output, grid, "--resume", *SHORT).wait()
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before, kept") == 3
@@ -105,3 +105,26 @@ def test_a_bad_grid_is_told_before_anything_starts(shop, tmp_path, capsys):
     assert main(arguments(shop, tmp_path / "run", "--lr-grid=0.01")) == 2
     assert "--lr-grid" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+FEW = ("DATASETS.TRAIN", "('voc:{}:val',)", "DATASETS.TEST", "('voc:{}:train',)")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--lr-grid=0.01"], "--lr-grid 0.01: give at least two"),
+        (["KSCL.LR_GRID", "[0.01]"], "KSCL.LR_GRID: give at least two"),
+        (["--lr-grid=0.01,0.02", *FEW], "of 2 training images none"),
+    ],
+)
+def test_a_check_tells_what_would_stop_the_search(shop, tmp_path, capsys, words, told):
+    words = [word.format(shop / "voc") for word in words]
+    assert main(arguments(shop, tmp_path / "run", "--check", *words)) == 1
+    (problem,) = [it for it in json.loads(capsys.readouterr().out)["problems"] if it["fatal"]]
+    assert told in problem["what"]
+
+
+def test_a_search_that_can_run_passes_the_check(shop, tmp_path, capsys):
+    assert main(arguments(shop, tmp_path / "run", "--check", "--lr-grid=0.01,0.02")) == 0
+    assert json.loads(capsys.readouterr().out)["good"]

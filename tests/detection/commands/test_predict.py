@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from PIL import Image
 
 from detection.commands.predict import main
+from detection.predict import load_predictor, read_photo
 from detection.scoring.boxes import read_detections
+from tests.helpers.commands import ROOT
 
 
 def test_predictions_are_those_of_the_evaluation(finished, shop, tmp_path, capsys):
@@ -34,6 +38,60 @@ def test_predictions_are_those_of_the_evaluation(finished, shop, tmp_path, capsy
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
         with Image.open(out / f"{name}.jpg.png") as picture:
             assert picture.size == (entry["width"], entry["height"])
+
+
+def test_the_tool_and_python_leave_out_the_same_low_scores(finished, shop, tmp_path):
+    photo = next((shop / "voc/JPEGImages").glob("*.jpg"))
+    every = load_predictor(finished, min_score=0)(read_photo(photo))
+    middle = float(np.median([found.score for found in every]))
+    for given, least in (((), 0.5), ((middle,), middle)):
+        words = [word for score in given for word in ("--min-score", str(score))]
+        assert main([str(finished), str(photo), *words, "--output-dir", str(tmp_path)]) == 0
+        (entry,) = json.loads((tmp_path / "predictions.json").read_text())["images"]
+        expected = [found for found in every if found.score >= least]
+        assert [thing["score"] for thing in entry["objects"]] == [it.score for it in expected]
+        assert load_predictor(finished, *given)(read_photo(photo)) == expected
+    assert 0 < len(expected) < len(every)
+
+
+def test_the_readme_s_python_and_command_find_the_same(
+    finished, shop, tmp_path, monkeypatch, capsys
+):
+    """As the README has them, on the folder around a run and with every score."""
+    readme = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```py\n(.*?)```", readme, re.S)
+    (command,) = re.findall(r"^\$ python tools/predict.py (.*)$", readme, re.M)
+    run = tmp_path / "output/mine/kscl/seed0"
+    shutil.copytree(finished, run / "detection-mine")
+    (tmp_path / "new_photos").mkdir()
+    photo = next((shop / "voc/JPEGImages").glob("*.jpg"))
+    for path in ("photo.jpg", "new_photos/photo.jpg"):
+        shutil.copy(photo, tmp_path / path)
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), "--min-score", "0.05"]) == 0
+    capsys.readouterr()
+    (entry,) = json.loads((tmp_path / "found/predictions.json").read_text())["images"]
+    exec(code.replace('seed0")  # or with min_score=0.05', 'seed0", min_score=0.05)'), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [thing["name"] for thing in entry["objects"]]
+    assert lines
+    exec(code, {})  # as it stands, too
+
+
+def test_photos_of_one_name_in_several_folders_are_all_done(finished, shop, tmp_path, capsys):
+    photos = sorted((shop / "voc/JPEGImages").glob("*.jpg"))[:2]
+    for folder, photo in zip("ab", photos, strict=True):
+        (tmp_path / folder).mkdir()
+        shutil.copy(photo, tmp_path / folder / "1.jpg")
+    shutil.copy(photos[0], tmp_path / "b/2.jpg")
+    given = [str(tmp_path / name) for name in ("a", "b", "b/../a/1.jpg")]  # one image twice
+    out = tmp_path / "found"
+    assert main([str(finished), *given, "--output-dir", str(out)]) == 0
+    images = json.loads((out / "predictions.json").read_text())["images"]
+    files = [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg")]
+    assert [os.path.normpath(image["file"]) for image in images] == files
+    drawn = sorted(str(path.relative_to(out)) for path in out.rglob("*.png"))
+    assert drawn == ["a/1.jpg.png", "b/1.jpg.png", "b/2.jpg.png"]
 
 
 def test_an_unreadable_photo_is_named_and_the_others_are_done(finished, shop, tmp_path, capsys):

@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from detection.commands.convert import main as convert
-from kscl.commands.make_shapes import main as make_shapes
-from kscl.datasets.shapes.writing import coco
 from tests.detection.commands.test_train_net_resume import (
     STOP_AT,
     assert_same_run,
@@ -33,23 +31,10 @@ ROUTES = {  # name: network, its arguments, protocol
     "vit": ("vit_tiny_patch16_224", NETWORKS["vit_tiny_patch16_224"], "shapes_tiny_fpn"),
     "mask": ("convnext_atto", NETWORKS["convnext_atto"], "shapes_tiny_mask"),
 }
-LONG = ("SOLVER.MAX_ITER", str(KILLS + 2), "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.NUM_ITER", "1")
+# On a busy machine a kill comes some iterations late, but never after the last one.
+LONG = ("SOLVER.MAX_ITER", str(KILLS + 10), "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.NUM_ITER", "1")
 
 Start = Callable[..., TrainNet]
-
-
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory) -> list[str]:
-    """The words that name the drawn shapes as COCO files with masks, few and small."""
-    root = tmp_path_factory.mktemp("shapes") / "set"
-    sizes = ["--num-classes", "2", "--unlabeled", "1", "--train", "2", "--val", "2"]
-    sizes += ["--detection-train", "8", "--detection-test", "3"]
-    assert make_shapes(["--output-dir", str(root), *sizes]) == 0
-    images = root / "VOCdevkit" / "VOC2007" / "JPEGImages"
-    words = []
-    for role, split in (("TRAIN", "trainval"), ("TEST", "test")):
-        words += [f"DATASETS.{role}", f"('coco:{root / coco.file_path(split)}:{images}',)"]
-    return words
 
 
 @pytest.fixture(params=ROUTES)
@@ -75,6 +60,11 @@ def assert_finished(done: TrainNet, at_least: int) -> None:
     assert int(begun) >= at_least
 
 
+def leads_its_group(run: TrainNet) -> bool:
+    """Say whether a run can be killed as a whole: one that has just been forked cannot."""
+    return os.getpgid(run.process.pid) == run.process.pid
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ten_kills_change_nothing(start, ranks, tmp_path):
@@ -83,7 +73,7 @@ def test_ten_kills_change_nothing(start, ranks, tmp_path):
     assert_finished(start(undisturbed, *words).wait(), 0)
     for kill in range(1, KILLS + 1):
         run = start(output, *words)
-        while max(steps_in(output), default=0) < kill:
+        while max(steps_in(output), default=0) < kill or not leads_its_group(run):
             assert run.process.is_alive(), run.stderr
             time.sleep(0.01)
         time.sleep(0.03 * (kill % 4))  # in a save, a step or between them

@@ -7,13 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from detectron2.modeling import build_model
 
 from detection.commands.convert import main as convert
 from detection.commands.train_net import main as train_net
 from detection.config import load_detection_config
 from detection.convert.weights import load_weights
+from kscl.backbone_file import read_plain
 from kscl.records.record import Record, read_record
+from tests.detection.backbones.test_builders import FROZEN
+from tests.helpers.commands import ROOT
 from tests.helpers.detection_runs import arguments, start_train_net
 from tests.helpers.networks.small import NETWORKS, pretrained_step
 
@@ -28,6 +32,7 @@ ROUTES = [
     for protocol, quick in (("fpn", QUICK), ("retinanet", ()))
     for name in NETWORKS
 ]
+STAGES = FROZEN | {"regnetx_002": ["stem.", "s1.", "s2.", "s3.", "s4."]}
 NARROW = ("random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}")
 
 
@@ -37,6 +42,13 @@ def convert_for(shop: Path, source: Path, name: str, protocol: str) -> dict:
     words = [str(source), "--protocol", f"detection/shapes_tiny_{protocol}.yaml"]
     assert convert([*words, "--output-dir", str(folder), "--force"]) == 0
     return json.loads((folder / "certificate.json").read_text())
+
+
+def convert_random(shop: Path, name: str, protocol: str) -> None:
+    """Convert a small network with random weights into the shop."""
+    words = ["random", "--arch", name, "--arch-kwargs", str(NETWORKS[name]), "--force"]
+    words += ["--protocol", f"detection/shapes_tiny_{protocol}.yaml"]
+    assert convert([*words, "--output-dir", str(shop / f"weights-{name}-{protocol}")]) == 0
 
 
 def train(shop: Path, output: Path, name: str, protocol: str, *more: str) -> Record:
@@ -57,8 +69,61 @@ def test_a_network_goes_from_pretraining_to_a_score(name, protocol, shop, tmp_pa
     assert record["inputs"]["weights"] == certificate["weights_sha256"]
     assert record["details"]["backbone"]["arch"] == name
     pyramid = "-simple-pyramid" if name.startswith("vit") else ""
-    assert record["protocol"]["id"] == f"shapes-tiny-{protocol}{pyramid}"
+    assert record["protocol"]["id"] == f"shapes-tiny-{protocol}{pyramid}+DATASETS=voc"
     assert {"AP", "AP50", "AP75"} <= set(record["metrics"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("protocol", "changes", "found"),
+    [
+        ("fpn", {}, {"AP", "AR100"}),
+        ("retinanet", {}, {"AP", "AR100"}),
+        ("c4", {"MODEL": {"MASK_ON": True}}, {"AP", "mask/AP"}),
+    ],
+)
+def test_a_tiny_protocol_is_trained_on_drawn_shapes(
+    protocol, changes, found, shop, drawn, tmp_path
+):
+    file, weights = tmp_path / "protocol.yaml", f"-drawn-{protocol}"
+    base = str(ROOT / "configs" / "detection" / f"shapes_tiny_{protocol}.yaml")
+    file.write_text(yaml.safe_dump({"_BASE_": base, "VERSION": 2, **changes}))
+    folder = shop / f"weights{weights}"
+    assert convert([*NARROW, "--protocol", str(file), "--output-dir", str(folder)]) == 0
+    words = ["KSCL.SCORER", "coco-101pt", "SOLVER.MAX_ITER", "4", "SOLVER.STEPS", "(3,)"]
+    words += ["INPUT.MIN_SIZE_TRAIN", "(160,)", "INPUT.MIN_SIZE_TEST", "160", *drawn]
+    words += ["MODEL.RETINANET.NUM_CLASSES", "2"]
+    done = start_train_net(shop, tmp_path / "run", *words, weights=weights).wait()
+    assert done.returncode == 0, done.stderr
+    assert found <= set(read_record(tmp_path / "run" / "record.json")["metrics"])
+
+
+@pytest.mark.slow
+def test_two_ranks_train_a_transformer_without_a_warning(shop, tmp_path):
+    name = "vit_tiny_patch16_224"
+    convert_random(shop, name, "fpn")
+    train(shop, tmp_path / "run", name, "fpn", "--num-gpus=2")
+    assert "Warning" not in (tmp_path / "run.stderr").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "norm", "freeze_at", "ranks"),
+    [("efficientnet_lite0", "FrozenBN", 2, 1), ("regnetx_002", "naiveSyncBN", 3, 2)],
+)
+def test_a_timm_network_trains_with_frozen_stages_and_other_norms(
+    name, norm, freeze_at, ranks, shop, tmp_path
+):
+    convert_random(shop, name, "fpn")
+    words = ["MODEL.RESNETS.NORM", norm, "MODEL.BACKBONE.FREEZE_AT", str(freeze_at)]
+    record = train(shop, tmp_path / "run", name, "fpn", f"--num-gpus={ranks}", *words)
+    assert record["details"]["processes"] == ranks
+    files = (shop / f"weights-{name}-fpn" / "weights.pth", tmp_path / "run" / "model_final.pth")
+    before, after = (read_plain(path)["model"] for path in files)
+    for number, stage in enumerate(STAGES[name], 1):
+        weights = [key for key in before if f"network.{stage}" in key and before[key].ndim == 4]
+        same = {torch.equal(before[key], after[key]) for key in weights}
+        assert same == {number <= freeze_at}, stage
 
 
 def test_a_detector_that_was_not_certified_is_refused_by_key(shop, tmp_path, capsys):

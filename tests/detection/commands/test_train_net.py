@@ -13,13 +13,18 @@ import pytest
 from detection.commands.train_net import main
 from detection.config import load_detection_config
 from detection.train.protocol import protocol_of
+from detection.train.record import write_trial_record
+from detection.train.trials import summary
 from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.data.annotated.annotations import AnnotatedSet
 from kscl.data.annotated.voc import read_voc
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, step_of
 from kscl.records.record import read_record
 from tests.detection.commands.conftest import READS
 from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
+
+SIZES = ("APs", "APm")  # no object of the set is large
 
 
 def in_process(capsys, *words: str) -> tuple[int, str]:
@@ -37,13 +42,54 @@ def test_a_run_ends_in_a_record_that_can_be_traced(finished, shop):
     record = read_record(finished / "record.json")
     certificate = json.loads((shop / "weights0" / "certificate.json").read_text())
     assert record["kind"] == "detection"
-    assert record["protocol"]["id"] == "shapes-tiny-c4"
+    assert record["protocol"]["id"] == "shapes-tiny-c4+DATASETS=voc"
     assert {"AP", "AP50", "AP75"} <= set(record["metrics"])
-    others = {f"coco-101pt/{name}" for name in ("AP", "AR1", "AR10", "AR100")}
+    others = {f"coco-101pt/{name}" for name in ("AP", *SIZES, "AR1", "AR10", "AR100")}
     assert others | {"voc10-every-point/AP"} <= set(record["metrics"])
     assert record["inputs"]["weights"] == certificate["weights_sha256"]
     assert record["details"]["backbone"]["method"] == "random"
     assert set(record["details"]["per_class"]) == {"cat", "dog"}
+
+
+def test_nobody_is_warned_of_what_detectron2_asks_of_torch(finished):
+    assert "meshgrid" not in (finished.parent / f"{finished.name}.stderr").read_text()
+
+
+def test_a_class_that_is_hardly_found_is_told_at_the_end_and_on_the_board(finished, tmp_path):
+    scores = json.loads((finished / "scores.json").read_text())
+    data = read_record(finished / "record.json")["data"]
+    for seed, (found, missed) in enumerate([(80.0, 0.3), (70.0, 0.9)]):
+        for result in scores.values():
+            result["AP50"] = (found + missed) / 2
+            result["per_class"]["cat"]["AP50"] = found
+            result["per_class"]["dog"]["AP50"] = missed
+        words = ["OUTPUT_DIR", str(tmp_path / f"seed{seed}"), "SEED", str(seed)]
+        cfg = load_detection_config(finished / "config.yaml", words)
+        write_trial_record(cfg, None, data, scores, 1.0, {})
+    folders = [tmp_path / f"seed{seed}" for seed in (0, 1)]
+    end, *told = summary(folders).splitlines()
+    assert end.endswith("(2 trials, voc07-11pt)")
+    (warning,) = told  # the same for both seeds
+    assert warning.startswith("Warning: The class 'dog' is hardly found")
+    board = build_board([tmp_path], check_stale=False, with_reported=False)
+    assert markdown(board, "x").count("The class 'dog' is hardly found") == 1
+    assert "'cat'" not in markdown(board, "x")
+
+
+def test_a_record_has_the_label_and_says_that_its_detector_is_too_low(shop, tmp_path):
+    words = ["KSCL.LABEL", "narrow", "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)"]
+    words += ["MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.9999"]  # so that nothing is found
+    done = train_net(shop, tmp_path / "run", *words)
+    assert done.returncode == 0, done.stderr
+    details = read_record(tmp_path / "run/record.json")["details"]
+    assert details["backbone"]["method"] == "narrow"
+    (warning,) = details["warnings"]
+    assert warning.startswith("AP50 is 0.0, too low to compare.")
+    assert f"Warning: {warning}" in done.stdout
+    board = build_board([tmp_path], check_stale=False, with_reported=False)
+    (row,) = board.rows
+    assert row.entry.method == "narrow"
+    assert not row.is_pretrained
 
 
 def test_every_annotated_set_is_read_once(finished):
@@ -184,7 +230,7 @@ def test_coco_files_train_and_score_like_voc_folders(shop, tmp_path):
     assert "(1 trial, coco-101pt)" in done.stdout
     record = read_record(tmp_path / "run" / "record.json")
     assert {"AP", "voc07-11pt/AP", "voc10-every-point/AP"} <= set(record["metrics"])
-    assert {"AR1", "AR10", "AR100"} <= set(record["metrics"])
+    assert {*SIZES, "AR1", "AR10", "AR100"} <= set(record["metrics"])
     assert len(record["data"]["test"]["parts"]) == 2  # the images and the file
 
 

@@ -68,6 +68,33 @@ def error_of(done) -> str:
     return done.stderr.partition("error: ")[2]
 
 
+def break_file(path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def break_at_iteration(path) -> None:
+    at_iteration(2, lambda: break_file(path))
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_test_image_that_breaks_during_training_is_named_and_the_training_kept(
+    shop, tmp_path, workers
+):
+    shutil.copytree(shop, tmp_path / "shop")
+    picture = tmp_path / "shop/voc/JPEGImages/012.jpg"
+    content, more = picture.read_bytes(), ["DATALOADER.NUM_WORKERS", workers]
+    words = tmp_path / "shop", tmp_path / "run"
+    broken = start_train_net(*words, *more, before=break_at_iteration, told=[picture]).wait()
+    told = error_of(broken)
+    assert str(picture) in told
+    assert "truncated" in told
+    assert "put it back and continue with --resume" in told
+    picture.write_bytes(content)
+    done = start_train_net(*words, "--resume", *more).wait()
+    assert done.returncode == 0, done.stderr
+    assert "Training starts at iteration 6 of 6" in done.stdout
+
+
 def convert_with_constant_channels(shop, folder) -> None:
     """Convert a network of which many channels are the same at every pixel of every image."""
     state = lively_backbone("resnet50", NARROW).state_dict()

@@ -38,9 +38,21 @@ def test_two_processes_of_torchrun_run_two_trials_one_after_the_other(shop, tmp_
         *(ROOT / "tools" / "train_net.py", *arguments(shop, output, "--num-trials=2", *short)),
     )
     assert done.returncode == 0, done.stderr
-    assert "broadcast_buffers" not in done.stderr  # of which torch would warn on every rank
+    for warned in ("broadcast_buffers", "meshgrid"):  # of which torch would warn on every rank
+        assert warned not in done.stderr
     records = [read_record(output / f"seed{seed}" / "record.json") for seed in (0, 1)]
     assert [record["details"]["processes"] for record in records] == [2, 2]
+
+
+def test_a_norm_that_needs_gpus_is_refused_on_the_ranks_of_torchrun(
+    shop, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    words = arguments(shop, tmp_path / "run", "MODEL.RESNETS.NORM", "SyncBN")
+    assert main(words) == 2
+    assert "MODEL.RESNETS.NORM SyncBN needs GPUs" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def meet_as_one_per_machine(_: object) -> int:

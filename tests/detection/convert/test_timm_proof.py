@@ -13,6 +13,7 @@ from detection.config import load_detection_config
 from detection.convert.certificate import read_certificate, write_certificate
 from detection.convert.converter import Converted, convert
 from detection.convert.proof import OWN_SIZE, TOLERANCE, stage_differences
+from detection.convert.routes import Route
 from detection.convert.verify import verify_start
 from detection.errors import DetectionError
 from kscl.backbone_file import (
@@ -27,7 +28,8 @@ from tests.helpers.networks.backbones import lively_backbone
 from tests.helpers.networks.small import NETWORKS
 
 VIT = "vit_tiny_patch16_224"
-WITH_ALL = {**NETWORKS[VIT], "reg_tokens": 2, "init_values": 0.1}
+KWARGS = NETWORKS[VIT]
+SCALE = "backbone.net.network.blocks.0.ls1.gamma"
 PROTOCOL = "detection/shapes_tiny_fpn.yaml"
 
 
@@ -35,14 +37,14 @@ PROTOCOL = "detection/shapes_tiny_fpn.yaml"
 def vit(tmp_path_factory) -> tuple[Path, Converted]:
     """A transformer whose attention and tokens matter, which those of the start hardly do."""
     folder = tmp_path_factory.mktemp("vit")
-    backbone, source = lively_backbone(VIT, WITH_ALL), folder / "vit.safetensors"
+    backbone, source = lively_backbone(VIT, KWARGS), folder / "vit.safetensors"
     with torch.no_grad():
         for name, parameter in backbone.named_parameters():
             if parameter.ndim == 2 or name.endswith(("cls_token", "reg_token")):
                 parameter.copy_(
                     torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 3
                 )
-    save_backbone(source, backbone.state_dict(), Description(VIT, WITH_ALL, source={"epochs": 1}))
+    save_backbone(source, backbone.state_dict(), Description(VIT, KWARGS, source={"epochs": 1}))
     return source, convert(source, folder / "out", protocol=PROTOCOL)
 
 
@@ -53,9 +55,7 @@ def differences(vit: tuple[Path, Converted], change) -> dict[str, float]:
     with torch.no_grad():
         change(backbone)
     cfg = load_detection_config(converted.folder / "config.yaml")
-    return stage_differences(
-        backbone, WITH_ALL, IMAGENET_MEAN, IMAGENET_STD, cfg, converted.weights
-    )
+    return stage_differences(backbone, KWARGS, IMAGENET_MEAN, IMAGENET_STD, cfg, converted.weights)
 
 
 @pytest.mark.portable
@@ -93,19 +93,34 @@ def test_another_input_is_seen(vit):
     cfg = load_detection_config(converted.folder / "config.yaml")
     backbone = load_backbone(source).backbone
     half = (0.5, 0.5, 0.5)
-    found = stage_differences(backbone, WITH_ALL, half, half, cfg, converted.weights)
+    found = stage_differences(backbone, KWARGS, half, half, cfg, converted.weights)
     assert min(found.values()) > TOLERANCE
 
 
 def test_the_input_of_a_timm_file_is_that_of_timms_data_config(vit, tmp_path):
     source, _ = vit
     torch.save(load_backbone(source).backbone.state_dict(), tmp_path / "vit.pth")
-    options = {"arch": VIT, "kwargs": WITH_ALL, "protocol": PROTOCOL}
+    options = {"arch": VIT, "kwargs": KWARGS, "protocol": PROTOCOL}
     converted = convert(tmp_path / "vit.pth", tmp_path / "out", **options)
     assert converted.cfg.MODEL.PIXEL_MEAN == [127.5] * 3
     assert converted.cfg.MODEL.PIXEL_STD == [127.5] * 3
     given = convert(tmp_path / "vit.pth", tmp_path / "given", mean=(0.4, 0.4, 0.4), **options)
     assert given.cfg.MODEL.PIXEL_MEAN == [102.0] * 3
+
+
+def test_a_wrong_conversion_writes_nothing(vit, tmp_path, monkeypatch):
+    source, _ = vit
+    right = Route.carry
+
+    def wrong(self, tensors):
+        carried, left = right(self, tensors)
+        return carried | {SCALE: carried[SCALE] * 2}, left
+
+    monkeypatch.setattr(Route, "carry", wrong)
+    with pytest.raises(DetectionError, match=r"differs first at backbone\.net\.last") as caught:
+        convert(source, tmp_path / "out", protocol=PROTOCOL)
+    assert "Nothing was written" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -129,12 +144,11 @@ def test_changed_weights_of_a_timm_network_are_told_from_their_source(vit, tmp_p
     _, converted = vit
     folder = Path(shutil.copytree(converted.folder, tmp_path / "forged"))
     content = torch.load(folder / "weights.pth")
-    key = "backbone.net.network.blocks.0.ls1.gamma"
-    content["model"][key] += 1e-3
+    content["model"][SCALE] += 1e-3
     torch.save(content, folder / "weights.pth")
     forged = dataclasses.replace(
         converted.certificate, weights_sha256=sha256_of(folder / "weights.pth")
     )
     write_certificate(forged, folder / "certificate.json")
-    with pytest.raises(DetectionError, match=key):
+    with pytest.raises(DetectionError, match=SCALE):
         verify_start(load_detection_config(folder / "config.yaml"))

@@ -78,7 +78,13 @@ def test_classes_of_the_data_that_differ_in_case_are_refused(voc):
     path.write_text(path.read_text().replace("<name>cat", "<name>Cat"))
     report = preflight([f"voc:{voc}:train"], [f"voc:{voc}:test"])
     (problem,) = report.fatal
-    assert "'Cat', 'cat'" in problem.what
+    assert "differ only in upper and lower case" in str(problem)
+    assert f"'Cat' in {path} of voc:{voc}:train" in str(problem)
+    assert f"'cat' in {voc}/Annotations/" in str(problem)
+    path.write_text(path.read_text().replace("<name>Cat", "<name>cat"))
+    (voc / "classes.txt").write_text("cat\ndog\nDog\n")  # of which there is no object
+    (problem,) = check(voc).fatal
+    assert f"'Dog' in the class list of voc:{voc}:train" in str(problem)
 
 
 def test_the_test_set_is_held_to_the_class_list_of_the_training_set(tmp_path):
@@ -166,6 +172,8 @@ def test_few_bad_training_images_are_skipped_and_a_bad_test_image_is_not(tmp_pat
     assert [problem.where for problem in check(root).fatal] == [str(path)]
     report = check(root, max_bad_fraction=0.1)
     assert report.fatal == []
+    assert "9 images" in str(report)
+    assert str(report).count("all decoded") == 2
     assert list(report.skipped) == [str(path)]
     assert [problem.where for problem in report.notes] == [str(path)]
     ((_, train),) = report.annotated["train"]

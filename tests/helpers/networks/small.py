@@ -24,7 +24,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
         "depths": [1, 2, 1, 1],
         "num_heads": [1, 2, 4, 8],
     },
-    "vit_tiny_patch16_224": {"img_size": 64, "embed_dim": 32, "depth": 2, "num_heads": 2},
+    "vit_tiny_patch16_224": {
+        "img_size": 64,
+        "embed_dim": 32,
+        "depth": 2,
+        "num_heads": 2,
+        "reg_tokens": 2,
+        "init_values": 0.1,
+    },
 }
 
 
