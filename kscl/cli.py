@@ -130,14 +130,12 @@ def add_path_handler_argument(arguments: argparse.ArgumentParser) -> None:
     )
 
 
-def add_check_arguments(arguments: argparse.ArgumentParser) -> None:
+def add_check_arguments(
+    arguments: argparse.ArgumentParser, what: str = "config, data and weights"
+) -> None:
     """Add the arguments that let a tool look for problems instead of starting."""
-    add_flag(
-        arguments,
-        "--check",
-        "check config, data, weights and disk, print problems as JSON, and stop; exit code "
-        "1 if there is one",
-    )
+    about = f"check {what}, print problems as JSON, and stop; exit code 1 if there is one"
+    add_flag(arguments, "--check", about)
     arguments.add_argument(
         "--check-later",
         action="append",

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 
 from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
 from kscl.data.annotated.annotations import Problem
-from kscl.data.bad_images import check_some_image_reads
+from kscl.data.bad_images import find_unreadable
+from kscl.data.formats import DECODED_SAMPLE
 from kscl.errors import KsclError
 from linear_eval.backbone import load
+from linear_eval.data.images import LabeledImages
 from linear_eval.data.overlap import refuse_overlap
 from linear_eval.evaluate import open_and_check
 
 WEIGHTS_KEY = "BACKBONE.WEIGHTS"
 
 
-def check_evaluation(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
+def check_evaluation(
+    cfg: CfgNode, later: Sequence[str], allow_overlap: bool = False
+) -> list[Problem]:
     """Return the problems of data and weights."""
-    return list(_problems(cfg, later))
+    return list(_problems(cfg, later, allow_overlap))
 
 
-def _problems(cfg: CfgNode, later: Sequence[str]) -> Iterator[Problem]:
+def _problems(cfg: CfgNode, later: Sequence[str], allow_overlap: bool) -> Iterator[Problem]:
     if not any(is_later(where, later) for where in _places(cfg)):
         try:
-            refuse_overlap(cfg)
-            for images in open_and_check(cfg).values():
-                check_some_image_reads(images.source, cfg.SEED, cfg.DATA.MAX_PIXELS)
+            if not allow_overlap:
+                refuse_overlap(cfg)
+            data = open_and_check(cfg)
+            for images in data.values():
+                yield from _unreadable(images, 2 * DECODED_SAMPLE // len(data))
         except KsclError as error:
             yield Problem("data", _keys(cfg), str(error), "")
     if not is_later(WEIGHTS_KEY, later) and not is_later(cfg.BACKBONE.WEIGHTS, later):
@@ -35,6 +42,24 @@ def _problems(cfg: CfgNode, later: Sequence[str]) -> Iterator[Problem]:
             load(cfg)
         except KsclError as error:
             yield Problem("weights", WEIGHTS_KEY, str(error), "")
+
+
+def _unreadable(images: LabeledImages, most: int) -> Iterator[Problem]:
+    """Decode the images of a set, or a fixed sample of many, and say which."""
+    where, numbers = images.source.where, images.numbers.tolist()
+    if len(numbers) > most:
+        what = f"a sample of {most:,} of the {len(numbers):,} images was decoded"
+        yield Problem("sample", where, what, "", fatal=False)
+        numbers = random.Random(0).sample(numbers, most)
+    bad = find_unreadable(images.source, numbers, images.max_pixels)
+    for number, reason in bad.items():
+        what = (
+            f"{len(bad)} of the {len(numbers):,} images that were decoded cannot be read, "
+            f"{images.source.name(number)} ({reason}) for one"
+        )
+        fix = "A score counts every image, so none is skipped: fix or remove them"
+        yield Problem("unreadable image", where, what, fix)
+        return
 
 
 def _keys(cfg: CfgNode) -> str:

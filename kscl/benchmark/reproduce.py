@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from kscl.benchmark.leaderboard.board import HEADLINE, Measure
-from kscl.benchmark.leaderboard.details import inside, machine, mapping, text
+from kscl.benchmark.leaderboard.details import inside, is_random, machine, mapping, text
 from kscl.benchmark.leaderboard.linking import label, made_backbone
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.rows import build_board
@@ -25,7 +25,6 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import hardware
 
 CONTENDER = "row"
-RANDOM = "random"
 SUITE_FILE = "suite.yaml"
 SET_BY_SUITE = ("OUTPUT_DIR", "SEED", "LABEL")
 SET_IN_EVALUATIONS = (*SET_BY_SUITE, "BACKBONE.WEIGHTS", "MODEL.WEIGHTS")
@@ -69,12 +68,6 @@ def origin(path: Path, folder: Path | None = None) -> Origin:
         f"{path}: The record of the pretraining that made its backbone {str(wanted)[:16]} was not "
         "found. Name the folder that has it with --records."
     )
-
-
-def is_random(record: Record) -> bool:
-    """Tell whether an evaluation started from random weights."""
-    about = mapping(record.details.get("backbone"))
-    return RANDOM in (about.get("weights"), about.get("method"), about.get("layout"))
 
 
 def write_suite(start: Origin, output_dir: Path, settings: Settings) -> Path:

@@ -8,14 +8,21 @@ from pathlib import Path
 
 from kscl import cli
 from kscl.benchmark.leaderboard.board import Board
+from kscl.benchmark.leaderboard.details import RANDOM
 from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.answer import answers, as_dicts, warnings
+from kscl.benchmark.leaderboard.writing.answer import (
+    advice,
+    answers,
+    as_dicts,
+    baselines_to_choose,
+    warnings,
+)
 from kscl.benchmark.leaderboard.writing.compare import comparison
 from kscl.benchmark.leaderboard.writing.differences import EXPLANATION, differences
 from kscl.benchmark.leaderboard.writing.document import document, insert
 from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
-from kscl.benchmark.leaderboard.writing.tables import markdown, overview
+from kscl.benchmark.leaderboard.writing.tables import markdown, overview, plain
 from kscl.benchmark.leaderboard.writing.tables import text as escaped
 from kscl.benchmark.leaderboard.writing.time_figure import draw_time
 from kscl.errors import KsclError
@@ -46,17 +53,22 @@ def write_board(
     folder = Path(output_dir)
     found, doubts = answers(board, baselines), warnings(board)
     cautions, sentences = [f"Warning: {doubt}" for doubt in doubts], [it.sentence for it in found]
+    closing = [*advice(found), *baselines_to_choose(board, baselines)]
     compared = [differences(board, name) for name in baselines]
     make = {
         "md": lambda: markdown(
             board,
             title,
-            [escaped(sentence) for sentence in (*cautions, *sentences)],
+            [escaped(sentence) for sentence in (*cautions, *sentences, *closing)],
             ["## Differences to the baseline", *compared, EXPLANATION] if compared else [],
         ),
-        "csv": lambda: as_csv(board),
-        "json": lambda: as_json(board, title, {"answers": as_dicts(found), "warnings": doubts}),
-        "html": lambda: page(board, title, folder, cautions, sentences),
+        "csv": lambda: as_csv(board, baselines or (RANDOM,)),
+        "json": lambda: as_json(
+            board,
+            title,
+            {"answers": as_dicts(found), "advice": closing, "warnings": doubts},
+        ),
+        "html": lambda: page(board, title, folder, cautions, sentences, closing),
     }
     written = {}
     for name in formats:
@@ -138,8 +150,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for doubt in warnings(board):
         print(f"Warning: {doubt}")
-    for answer in answers(board, arguments.baseline):
-        print(answer.sentence)
+    found = answers(board, arguments.baseline)
+    for sentence in (*(answer.sentence for answer in found), *advice(found)):
+        print(sentence)
+    for line in baselines_to_choose(board, arguments.baseline):
+        print(line)
     compared = {name: differences(board, name) for name in arguments.baseline}
     if arguments.insert:
         path, name = arguments.insert
@@ -147,7 +162,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.figure:
         draw_time(board, arguments.figure)
         written["figure"] = arguments.figure
-    print("\n\n".join([overview(board), *compared.values(), *([EXPLANATION] if compared else [])]))
+    tables = [overview(board), *compared.values(), *([EXPLANATION] if compared else [])]
+    print(plain("\n\n".join(tables)))
     for path in written.values():
         print(path)
     return 0

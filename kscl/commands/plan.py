@@ -112,14 +112,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report_here(cfg: CfgNode, source: ImageSource, num_images: int) -> list[str]:
     """Measure a few steps on this machine; return the lines of a plan."""
+    from kscl.data.loader import steps_per_epoch
     from kscl.engine.preview.estimate import budget_here, seconds_of
+    from kscl.engine.schedule import total_steps
 
     budget = budget_here(cfg, source)
     seconds = seconds_of(cfg, num_images, budget)
+    steps = steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE)
+    epochs = total_steps(cfg, steps) / steps
     return [
         f"on this machine, measured on a few images: {budget}",
-        f"an epoch of {num_images:,} images: {clock(seconds / cfg.SOLVER.EPOCHS)}; "
-        f"{cfg.SOLVER.EPOCHS:g} epochs: {clock(seconds)} (h:min:s or min:s)",
+        f"an epoch of {num_images:,} images: {clock(seconds / epochs)}; "
+        f"{epochs:.4g} epochs: {clock(seconds)} (h:min:s or min:s)",
     ]
 
 

@@ -8,7 +8,7 @@ voc       VOC 2007 and 2012: downloaded unless the archives are there, checked b
           merged as Detectron2 expects them (2007's test beside its trainval, in one VOC2007 folder)
 imagenet  train/ and val/ with one folder per class: checked, never changed
 cifar10   the 20,000 training images of configs/suites/small/ as cifar10_20k/train and /val, and
-          8,000 of that train to choose settings on as cifar10_screen/pretrain, /train and /val;
+          that train in parts as cifar10_small/pretrain (2,000), /train, /val and /test (10,000);
           from torchvision's archive or a copy of the training images with one folder per class
 stl10     as stl10/unlabeled, and /train and /test with one folder per class
 """
@@ -118,7 +118,12 @@ def _own(given: argparse.Namespace) -> int:
 
     if given.annotations is None:
         report = prepare_class_folders(
-            given.images, given.output_dir, given.split, given.seed, given.skip_bad
+            given.images,
+            given.output_dir,
+            given.split,
+            given.seed,
+            given.skip_bad,
+            given.merge_case,
         )
     else:
         report = prepare_own(

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_run_arguments(arguments)
     cli.add_world_size_argument(arguments)
     cli.add_path_handler_argument(arguments)
-    cli.add_check_arguments(arguments)
+    cli.add_check_arguments(arguments, "config, data, weights and disk")
     cli.add_estimate_argument(arguments)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)

@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.slurm or arguments.status or arguments.cancel:
         return _on_slurm(arguments, suite, stages, state_dir)
-    states = look(stages, state_dir)
+    states = look(stages, state_dir, suite.estimates)
     jobs = max(1, arguments.jobs or suite.jobs)
     problems: list[str] = []
     if not arguments.skip_check:
@@ -114,8 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("Stopped. Run it again to continue.")
         return code
     _print_failures(states)
-    _print_board(Path(suite.output_dir) / suite.board)
-    if code == 0 and any(len(contender.seeds) == 1 for contender in suite.contenders):
+    one_seed = code == 0 and any(len(contender.seeds) == 1 for contender in suite.contenders)
+    _print_board(Path(suite.output_dir) / suite.board, with_advice=not one_seed)
+    if one_seed:
         print(
             f"One seed tells no difference from noise. For three, write seeds: [0, 1, 2] in "
             f"{arguments.suite} and run the same command again; what is finished is kept."
@@ -171,7 +172,12 @@ def _print_failures(states: list[State]) -> None:
             print(f"\n{state.stage.name} failed. The end of {state.log}:\n{tail(state.log)}")
 
 
-def _print_board(folder: Path) -> None:
+def _print_board(folder: Path, with_advice: bool) -> None:
+    from kscl.benchmark.leaderboard.writing.answer import ADVICE
+    from kscl.benchmark.leaderboard.writing.tables import plain
+
     text = folder / "leaderboard.md"
     if text.is_file():
-        print(f"\n{text.read_text()}\nThe page is {(folder / 'leaderboard.html').resolve()}")
+        shown = plain(text.read_text())
+        shown = shown if with_advice else shown.replace(f"{ADVICE}\n\n", "")
+        print(f"\n{shown}\nThe page is {(folder / 'leaderboard.html').resolve()}")

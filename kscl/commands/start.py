@@ -47,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     output_dir = given.output_dir or Path("output", given.data.resolve().name)
     file = output_dir / SUITE_FILE
     if file.exists():
-        raise KsclError(f"{file} is there already. Delete it, or choose another --output-dir.")
+        raise KsclError(
+            f"{file} is there already. For more seeds, edit its `seeds:` and run python "
+            f"tools/run_suite.py {file} again, which keeps what is finished. For another plan, "
+            "delete it or choose another --output-dir."
+        )
 
     import torch
 

@@ -29,6 +29,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 # Where Pillow, and with it torchvision's loader, stops; the pixels take half a gigabyte.
 MAX_PIXELS = 178_956_970
+DECODED_SAMPLE = 2000  # images per set that a check decodes unless all are asked for
 
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*")
 

@@ -15,9 +15,9 @@ from kscl.datasets.picture_folders import Named, open_set, write_folder
 from kscl.errors import KsclError
 
 SUBSET = "suites/small/cifar10_20k.txt"
-# Of each class's 1,800 training images, by number. The images that results are reported on, those
-# of cifar10_20k/val, are not among them.
-SCREEN = {"pretrain": (0, 200), "train": (200, 600), "val": (600, 800)}
+# Of each class's 1,800 training images, by number: 2,000 images to pretrain on and 4,000 to train
+# probes on, 2,000 to choose settings on, and 10,000 that only final results are reported on.
+PARTS = {"pretrain": (0, 200), "train": (200, 600), "val": (600, 800), "test": (800, 1800)}
 
 
 def prepare_cifar10_20k(root: Path, downloads: Path) -> Path:
@@ -26,17 +26,17 @@ def prepare_cifar10_20k(root: Path, downloads: Path) -> Path:
 
 
 def prepare_cifar10(root: Path, downloads: Path) -> Path:
-    """Write the 20,000 images, and of their training images those that settings are chosen on."""
+    """Write the 20,000 images, and their training images once more in the parts of a small set."""
     folder = prepare_cifar10_20k(root, downloads)
-    write_folder(root / "cifar10_screen", _held_out(folder / "train"), 10 * SCREEN["val"][1])
+    write_folder(root / "cifar10_small", _parts(folder / "train"), 10 * PARTS["test"][1])
     return folder
 
 
-def _held_out(train: Path) -> Iterator[Named]:
+def _parts(train: Path) -> Iterator[Named]:
     """Yield images of each class for pretraining, and others for training and scoring probes."""
     for folder in sorted(path for path in train.iterdir() if path.is_dir()):
         files = sorted(path for path in folder.iterdir() if is_image(path.name))
-        for split, (first, end) in SCREEN.items():
+        for split, (first, end) in PARTS.items():
             for path in files[first:end]:
                 yield f"{split}/{folder.name}/{path.stem}", _read(path)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kscl.config.shipped import shipped_configs
 from kscl.records.provenance import code_version
-from kscl.runtime.hidden_packages import hidden_packages, mixed_packages
+from kscl.runtime.hidden_packages import hidden_packages, mixed_packages, overwritten_packages
 from kscl.runtime.machine import total_memory, usable_cores
 
 GIB = 2**30
@@ -160,6 +160,9 @@ def _project() -> Iterator[Finding]:
     for name, place in hidden_packages().items():
         fix = "Uninstall it, or use an environment of its own."
         yield Finding(name, f"hidden by another package in {place}", fix, needed=True)
+    for name, file in overwritten_packages().items():
+        fix = "Uninstall the other package, then install kscl again."
+        yield Finding(name, f"another package has written over {file}", fix, needed=True)
     for name, other in mixed_packages().items():
         fix = f"Uninstall {other}, then install kscl again: some of its files may be overwritten."
         yield Finding(name, f"its folder has files of the package {other} too", fix, needed=True)

@@ -34,7 +34,7 @@ RECORD_FILE = "record.json"
 KINDS = (
     *("pretrain", "linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection"),
 )
-LEAST_AP50 = 5.0  # percent: of detectors that are all below it, none is called better
+LEAST_AP50 = 5.0  # percent: a detector below it is not ranked
 MAX_BYTES = 64 * 2**20  # a record holds thinned curves and one bit per test image, never more
 
 Json = dict[str, Any]

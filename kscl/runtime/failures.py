@@ -25,8 +25,9 @@ PATIENCE = 1.0  # seconds for the news that a worker has ended
 SHARED_MEMORY = Path("/dev/shm")
 NO_SHARED_MEMORY = ("unable to allocate shared memory", "unable to mmap", "signal: Bus error")
 NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+# The last error of a chain: the one before it is what it was raised from.
 FROM_A_WORKER = re.compile(
-    r"Caught \w+ in DataLoader worker process .*?^[\w.]+Error: (.*)", re.M | re.S
+    r"Caught \w+ in DataLoader worker process .*^[\w.]+Error: (.*)", re.M | re.S
 )
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid\S* ([\d, ]+)\)(?: is killed by signal: (\w+))?")
 

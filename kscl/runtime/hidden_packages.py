@@ -8,7 +8,12 @@ import sys
 import warnings
 from pathlib import Path
 
-BESIDE_US = ("detection", "linear_eval")  # common names; `kscl` is only ours
+# Common names (`kscl` is only ours), and what their `__init__.py` begins with if they are ours.
+FIRST_WORDS = {
+    "detection": b'"""From a pretrained backbone to a Faster R-CNN',
+    "linear_eval": b'"""How good a backbone is: probes of its frozen features',
+}
+BESIDE_US = tuple(FIRST_WORDS)
 
 
 def hidden_packages() -> dict[str, str]:
@@ -47,6 +52,33 @@ def mixed_packages() -> dict[str, str]:
     return found
 
 
+def overwritten_packages() -> dict[str, str]:
+    """Return for each package of ours the `__init__.py` that another one wrote over it.
+
+    Ours begin with FIRST_WORDS, and a line of each is read: cheap enough for every import.
+    """
+    home = Path(__file__).resolve().parents[2]
+    found = {}
+    for name, words in FIRST_WORDS.items():
+        file = home / name / "__init__.py"
+        try:
+            with file.open("rb") as content:
+                is_ours = content.readline().startswith(words)
+        except OSError:  # not installed
+            continue
+        if not is_ours:
+            found[name] = str(file)
+    return found
+
+
+def overwritten_in_words(name: str, file: str) -> str:
+    """Return what is wrong and what to do."""
+    return (
+        f"{file} is not this project's: another package called '{name}' was installed over it. "
+        "Uninstall the other one and install this project again, or use an environment of its own."
+    )
+
+
 def in_words(name: str, place: str) -> str:
     """Return what is wrong and what to do."""
     return (
@@ -56,6 +88,8 @@ def in_words(name: str, place: str) -> str:
 
 
 def warn_of_hidden_packages() -> None:
-    """Name every package that hides one of ours, before its import fails in another way."""
+    """Name what hides or overwrites a package of ours, before its import fails in another way."""
     for name, place in hidden_packages().items():
         warnings.warn(in_words(name, place), RuntimeWarning, stacklevel=3)
+    for name, file in overwritten_packages().items():
+        warnings.warn(overwritten_in_words(name, file), RuntimeWarning, stacklevel=3)

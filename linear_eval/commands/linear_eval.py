@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="repeat with the seeds SEED, SEED + 1, …, in folders seed0, seed1, … of OUTPUT_DIR, "
         "and print mean and standard deviation",
     )
-    cli.add_flag(arguments, "--allow-overlap", "evaluate even if DATA.VAL has images of DATA.TRAIN")
+    cli.add_flag(arguments, "--allow-overlap", "evaluate even on images that are trained on")
     cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
 
@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.check:
         return cli.tell_problems(
             lambda: check_evaluation(
-                load_linear_eval_config(given.config_file, given.overrides), given.check_later
+                load_linear_eval_config(given.config_file, given.overrides),
+                given.check_later,
+                given.allow_overlap,
             )
         )
     cfg = load_linear_eval_config(given.config_file, given.overrides)

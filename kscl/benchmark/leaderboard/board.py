@@ -12,7 +12,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from kscl.benchmark.leaderboard.details import inside, number, warnings
+from kscl.benchmark.leaderboard.details import inside, is_random, number, warnings
 from kscl.benchmark.leaderboard.linking import Entry
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.reported import Reported
@@ -34,6 +34,8 @@ METRICS: dict[str, tuple[str, ...]] = {
 HEADLINE = {kind: metrics[0] for kind, metrics in METRICS.items()} | {"detection": "AP"}  # ranks
 OPEN_KINDS = ("low_shot", "linear_suite")  # every further metric, one per k or set, is a column too
 FIGURES = ("mean_rank", "minutes_per_epoch", "views_per_second")
+
+FROM_SCRATCH = "from scratch"  # the method of detectors that had no backbone's weights
 
 OVER_SEEDS = "over pretraining seeds"
 OVER_TRIALS = "over trials on one backbone"
@@ -137,6 +139,14 @@ class Row:
         return next((count for count in told if count), None)
 
     @property
+    def is_pretrained(self) -> bool:
+        """Return whether its weights are neither random nor trained with the detector alone."""
+        scratch = self.entry.method == FROM_SCRATCH
+        return bool(self.pretrainings) or not (
+            scratch or any(is_random(file.record) for file in self.records)
+        )
+
+    @property
     def doubts(self) -> list[str]:
         """Return what its pretrainings warn of, each once: the row is then never called best."""
         found = (word for file in self.pretrainings for word in warnings(file.record))
@@ -160,6 +170,15 @@ class Section:
         found.update(*(row.metrics for row in self.reported))
         files = [file for row in self.rows for file in row.results[self.protocol].records]
         return tuple(name for name in columns_of(self.protocol.kind, files) if name in found)
+
+    @cached_property
+    def by_other_scorers(self) -> tuple[str, ...]:
+        """Return the same metrics of detections by other scorers; only CSV and page have room."""
+        found = {name for row in self.rows for name in row.results[self.protocol].measures}
+        scorers = sorted({name.partition("/")[0] for name in found if "/" in name} - {"mask"})
+        names = (f"{scorer}/{metric}" for scorer in scorers for metric in METRICS["detection"])
+        kept = found.difference(self.metrics) if self.protocol.kind == "detection" else ()
+        return tuple(name for name in names if name in kept)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from kscl.records.shape import LARGE
 
 Series = tuple[list[float], list[float]]  # x, y
 
+RANDOM = "random"  # weights that nothing was learned into
 X_AXES = ("epoch", "step")
 
 
@@ -61,6 +62,13 @@ def warnings(record: Record) -> list[str]:
     """Return what the evaluator warns of, such as a choice at the edge of its grid."""
     given = record.details.get("warnings")
     return [words for words in given if text(words)] if isinstance(given, list) else []
+
+
+def is_random(record: Record) -> bool:
+    """Tell whether an evaluation started from random weights, whatever they are called."""
+    about = mapping(record.details.get("backbone"))
+    layout = inside(record.details, "certificate", "source", "layout")
+    return RANDOM in (about.get("weights"), about.get("method"), about.get("layout"), layout)
 
 
 def per_class(record: Record, metric: str) -> dict[str, float]:

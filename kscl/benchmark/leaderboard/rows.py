@@ -106,9 +106,8 @@ def _figures(pretrainings: Sequence[RecordFile]) -> dict[str, float]:
 
 def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) -> Section:
     mine = [row for row in rows if protocol in row.results]
-    unusable = too_low(protocol.kind, mine, protocol)
     files = [file for row in mine for file in row.results[protocol].records]
-    ranked = [row for row in mine if not unusable and not row.doubts]
+    ranked = [row for row in mine if not row.doubts and not too_low(row, protocol)]
     for metric in columns_of(protocol.kind, files):
         having = [row for row in ranked if metric in row.results[protocol].measures]
         found = standings([row.results[protocol].measures[metric].values for row in having])
@@ -126,7 +125,15 @@ def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) ->
     return Section(protocol, definition, sorted(mine, key=order), reported)
 
 
-def too_low(kind: str, rows: Sequence[Row], protocol: ProtocolKey) -> bool:
-    """Return whether every detector is so poor that which one is better says nothing."""
-    found = [row.results[protocol].measures.get("AP50") for row in rows]
-    return kind == "detection" and bool(rows) and all(m and m.mean < LEAST_AP50 for m in found)
+def too_low(row: Row, protocol: ProtocolKey) -> bool:
+    """Return whether a detector is so poor that to be better or worse says nothing of it."""
+    lowest = lowest_ap50(row, protocol)
+    return lowest is not None and lowest < LEAST_AP50
+
+
+def lowest_ap50(row: Row, protocol: ProtocolKey) -> float | None:
+    """Return the AP50 of the worst run of a detector, whose record warns; None of other kinds."""
+    if protocol.kind != "detection":
+        return None
+    metrics = (file.record.metrics for file in row.results[protocol].records)
+    return min((found["AP50"] for found in metrics if "AP50" in found), default=None)

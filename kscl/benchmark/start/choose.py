@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from kscl.benchmark.start.facts import Facts
+from kscl.benchmark.start.facts import Facts, refuse_few
 from kscl.errors import KsclError
 
 OBJECT_PIXELS = 40  # side that the median object shall have in the detector's input
@@ -65,8 +65,7 @@ class Plan:
 def choose_sizes(facts: Facts) -> Sizes:
     """Choose batch, queue, crops, input size and anchors."""
     images = facts.num_pretrain
-    if images < 8:
-        raise KsclError(f"{images} images are too few to pretrain on. Bring at least 8.")
+    refuse_few(images)
     batch = min(MOST_BATCH, 2 ** int(math.log2(images // 2)))
     queue = min(MOST_QUEUE, max(batch, (images - 1) // batch * batch))
     crop = (0.3, 1.0)  # of a tile, or of a photo in which an object is large
@@ -127,7 +126,7 @@ def plan_of(facts: Facts, costs: Costs, training: float, jobs: int, seeds: int) 
     pretraining = max(0.0, training - 3 * iterations * costs.iteration) / 2
     moco = min(MOST_EPOCHS, int(pretraining / costs.moco_epoch))
     kscl = min(MOST_EPOCHS, int(moco * costs.moco_epoch / costs.kscl_epoch))
-    seconds = {"pretrain": costs.moco_start + moco * costs.moco_epoch}
+    seconds = {"pretrain": costs.moco_start + moco * costs.moco_epoch, "basis": costs.moco_start}
     evaluations: list[list[str]] = []
     if facts.boxes is not None:
         seconds["convert"] = costs.convert
@@ -137,7 +136,7 @@ def plan_of(facts: Facts, costs: Costs, training: float, jobs: int, seeds: int) 
         seconds |= {"linear": costs.probe, "knn": costs.probe}
         evaluations += [["linear"], ["knn"]]
     before = costs.moco_start + costs.convert  # the suite checks every stage before the first
-    total = before + _makespan(seconds | {"basis": costs.moco_start}, evaluations, jobs, seeds)
+    total = before + _makespan(seconds, evaluations, jobs, seeds)
     return Plan(seeds, jobs, moco, kscl, iterations, seconds, total)
 
 

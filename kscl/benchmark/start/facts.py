@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kscl.errors import KsclError
 PRETRAIN_SPLIT, TRAIN_SPLIT, TEST_SPLIT = "pretrain", "trainval", "test"
 TILES = "tiles"  # folder of crops to pretrain on, made by prepare_data.py where objects are small
 NUM_ANCHORS = 3
+FEWEST_IMAGES = 8  # to pretrain on
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,9 @@ class Boxes:
         """Return sizes at this input size: centers of k-means over the logarithm of the sides."""
         logs = np.log(np.maximum(self.sides / self.shorts * short_side, 4.0))
         starts = np.quantile(logs, [0.1, 0.5, 0.9])[:, None]
-        centers, _ = kmeans2(logs[:, None], starts, minit="matrix", missing="warn")
+        with warnings.catch_warnings():  # boxes of one size leave clusters empty, at their starts
+            warnings.filterwarnings("ignore", "One of the clusters is empty")
+            centers, _ = kmeans2(logs[:, None], starts, minit="matrix", missing="warn")
         return sorted({round(float(np.exp(center))) for center in centers[:, 0]})
 
 
@@ -58,6 +62,13 @@ class Facts:
     def has_tiles(self) -> bool:
         """Return whether photos are pretrained on in tiles."""
         return self.pretrain != self.photos
+
+
+def refuse_few(images: int) -> None:
+    """Raise KsclError if there are too few images for a batch and a queue."""
+    if images < FEWEST_IMAGES:
+        what = f"{images} image{' is' if images == 1 else 's are'}"
+        raise KsclError(f"{what} too few to pretrain on. Bring at least {FEWEST_IMAGES}.")
 
 
 def look_at(root: Path) -> Facts:

@@ -6,8 +6,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from kscl.benchmark.start import reasons
 from kscl.benchmark.start.choose import (
-    OBJECT_PIXELS,
     Plan,
     Sizes,
     choose_sizes,
@@ -16,7 +16,7 @@ from kscl.benchmark.start.choose import (
     pretrain_overrides,
     probe_overrides,
 )
-from kscl.benchmark.start.facts import Facts
+from kscl.benchmark.start.facts import Facts, refuse_few
 from kscl.benchmark.start.measure import DETECTION, KNN, LINEAR, PRETRAIN
 from kscl.config.tree import one_line
 from kscl.runtime.logs import clock
@@ -24,7 +24,6 @@ from kscl.runtime.logs import clock
 
 def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir: Path) -> str:
     """Return the suite of a machine without GPUs."""
-    reasons = _reasons(facts, sizes)
     lines = [
         f"# Made by tools/start.py for {facts.root} and {minutes:g} minutes; change what you like.",
         f"# Estimated: {clock(plan.total)} in all, {estimate(plan)}.",
@@ -34,16 +33,24 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
         else "# One seed tells no difference from noise. [0, 1, 2] adds two and keeps the first.",
         f"seeds: {list(range(plan.seeds))}",
         f"jobs: {plan.jobs}  # stages at the same time, one core each",
+        "# Seconds of one stage as measured; those of finished stages replace them.",
+        f"estimates: {one_line({kind: round(value) for kind, value in plan.seconds.items()})}",
         "baseline: [random]  # the question is what pretraining adds to random weights",
+        "# The page shows what each pretraining makes of this image.",
         f"basis_image: {one_line(facts.first_image)}",
-        "contenders:",
-        "  random:",
-        "    arch: resnet50",
+        "contenders:  # what is compared; all of them have the same network",
+        "  random:  # no pretraining",
+        "    arch: resnet50  # the paper's, but narrow",
         "    # 8 to 64 channels instead of 256 to 2048: half a million weights train on a CPU.",
         "    kwargs: {channels: [8, 16, 32, 64], zero_init_last: true}",
-        "  moco_v2:",
-        f"    pretrain: {PRETRAIN}",
-        *_overrides(pretrain_overrides(facts, sizes, plan.moco_epochs), reasons, 4),
+        "  moco_v2:  # the method that KSCL extends: one key per image",
+        f"    pretrain: {PRETRAIN}  # {reasons.CONFIG}",
+        *_overrides(
+            pretrain_overrides(facts, sizes, plan.moco_epochs),
+            reasons.of_pretraining(facts, plan),
+            4,
+            "what differs from that file",
+        ),
         "  kscl:  # the same images and as many seconds as moco_v2; an epoch costs it more",
         f"    pretrain: {PRETRAIN}",
         *_overrides(
@@ -51,23 +58,29 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
                 **pretrain_overrides(facts, sizes, plan.kscl_epochs),
                 **kscl_overrides(plan.kscl_epochs),
             },
-            {},
+            reasons.OF_KSCL,
             4,
         ),
-        "evaluations:",
+        "evaluations:  # of every contender",
     ]
     if facts.classes is not None:
-        for kind, config in (("linear", LINEAR), ("knn", KNN)):
-            lines += [f"  {kind}:", f"    config: {config}"]
-            lines += _overrides(probe_overrides(facts), {}, 4)
+        lines += ["  linear:  # a linear classifier on features that stay as they are"]
+        lines += [f"    config: {LINEAR}  # {reasons.CONFIG}"]
+        lines += _overrides(probe_overrides(facts), reasons.OF_PROBES, 4)
+        lines += ["  knn:  # the classes of the nearest features, without any training"]
+        lines += [f"    config: {KNN}", *_overrides(probe_overrides(facts), {}, 4)]
     if facts.boxes is not None:
-        lines += ["  detection:", f"    config: {DETECTION}"]
-        lines += _overrides(detection_overrides(facts, sizes, plan.iterations), reasons, 4)
+        lines += ["  detection:  # a Faster R-CNN, fine-tuned from the backbone"]
+        note = "" if facts.classes is not None else f"  # {reasons.CONFIG}"  # said once
+        lines += [f"    config: {DETECTION}{note}"]
+        settings = detection_overrides(facts, sizes, plan.iterations)
+        lines += _overrides(settings, reasons.of_detection(facts, plan), 4)
     return "\n".join(lines) + "\n"
 
 
 def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
     """Return the suite with the paper's recipes, for GPUs."""
+    refuse_few(facts.num_photos)
     queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
     lines = [
         f"# Made by tools/start.py for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
@@ -103,43 +116,25 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
 
 def _head(facts: Facts, output_dir: Path) -> list[str]:
     title = f"{facts.root.name}, does pretraining help?"
-    return [f"name: {one_line(title)}", f"output_dir: {one_line(str(output_dir))}"]
+    return [
+        f"name: {one_line(title)}  # of the board",
+        f"output_dir: {one_line(str(output_dir))}  # for all runs and the board",
+    ]
 
 
 def estimate(plan: Plan) -> str:
-    """Return the seconds of one stage of each kind, in words."""
-    return ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in plan.seconds.items())
+    """Return the seconds of one stage of each kind in words, without the picture of a basis."""
+    told = {kind: seconds for kind, seconds in plan.seconds.items() if kind != "basis"}
+    return ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in told.items())
 
 
-def _reasons(facts: Facts, sizes: Sizes) -> dict[str, str]:
-    what = "tiles" if facts.has_tiles else "images"
-    cut = f" of {facts.num_photos} images: crops of a whole one would show different objects"
-    reasons = {
-        "DATA.TRAIN": f"{facts.num_pretrain} {what}{cut if facts.has_tiles else ''}; none like a "
-        "test image",
-        "INPUT.SIZE": "small views: on a CPU, more epochs help more than more pixels",
-        "SOLVER.BATCH_SIZE": f"at most half of the {what}",
-        "DICTIONARY.QUEUE_LENGTH": f"shorter than the {facts.num_pretrain} {what}: a longer queue "
-        "would hold the query's own one",
-        "SOLVER.EPOCHS": "what fits into the minutes",
-        "AUGMENT": "large crops, so that two of them share an object",
-    }
-    if facts.boxes is not None:
-        reasons |= {
-            "MODEL.ROI_HEADS.NUM_CLASSES": ", ".join(facts.boxes.class_names[:8]),
-            "MODEL.ANCHOR_GENERATOR.SIZES": "k-means over the boxes at this input size",
-            "INPUT.MIN_SIZE_TRAIN": f"an object of median size then has {OBJECT_PIXELS} pixels, "
-            "within 128 to 320 for the whole side",
-            "SOLVER.MAX_ITER": "what fits into the minutes",
-        }
-    return reasons
-
-
-def _overrides(values: dict[str, Any], reasons: dict[str, str], indent: int) -> list[str]:
+def _overrides(
+    values: dict[str, Any], why: dict[str, str], indent: int, title: str = ""
+) -> list[str]:
     space = " " * indent
-    lines = [f"{space}overrides:"]
+    lines = [f"{space}overrides:{title and f'  # {title}'}"]
     for key, value in values.items():
-        if key in reasons:
-            lines.append(f"{space}  # {reasons[key]}")
+        if key in why:
+            lines.append(f"{space}  # {why[key]}")
         lines.append(f"{space}  {key}: {one_line(value)}")
     return lines

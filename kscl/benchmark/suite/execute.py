@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class State:
     stage: Stage
     status: str
     seconds: float | None = None  # it took, or has taken so far
-    expected: float | None = None  # the mean of what stages of its kind took before
+    expected: float | None = None  # what stages of its kind took before, or the suite's estimate
     log: Path | None = None
 
 
@@ -53,8 +53,10 @@ class _Note:
     seconds: float
 
 
-def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
-    """Find what is done already, and estimate how long the rest takes.
+def look(
+    stages: Sequence[Stage], state_dir: Path, estimates: Mapping[str, float] | None = None
+) -> list[State]:
+    """Find what is done already, and how long the rest takes: as before, or as estimated.
 
     Name every damaged note; its stage is run again, and skips what it finds finished.
     """
@@ -85,19 +87,20 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
                 stage.name,
             )
         file = state_dir / f"{file_name(stage)}.log"
-        states.append(State(stage, status, note.seconds if note and is_known else None, None, file))
+        seconds = note.seconds if note and is_known else None
+        states.append(State(stage, status, seconds, (estimates or {}).get(stage.kind), file))
     _estimate(states, notes.values())
     return states
 
 
 def _estimate(states: list[State], notes: Iterable[_Note]) -> None:
-    """Expect each stage to take the mean of what stages of its kind took before."""
+    """Expect each stage to take the mean of what stages of its kind took before, if any did."""
     took: dict[str, list[float]] = {}
     for note in notes:
         took.setdefault(note.kind, []).append(note.seconds)
     for state in states:
-        seconds = took.get(state.stage.kind)
-        state.expected = sum(seconds) / len(seconds) if seconds else None
+        if seconds := took.get(state.stage.kind):
+            state.expected = sum(seconds) / len(seconds)
 
 
 def run_stages(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from kscl.benchmark.suite.numbers import estimate_problems, number_lists
+from kscl.benchmark.suite.references import reference_problems
 from kscl.benchmark.suite.steps import step_problems, with_steps
 from kscl.config.merge import COMMAND_LINE, load_config
 from kscl.config.reader import raise_problems, read_mapping
@@ -105,6 +107,9 @@ class Suite:
     steps: dict[str, Any] = field(default_factory=dict)
     # Multiples of `steps`: every pretraining that has steps is made once per length.
     lengths: tuple[int, ...] = (1,)
+    # Seconds of one stage, by kind, to show the time to go until a stage of that kind has finished:
+    # tools/start.py measures and writes them.
+    estimates: dict[str, Any] = field(default_factory=dict)
     # An image whose basis images are shown on the page for every pretrained contender.
     basis_image: str = ""
     # The folder of the leaderboard inside output_dir.
@@ -129,6 +134,7 @@ OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
 EVALUATION_KINDS = ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OTHER_STAGES = ("pretrain", "basis", "convert")
+STAGE_KINDS = ("shapes", *OTHER_STAGES, *EVALUATION_KINDS, "board")
 REQUIRED = ("name", "output_dir", "contenders", "evaluations")
 IN_WORDS = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
 
@@ -170,7 +176,7 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     for key in REQUIRED:
         if not values.get(key):
             yield f"{key} is missing or empty."
-    yield from _number_lists("the suite", values)
+    yield from number_lists("the suite", values)
     for old, new in SHAPES_KEYS.items():
         if old in _mapping(values, "shapes"):
             yield f"shapes: {old} has been renamed: write {new}."
@@ -180,6 +186,8 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     for key, about in _mapping(values, "contenders").items():
         yield from _contender(f"contender {key}", about, shared)
     yield from step_problems(values)
+    yield from estimate_problems(_mapping(values, "estimates"), STAGE_KINDS)
+    yield from reference_problems(values)
     evaluations = _mapping(values, "evaluations")
     for key, about in evaluations.items():
         yield from _evaluation(str(key), about)
@@ -191,7 +199,7 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
         yield f"{where} must be a mapping with pretrain, file or arch."
         return
     yield from key_problems(where, about, KEYS_OF_CONTENDER)
-    yield from _number_lists(where, about)
+    yield from number_lists(where, about)
     overrides = _mapping(about, "overrides")
     if "pretrain" in about:
         if of_files := ", ".join(key for key in OF_FILES if key in about):
@@ -234,11 +242,8 @@ def _evaluation(name: str, about: object) -> Iterator[str]:
         yield f"{where}: Folders are named by it; choose another name of letters, digits, - and _."
     kind = about.get("kind", name)
     if kind not in EVALUATION_KINDS:
-        kinds = ", ".join(EVALUATION_KINDS)
-        missing = "kind" not in about
-        yield f"{where}: {'kind is missing' if missing else f'There is no kind {kind!r}'}; " + (
-            f"write kind: and one of {kinds}."
-        )
+        what = f"There is no kind {kind!r}" if "kind" in about else "kind is missing"
+        yield f"{where}: {what}; write kind: and one of {', '.join(EVALUATION_KINDS)}."
     yield from key_problems(where, about, KEYS_OF_EVALUATION)
     gpus = about.get("num_gpus", 0)
     if isinstance(gpus, int) and gpus < 0:
@@ -285,14 +290,6 @@ def key_problems(
             yield f"{where}: {key} is not a key; {hint}"
         elif not isinstance(value, known[key]) or isinstance(value, bool):
             yield f"{where}: {key} takes {IN_WORDS[known[key]]}, not {value!r}."
-
-
-def _number_lists(where: str, about: Mapping[str, Any]) -> Iterator[str]:
-    for key, least in (("seeds", 0), ("lengths", 1)):
-        given = about.get(key, [1])
-        good = isinstance(given, list) and given and all(type(n) is int for n in given)
-        if not good or min(given) < least or len(set(given)) != len(given):
-            yield f"{where}: {key} is {given!r}; it must be a list of different whole numbers."
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kscl.benchmark.suite.references import SHAPES_FOLDER
 from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
 from kscl.config.reader import file_values
 from kscl.config.tree import leaves, one_line
 from kscl.data.annotated.specs import parse_source
-from kscl.records.fingerprint import fingerprint
+from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.runtime.files import sha256_of
 
 KEY_LENGTH = 8
 PATH_KEYS = (
     *("DATA.TRAIN", "DATA.VAL", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),
-    *("DATASETS.TRAIN", "DATASETS.TEST"),
+    *("DATA.SUBSET", "DATASETS.TRAIN", "DATASETS.TEST"),
 )
+SETS, PARTS = "SETS.", (".train", ".val", ".test")  # of the linear suite
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def _shapes(suite: Suite) -> Stage:
     arguments: list[str] = []
     for name, value in suite.shapes.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]
-    folder = str(suite.shapes.get("output_dir", "datasets/shapes"))
+    folder = str(suite.shapes.get("output_dir", SHAPES_FOLDER))
     return _stage("shapes", "shapes", "kscl-make-shapes", arguments, [], folder, [])
 
 
@@ -254,9 +256,10 @@ def _data_of(files: list[str], overrides: Overrides) -> list[str]:
     for file in files:
         if Path(file).suffix in (".yaml", ".yml"):
             values |= dict(leaves(file_values(file)))
-    values |= overrides
+    values |= dict(leaves(overrides))
+    sets = [key for key in values if key.startswith(SETS) and key.endswith(PARTS)]
     found: list[str] = []
-    for key in PATH_KEYS:
+    for key in (*PATH_KEYS, *sets):
         value = values.get(key)
         found += [str(name) for name in (value if isinstance(value, list | tuple) else [value])]
     return [name for name in found if name and name != "None"]
@@ -277,7 +280,10 @@ def _content(name: str, needs: list[Stage]) -> str:
         return hashlib.sha256(values.encode()).hexdigest()
     if path.is_dir():
         return fingerprint(path).hash
-    return sha256_of(path) if path.is_file() else name
+    if not path.is_file():
+        return name
+    images = fingerprint_of_list(name) if path.suffix.lower() == ".txt" else None
+    return f"{sha256_of(path)}/{images.hash}" if images else sha256_of(path)
 
 
 def _gpus(number: int) -> list[str]:

@@ -80,15 +80,20 @@ def read_coco(
     return found
 
 
-def load_json(json_file: str | Path) -> dict[str, Any]:
-    """Return the file's content; raise KsclError unless it has the three lists of COCO."""
+def read_json(json_file: str | Path) -> Any:
+    """Return the file's content; raise KsclError, without its name, if it is damaged."""
     try:
         with open_regular(json_file) as file:
-            content = json.loads(file.read().decode("utf-8-sig"))
+            return json.loads(file.read().decode("utf-8-sig"))
     except OSError as error:
         raise KsclError(f"cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise KsclError(f"is not JSON: {error}") from error
+
+
+def load_json(json_file: str | Path) -> dict[str, Any]:
+    """Return the file's content; raise KsclError unless it has the three lists of COCO."""
+    content = read_json(json_file)
     for part in ("images", "categories", "annotations"):
         entries = content.get(part) if isinstance(content, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):

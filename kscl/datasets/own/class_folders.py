@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from kscl.data.annotated.annotations import Problem, list_problems
 from kscl.data.annotated.image_size import image_size
 from kscl.data.formats import is_image
 from kscl.data.walk import Walk, walk_files
+from kscl.datasets.own.case import unite_case
 from kscl.datasets.own.files import make_ids
 from kscl.datasets.own.near_duplicates import find_groups
+from kscl.datasets.own.problems import refuse_problems
 from kscl.datasets.own.split import deal_groups, parse_split
-from kscl.datasets.own.write import is_written, link, write_about
+from kscl.datasets.own.write import is_written, link, refuse_inside, write_about
 from kscl.errors import KsclError
 from kscl.runtime.files import whole_folder
 
@@ -24,11 +26,17 @@ SIDES = ("train", "val")
 
 
 def prepare_class_folders(
-    images: Path, output_dir: Path, split: str, seed: int = 0, skip_bad: bool = False
+    images: Path,
+    output_dir: Path,
+    split: str,
+    seed: int = 0,
+    skip_bad: bool = False,
+    merge_case: bool | None = None,
 ) -> str:
     """Write links to the images of every class; return the report."""
     fractions = parse_split(split)
-    by_class = _by_class(images)
+    refuse_inside(output_dir, images)
+    by_class, undecided = _unite(_by_class(images), merge_case)
     problems, bad = [], set()
     for path in [path for paths in by_class.values() for path in paths]:
         try:
@@ -36,11 +44,7 @@ def prepare_class_folders(
         except KsclError as error:
             problems.append(Problem("unreadable image", str(path), str(error), "Replace it"))
             bad.add(path)
-    if problems and not skip_bad:
-        raise KsclError(
-            f"{len(problems)} problems found; nothing was written:\n{list_problems(problems)}\n"
-            "Fix them, or leave these images out with --skip-bad."
-        )
+    refuse_problems([*undecided, *problems], skip_bad)
     label = {path: name for name, paths in by_class.items() for path in paths if path not in bad}
     paths = sorted(label)
     groups = find_groups(paths)
@@ -87,6 +91,18 @@ def _by_class(images: Path) -> dict[str, list[Path]]:
             "be pretrained on (tools/pretrain.py) but not compared."
         )
     return dict(sorted(found.items()))
+
+
+def _unite(
+    by_class: dict[str, list[Path]], merge: bool | None
+) -> tuple[dict[str, list[Path]], list[Problem]]:
+    """Return the images of folders whose names differ only by case as the user decided."""
+    counts = Counter({name: len(paths) for name, paths in by_class.items()})
+    new, problems = unite_case(counts, merge, "image", lambda name: str(by_class[name][0]))
+    united: dict[str, list[Path]] = defaultdict(list)
+    for name, paths in by_class.items():
+        united[new.get(name, name)] += paths
+    return dict(sorted(united.items())), problems
 
 
 def _about(images: Path, split: str, seed: int, label: dict[Path, str]) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from kscl.data.annotated.coco import load_json
+from kscl.data.annotated.coco import load_json, read_json
 from kscl.data.annotated.yolo import NAME_FILES, YAML_FILES, looks_like_labels
 from kscl.data.formats import is_image
 from kscl.data.walk import Walk, walk_files
 from kscl.errors import KsclError
 
 FORMATS = ("voc", "coco", "yolo")
+SHOWN = 3  # reasons why files are no annotations
 SUFFIXES = {".xml": "voc", ".json": "coco", ".txt": "yolo"}
 
 
@@ -39,19 +40,27 @@ def find_files(images: Path, annotations: Path, wanted: str = "") -> Found:
     if not found.images:
         raise KsclError(f"{images} holds no image. Check --images.")
     by_format: dict[str, dict[str, Path]] = defaultdict(dict)
-    others = []
+    damaged: dict[str, dict[str, Path]] = defaultdict(dict)
+    reasons, others = [], []
+    stems = {PurePosixPath(name).stem for name in found.images}
     for name, path in _files(annotations):
         kind = SUFFIXES.get(path.suffix.lower(), "")
-        if kind and _is_of(kind, path):
+        reason = _not_of(kind, path)
+        if kind and not reason:
             by_format[kind][name] = path
+            continue
+        if kind:
+            reasons.append(f"{path.name} {reason}")
+        if _is_damaged(kind, path, stems):
+            damaged[kind][name] = path
         elif not is_image(name) and path not in found.odd:
             others.append(path)
-    kinds = [kind for kind in FORMATS if by_format[kind]]
+    kinds = [kind for kind in FORMATS if by_format[kind] or (kind == wanted and damaged[kind])]
     if not kinds or (wanted and wanted not in kinds):
         raise KsclError(
             f"{annotations} holds no annotations{f' in the format {wanted}' if wanted else ''}: "
-            "neither LabelImg's or VOC's .xml, nor a COCO .json, nor YOLO's .txt files. Check "
-            "--annotations."
+            "neither LabelImg's or VOC's .xml, nor a COCO .json, nor YOLO's .txt files. "
+            f"{''.join(f'{reason}. ' for reason in reasons[:SHOWN])}Check --annotations."
         )
     if len(kinds) > 1 and not wanted:
         counts = ", ".join(f"{len(by_format[kind])} of {kind}" for kind in kinds)
@@ -60,20 +69,35 @@ def find_files(images: Path, annotations: Path, wanted: str = "") -> Found:
             f"--format {kinds[0]}."
         )
     found.format = wanted or kinds[0]
-    found.annotations = by_format[found.format]
+    # What is damaged is told with the other problems, or else its images would be unlabeled.
+    found.annotations = by_format[found.format] | damaged.pop(found.format, {})
+    others += [path for files in damaged.values() for path in files.values()]
     if found.format == "yolo":  # these say what its numbers mean
         others = [path for path in others if path.name not in (*NAME_FILES, *YAML_FILES)]
     found.odd += others
     return found
 
 
-def _is_of(kind: str, path: Path) -> bool:
+def _not_of(kind: str, path: Path) -> str:
+    """Return why a file is not an annotation of a format, or nothing if it is one."""
     if kind == "coco":
         try:
             load_json(path)
+        except KsclError as error:
+            return str(error)
+    if kind == "yolo" and not looks_like_labels(path):
+        return "does not begin with a class number and coordinates"
+    return ""
+
+
+def _is_damaged(kind: str, path: Path, stems: set[str]) -> bool:
+    """Return whether a file that is no annotation was meant to be one."""
+    if kind == "coco":
+        try:
+            read_json(path)
         except KsclError:
-            return False
-    return kind != "yolo" or looks_like_labels(path)
+            return True
+    return kind == "yolo" and path.stem in stems
 
 
 def _files(root: Path) -> list[tuple[str, Path]]:

@@ -9,14 +9,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kscl.data.annotated.annotations import AnnotatedImage, Problem, list_problems
+from kscl.data.annotated.annotations import AnnotatedImage, list_problems
 from kscl.datasets.own import report
+from kscl.datasets.own.case import unite_case
 from kscl.datasets.own.files import Found, find_files, make_ids
 from kscl.datasets.own.near_duplicates import find_groups
+from kscl.datasets.own.problems import refuse_problems
 from kscl.datasets.own.read import OwnSet, read_own
 from kscl.datasets.own.split import deal_groups, parse_split
 from kscl.datasets.own.tiles import OBJECTS_WIDE, TILES, object_side, write_tiles
-from kscl.datasets.own.write import is_written, write_about, write_voc
+from kscl.datasets.own.write import is_written, refuse_inside, write_about, write_voc
 from kscl.errors import KsclError
 from kscl.runtime.files import whole_folder
 
@@ -41,6 +43,7 @@ class Request:
 def prepare_own(request: Request) -> str:
     """Write the set and return the report; one KsclError names all problems before it."""
     fractions = parse_split(request.split)
+    refuse_inside(request.output_dir, request.images, request.annotations)
     found = find_files(request.images, request.annotations, request.format)
     own = read_own(found, request.images, request.annotations, request.classes or None)
     _merge_case(own, request.merge_case)
@@ -76,27 +79,22 @@ def prepare_own(request: Request) -> str:
 
 
 def _merge_case(own: OwnSet, merge: bool | None) -> None:
-    """Unite class names that differ only by case, under the most frequent spelling."""
+    """Unite class names that differ only by case, or note them as problems."""
     counts = Counter(thing.name for image in own.images for thing in image.objects)
-    spellings: dict[str, list[str]] = {}
-    for name, _ in counts.most_common():
-        spellings.setdefault(name.casefold(), []).append(name)
-    several = [names for names in spellings.values() if len(names) > 1]
-    if merge is None:
-        for names in several:
-            what = " and ".join(f"'{name}' ({counts[name]} objects)" for name in names)
-            fix = f"--merge-case makes them all '{names[0]}', --keep-case keeps them apart"
-            problem = Problem("class names", what, "differ only by case", fix)
-            own.problems.append(problem)
-    elif merge:
-        new = {name: names[0] for names in several for name in names}
-        own.images = [
-            replace(
-                image,
-                objects=tuple(replace(o, name=new.get(o.name, o.name)) for o in image.objects),
-            )
-            for image in own.images
-        ]
+    new, problems = unite_case(counts, merge, "object", lambda name: _first_with(name, own))
+    own.problems += problems
+    own.images = [
+        replace(
+            image,
+            objects=tuple(replace(o, name=new.get(o.name, o.name)) for o in image.objects),
+        )
+        for image in own.images
+    ]
+
+
+def _first_with(name: str, own: OwnSet) -> str:
+    """Return an annotation file with an object of this class."""
+    return next(i.annotation for i in own.images if name in {thing.name for thing in i.objects})
 
 
 def _leave_out(own: OwnSet, skip_bad: bool) -> list[str]:
@@ -104,13 +102,7 @@ def _leave_out(own: OwnSet, skip_bad: bool) -> list[str]:
     fatal = [problem for problem in own.problems if problem.fatal]
     if not fatal:
         return []
-    of_images = [problem for problem in fatal if problem.kind != "class names"]
-    if not skip_bad or len(of_images) < len(fatal):
-        advice = ", or leave the images concerned out with --skip-bad." if of_images else "."
-        raise KsclError(
-            f"{len(fatal)} problem{'s' if len(fatal) > 1 else ''} found; nothing was written:\n"
-            f"{list_problems(fatal)}\nFix them{advice}"
-        )
+    refuse_problems(fatal, skip_bad)
     where = {problem.where for problem in fatal}
     per_file = Counter(image.annotation for image in own.images)
     shared = [p for p in fatal if per_file[p.where] > 1]  # a COCO file names no single image

@@ -17,6 +17,16 @@ MANIFEST = "own.json"
 REPORT = "report.txt"
 
 
+def refuse_inside(output_dir: Path, *given: Path) -> None:
+    """Raise KsclError if the set would lie among the user's files, and be read as some of them."""
+    for folder in given:
+        if output_dir.resolve().is_relative_to(folder.resolve()):
+            raise KsclError(
+                f"--output-dir {output_dir} lies in {folder}, whose files are read: the next start "
+                "would take its links for more of your images. Choose a folder beside it."
+            )
+
+
 def is_written(folder: Path, about: Mapping[str, Any]) -> bool:
     """Return whether the folder holds this very set; raise KsclError if it holds anything else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):

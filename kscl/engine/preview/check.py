@@ -16,6 +16,7 @@ from kscl.data.open import open_source
 from kscl.data.source import is_remote
 from kscl.data.tar.remote import check_reachable
 from kscl.data.tar.shards import is_shard_pattern
+from kscl.engine.knn import KnnCheck
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import build_state, check_ranks, check_room
 from kscl.errors import KsclError
@@ -45,6 +46,15 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
             num_images = len(source)
         except KsclError as error:
             yield Problem("data", "DATA.TRAIN", str(error), "")
+    if cfg.EVAL.KNN_PERIOD and not any(
+        is_later(name, later) for name in (cfg.EVAL.KNN_TRAIN, cfg.EVAL.KNN_VAL)
+    ):
+        try:
+            knn = KnnCheck(cfg)
+            for labeled in (knn.train, knn.val):
+                check_some_image_reads(labeled, cfg.SEED, cfg.DATA.MAX_PIXELS)
+        except KsclError as error:
+            yield Problem("data", "EVAL.KNN_TRAIN and EVAL.KNN_VAL", str(error), "")
     try:
         steps = steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE)
         state = build_state(cfg, num_images, steps, torch.device("cpu"))

@@ -8,6 +8,7 @@ from kscl.data.loader import build_train_loader, steps_per_epoch
 from kscl.data.source import ImageSource
 from kscl.data.throughput import Budget, measure_budget
 from kscl.engine.loop import settle
+from kscl.engine.schedule import total_steps
 from kscl.engine.state import build_state
 from kscl.runtime.machine import usable_cores
 from kscl.runtime.processes.ranks import device
@@ -34,11 +35,11 @@ def budget_here(cfg: CfgNode, source: ImageSource) -> Budget:
 
 
 def seconds_of(cfg: CfgNode, num_images: int, budget: Budget) -> float:
-    """Return the seconds of all epochs, without evaluations and checkpoints."""
+    """Return the seconds of all steps, without evaluations and checkpoints."""
     assert budget.encode is not None
     if cfg.DATA.NUM_WORKERS and usable_cores() > 1:  # they load while the encoder computes
         rate = min(budget.load, budget.encode)
     else:
         rate = 1 / (1 / budget.load + 1 / budget.encode)
-    steps = steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE)
-    return cfg.SOLVER.EPOCHS * steps * cfg.SOLVER.BATCH_SIZE / rate
+    steps = total_steps(cfg, steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE))
+    return steps * cfg.SOLVER.BATCH_SIZE / rate

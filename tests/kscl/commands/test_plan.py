@@ -56,6 +56,15 @@ def test_the_time_follows_from_the_measured_rates(words, workers, rate, monkeypa
     assert seconds_of(cfg, NUM_IMAGES, budget) == pytest.approx(50 * (NUM_IMAGES // 8 * 8) / rate)
 
 
+def test_a_run_of_so_many_steps_is_planned_by_them(words, capsys):
+    budget = Budget(decode=60.0, augment=60.0, workers=0, encode=60.0)
+    words += ["DATA.NUM_WORKERS", "0", "SOLVER.MAX_STEPS", "5", "SOLVER.WARMUP_EPOCHS", "0"]
+    cfg = load_config(None, words)
+    assert seconds_of(cfg, NUM_IMAGES, budget) == pytest.approx(5 * 8 / 20.0)
+    assert plan.main(["--gpu", "cpu", *words]) == 0
+    assert "; 2.5 epochs: " in capsys.readouterr().out  # of two steps each
+
+
 def test_a_check_tells_how_long_the_run_may_take(words, capsys):
     assert pretrain.main(["--check", "--estimate", *words]) == 0
     assert json.loads(capsys.readouterr().out)["seconds"] > 0
@@ -63,7 +72,8 @@ def test_a_check_tells_how_long_the_run_may_take(words, capsys):
 
 def test_a_dry_run_knows_the_time_of_a_pretraining_before_it_ever_ran(words, tmp_path):
     folder = words[words.index("DATA.TRAIN") + 1]
-    changes = {"shapes": {}, "pretrain_overrides": {"DATA.TRAIN": folder, "SOLVER.BATCH_SIZE": 8}}
+    overrides = {"DATA.TRAIN": folder, "SOLVER.BATCH_SIZE": 8}
+    changes = {"shapes": {}, "basis_image": "", "pretrain_overrides": overrides}
     stages = stages_of(read_suite(smoke_suite(tmp_path, **changes)))
     states = [State(stage, TO_DO) for stage in stages if stage.kind == "pretrain"]
     problems = check_stages(states, tmp_path / "state", str(tmp_path / "output"), 2, estimate=True)

@@ -129,6 +129,14 @@ def test_the_users_files_are_not_touched_and_a_second_start_changes_nothing(tmp_
     assert "split" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("inside", ["photos/mine", "labels/mine", "photos"])
+def test_a_set_among_the_users_files_is_refused(tmp_path, capsys, inside):
+    write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 6))
+    where = ["--images", tmp_path / "photos", "--annotations", tmp_path / "labels"]
+    assert main(["own", *map(str, where), "--output-dir", str(tmp_path / inside)]) == 2
+    assert "Choose a folder beside it" in capsys.readouterr().err
+
+
 def test_near_duplicates_are_never_on_both_sides(tmp_path):
     names = write_photos(tmp_path / "photos", 8)
     for number in range(4):  # saved again, smaller, lighter; and one with the same bytes
@@ -206,6 +214,9 @@ def test_names_that_differ_by_case_alone_do_not_advise_to_skip_images(tmp_path, 
     told = capsys.readouterr().err
     assert "--merge-case" in told
     assert "--skip-bad" not in told
+    labels = tmp_path / "labels"
+    assert f"'Cat' (1 object, first in {labels / 'p2.xml'})" in told
+    assert f"'cat' (1 object, first in {labels}/" in told
 
 
 @pytest.mark.parametrize(
@@ -252,22 +263,6 @@ def test_files_of_the_same_name_get_ids_of_their_own(tmp_path):
     ids = split_ids(tmp_path, "trainval") + split_ids(tmp_path, "test")
     assert len(set(ids)) == 9
     assert {"a_b_p0_jpg", "c_p0_jpg", "p5"} <= set(ids)
-
-
-def test_class_folders_are_split_for_a_probe(tmp_path, capsys):
-    for name, start in (("red", 0), ("blue", 10)):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for number in range(8):
-            file = tmp_path / "photos" / name / f"{number}.jpg"
-            file.write_bytes(jpeg(photo(start + number, *SIZE[::-1])))
-    command = ["own", "--images", str(tmp_path / "photos"), "--output-dir", str(tmp_path / "mine")]
-    assert main(command) == 0
-    for side, count in (("train", 6), ("val", 2)):
-        for name in ("red", "blue"):
-            assert len(list((tmp_path / "mine/classes" / side / name).iterdir())) == count
-    (tmp_path / "photos/loose.jpg").write_bytes(jpeg(photo(99)))
-    assert main(command) == 2
-    assert "--annotations" in capsys.readouterr().err
 
 
 def test_a_split_that_is_not_two_percentages_is_refused():

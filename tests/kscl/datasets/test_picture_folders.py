@@ -67,7 +67,7 @@ def test_the_list_says_which_pictures_of_a_class_go_where(cifar10, tmp_path, cap
     assert main(command) == 0
     assert "left as it is" in capsys.readouterr().out
     made = {path.name for path in folder.parent.iterdir()}
-    assert made == {"cifar10_20k", "cifar10_screen"}  # and nothing half made
+    assert made == {"cifar10_20k", "cifar10_small"}  # and nothing half made
 
 
 @pytest.mark.parametrize("below", ["", "train"])

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from kscl.records import fingerprint as module
-from kscl.records.fingerprint import SAMPLED_BYTES, fingerprint
+from kscl.records.fingerprint import SAMPLED_BYTES, SAMPLED_FILES, fingerprint
 
 
 @pytest.fixture
@@ -47,6 +47,21 @@ def test_any_change_of_a_small_set_shows(data, change):
     before = fingerprint(data).hash
     CHANGES[change](data)
     assert fingerprint(data).hash != before
+
+
+@pytest.mark.parametrize("name", ["7.xml", "7.TXT", "all.json"])
+def test_an_edit_of_an_annotation_shows_though_its_size_is_the_same(tmp_path, name):
+    for i in range(2 * SAMPLED_FILES):  # so many that no sample has them all
+        (tmp_path / f"{i}.xml").write_text("<xmin>10</xmin>")
+    text = tmp_path / name
+    text.write_text("<xmin>10</xmin>" * SAMPLED_BYTES)  # edited far from both ends
+    before, alone = fingerprint(tmp_path), fingerprint(text)
+    middle = text.stat().st_size // 2
+    content = text.read_text()
+    text.write_text(content[:middle] + content[middle:].replace("10", "11", 1))
+    assert fingerprint(tmp_path).bytes == before.bytes
+    assert fingerprint(tmp_path).hash != before.hash
+    assert fingerprint(text).hash != alone.hash
 
 
 def test_a_single_file_has_a_fingerprint_and_its_ends_count(tmp_path):
@@ -137,6 +152,19 @@ def test_of_a_larger_set_a_sample_of_the_files_is_checked(data, cached, monkeypa
     for path in data.rglob("*.jpg"):  # as a conversion in place would change them
         path.write_bytes(b"new")
     assert fingerprint(data).hash != before.hash
+
+
+def test_every_annotation_of_a_larger_set_is_checked(data, cached, monkeypatch):
+    monkeypatch.setattr(module, "CHECKED_FILES", 5)
+    for i in range(20):
+        (data / f"{i}.xml").write_text("<xmin>10</xmin>")
+    settle(data)
+    before = fingerprint(data)
+    for i in range(20):
+        (data / f"{i}.xml").write_text("<xmin>11</xmin>")
+        now = fingerprint(data)
+        assert now.hash != before.hash
+        before = now
 
 
 def test_a_cache_that_cannot_be_written_or_read_costs_time_alone(data, cached, tmp_path, caplog):

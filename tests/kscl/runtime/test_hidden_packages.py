@@ -7,13 +7,31 @@ import os
 import shutil
 import sys
 
-from kscl.runtime.hidden_packages import hidden_packages, mixed_packages
+from kscl.runtime.hidden_packages import hidden_packages, mixed_packages, overwritten_packages
 from tests.helpers.commands import ROOT, run, tool
 
 
 def test_nothing_hides_our_packages_here():
     assert hidden_packages() == {}
     assert mixed_packages() == {}
+    assert overwritten_packages() == {}
+
+
+def test_a_package_that_was_written_over_one_of_ours_is_named_at_import_and_by_the_doctor(tmp_path):
+    for name in ("kscl", "detection", "linear_eval"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    theirs = tmp_path / "detection/__init__.py"
+    theirs.write_text('"""Detect anything."""\n')
+    options = {"env": {"PYTHONPATH": str(tmp_path)}, "cwd": tmp_path}
+    done = run(sys.executable, "-c", "import kscl", **options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("RuntimeWarning") == 1
+    assert f"{theirs} is not this project's" in done.stderr
+    doctor = "import sys; from kscl.commands.doctor import main; sys.exit(main(['--json']))"
+    done = run(sys.executable, "-c", doctor, **options)
+    found = {it["what"]: it for it in json.loads(done.stdout)["findings"]}
+    assert found["detection"]["mark"] == "PROBLEM"
+    assert str(theirs) in found["detection"]["value"]
 
 
 def test_a_package_that_hides_one_of_ours_is_named_at_import_and_by_the_doctor(tmp_path):

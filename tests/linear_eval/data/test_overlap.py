@@ -9,10 +9,11 @@ import pytest
 
 from linear_eval.commands.linear_eval import main
 from linear_eval.config import load_linear_eval_config
+from linear_eval.data import overlap
 from linear_eval.data.overlap import refuse_overlap
 from linear_eval.errors import LinearEvalError
 from tests.helpers.data.digits import overrides, write_digits
-from tests.helpers.data.sets import write_image
+from tests.helpers.data.sets import small_coco, small_voc, write_image
 
 
 def folders(root: Path, count: int = 6) -> Path:
@@ -55,3 +56,55 @@ def test_the_tool_evaluates_on_training_images_only_if_one_insists(tmp_path, cap
     assert "--allow-overlap" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert main(["--allow-overlap", *words]) == 0
+
+
+def test_a_check_with_the_option_accepts_the_overlap(tmp_path, capsys):
+    digits = write_digits(tmp_path / "digits")
+    words = overrides(digits, tmp_path / "run", "DATA.VAL", digits / "train")
+    assert main(["--check", *words]) == 1
+    assert "a suite must name other images" in capsys.readouterr().out
+    assert main(["--check", "--allow-overlap", *words]) == 0
+
+
+@pytest.mark.parametrize("val", ["train", "both"])
+def test_an_annotated_set_is_not_tested_on_its_training_images(tmp_path, val):
+    voc = small_voc(tmp_path / "voc")
+    (voc / "ImageSets/Main/both.txt").write_text("b\nc\n")
+    words = ["PROBE", "svm", "DATA.TRAIN", f"voc:{voc}:train", "DATA.VAL"]
+    refuse_overlap(load_linear_eval_config(None, [*words, f"voc:{voc}:test"]))
+    with pytest.raises(LinearEvalError, match=r"DATA\.VAL are in DATA\.TRAIN too"):
+        refuse_overlap(load_linear_eval_config(None, [*words, f"voc:{voc}:{val}"]))
+
+
+def test_a_coco_set_is_not_tested_on_its_training_images(tmp_path):
+    annotations, images = small_coco(tmp_path / "coco")
+    where = f"coco:{annotations}:{images}"
+    words = ["PROBE", "svm", "DATA.TRAIN", where, "DATA.VAL", where]
+    with pytest.raises(LinearEvalError, match="2 of the 2 images"):
+        refuse_overlap(load_linear_eval_config(None, words))
+
+
+@pytest.mark.parametrize(
+    ("parts", "key"),
+    [
+        ({"train": "train", "test": "train"}, r"SETS\.mine\.test"),
+        ({"train": "train", "val": "val", "test": "val"}, r"SETS\.mine\.test"),
+        ({"train": "train", "val": "train", "test": "val"}, r"SETS\.mine\.val"),
+    ],
+)
+def test_the_parts_of_a_set_of_the_linear_suite_share_no_images(tmp_path, parts, key):
+    root = folders(tmp_path / "data")
+    given = ", ".join(f"{part}: {root}/{name}" for part, name in parts.items())
+    words = ["PROBE", "linear_suite", "SETS.mine", f"{{{given}}}"]
+    with pytest.raises(LinearEvalError, match=key):
+        refuse_overlap(load_linear_eval_config(None, words))
+    words[-1] = f"{{train: {root}/train, test: {root}/val}}"
+    refuse_overlap(load_linear_eval_config(None, words))
+
+
+def test_of_very_large_sets_the_paths_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(overlap, "MOST_COMPARED", 1)
+    voc = small_voc(tmp_path / "voc")
+    words = ["PROBE", "svm", "DATA.TRAIN", f"voc:{voc}:train", "DATA.VAL", f"voc:{voc}:train"]
+    with pytest.raises(LinearEvalError, match="2 of the 2 images"):
+        refuse_overlap(load_linear_eval_config(None, words))

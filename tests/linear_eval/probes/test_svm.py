@@ -221,8 +221,8 @@ def test_bad_input_is_refused_by_name(animals, tmp_path, capsys, probe, more, na
 
 
 def test_an_image_without_annotation_is_refused_by_name(animals, tmp_path, capsys):
-    things = {"a": [("cat", BOX, 0)], "b": [("dog", BOX, 0)]}
-    root = write_voc(tmp_path / "VOC", {"trainval": ["a", "b"], "test": ["a", "b"]}, things)
+    things = {name: [("cat", BOX, 0), ("dog", BOX, 0)] for name in "abcd"}
+    root = write_voc(tmp_path / "VOC", {"trainval": ["a", "b"], "test": ["c", "d"]}, things)
     (root / "Annotations" / "b.xml").unlink()
     assert main(words(root, tmp_path / "run", "svm")) == 2
     assert "b.xml" in capsys.readouterr().err

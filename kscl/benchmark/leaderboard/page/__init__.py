@@ -27,6 +27,7 @@ def page(
     folder: Path,
     warnings: Sequence[str] = (),
     answers: Sequence[str] = (),
+    advice: Sequence[str] = (),
 ) -> str:
     """Return the page; `folder` is where it will be, and files are linked from there."""
     style = _part("page.css")
@@ -39,7 +40,7 @@ def page(
             f"script-src {_digest(program)}"
         ),
         "title": html.escape(title),
-        "answer": _paragraphs(warnings) + _answers(answers),
+        "answer": _paragraphs(warnings) + _answers(answers) + _paragraphs(advice),
         "style": style,
         # Nothing in the data can end its element.
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),

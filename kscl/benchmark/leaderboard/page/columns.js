@@ -27,7 +27,7 @@ function columnsOf(data, protocol) {
       const label = protocol < 0 && letter ? `${labels[j]} (${letter})` : labels[j];
       columns.push(metricColumn(data, i, metric, label, protocol >= 0));
     });
-    if (protocol >= 0) columns.push(intervalColumn(data, i));
+    if (protocol >= 0) columns.push(intervalColumn(data, i), ...scorerColumns(data, i));
   }
   for (const [key, label] of Object.entries(data.figures)) {
     const digits = key === "views_per_second" ? 0 : 2;
@@ -92,7 +92,7 @@ function badges(row, protocol) {
       const one = measure.values.length === 1;
       found.push(one
         ? badge("single", "one seed", "One pretraining seed: not tested, never called different")
-        : badge("single", "not tested", "No other row has two or more pretraining seeds"));
+        : badge("single", "not tested", "No other row has two or more pretraining seeds, or a warning speaks against this one"));
     }
   }
   const warnings = Object.entries(row.results ?? {})
@@ -171,6 +171,14 @@ function metricColumn(data, protocol, metric, label, alone) {
     value: (row) => measureOf(row, protocol, metric)?.mean ?? null,
     cell: (row) => metricCell(measureOf(row, protocol, metric), spread, marked),
   };
+}
+
+// The same detections by the scorers that rank nothing here.
+function scorerColumns(data, protocol) {
+  return data.protocols[protocol].by_other_scorers.map((metric) => {
+    const column = metricColumn(data, protocol, metric, metric.replace("/", " "), true);
+    return { ...column, wraps: true, aside: true };
+  });
 }
 
 // Number, spread and mark have spans of their own, so that the decimal points line up.

@@ -88,6 +88,7 @@ def _protocol(section: Section, name: str, letter: str, pool: _Pool) -> Json:
         "letter": letter,
         "metrics": list(section.metrics),
         "labels": cells.metric_labels(section),
+        "by_other_scorers": list(section.by_other_scorers),
         "headline": HEADLINE[kind],
         "definition": pool.put(section.definition),
         "reported": [
@@ -129,7 +130,7 @@ def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
         "machine": _machine(row.pretrainings),
         "stale": row.stale,
         "results": {
-            indices[protocol]: _result(result, HEADLINE[protocol.kind])
+            indices[protocol]: _result(result, HEADLINE[protocol.kind], row.doubts)
             for protocol, result in row.results.items()
         },
         "n_pretrain": cells.n_pretrain(row),
@@ -140,13 +141,13 @@ def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
     }
 
 
-def _result(result: Result, headline: str) -> Json:
+def _result(result: Result, headline: str, doubts: list[str]) -> Json:
     return {
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
         "metrics": {name: measured(measure) for name, measure in result.measures.items()},
         "classes": class_means(result, headline),
-        "warnings": result.warnings,
+        "warnings": [*doubts, *result.warnings],
     }
 
 

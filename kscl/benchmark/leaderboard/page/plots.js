@@ -19,8 +19,8 @@ function chooseColors() {
 const seriesOf = (method) => series.get(method) ?? 0;
 
 function chosenMetric() {
-  const [protocol, metric] = byId("metric").value.split("/");
-  const i = Number(protocol);
+  const [protocol, ...parts] = byId("metric").value.split("/");
+  const [i, metric] = [Number(protocol), parts.join("/")]; // a metric may hold a slash: mask/AP
   const label = DATA.protocols[i].labels[DATA.protocols[i].metrics.indexOf(metric)];
   return { protocol: i, metric, label };
 }

@@ -10,12 +10,16 @@ import numpy as np
 from scipy.special import stdtrit
 
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Row, Section
-from kscl.benchmark.leaderboard.rows import too_low
+from kscl.benchmark.leaderboard.details import RANDOM
+from kscl.benchmark.leaderboard.rows import lowest_ap50, too_low
 from kscl.benchmark.leaderboard.statistics import welch_interval
 from kscl.benchmark.leaderboard.writing import cells
-from kscl.benchmark.leaderboard.writing.differences import named_rows
+from kscl.benchmark.leaderboard.writing.differences import (
+    baseline_rows,
+    named_rows,
+    shortest_name,
+)
 
-RANDOM = "random"
 TASKS = {
     "linear": "Classifier (linear probe)",
     "knn": "Classifier (nearest neighbors)",
@@ -25,6 +29,11 @@ TASKS = {
     "finetune": "Classifier (fine-tuned on few labels)",
     "detection": "Detector",
 }
+ONE_SEED = "with one seed no difference can be told from noise"
+ADVICE = (
+    "For three seeds, write seeds: [0, 1, 2] in the file of the suite and run it again; what is "
+    "finished is kept. Without a suite, repeat pretraining and evaluation with SEED 1 and SEED 2."
+)
 MORE_SEEDS = 3
 POWER = 0.8  # chance to detect a difference of the size that is told
 
@@ -56,15 +65,38 @@ def warnings(board: Board) -> list[str]:
     """Return what makes numbers unusable or doubtful, one sentence each."""
     found = []
     for section in board.sections:
-        if too_low(section.protocol.kind, section.rows, section.protocol):
-            found.append(
-                f"{_task(section, board)}: every row is too low to compare. Train longer, or bring "
-                "more annotated images; no row is called best."
-            )
+        low = [row for row in section.rows if too_low(row, section.protocol)]
+        who = [f"{cells.name(row)}, whose {_lowest(row, section)}, is" for row in low]
+        who = ["every row is"] if len(low) == len(section.rows) else who
+        found += [
+            f"{_task(section, board)}: {it} too low to compare. Train longer, or bring more "
+            "annotated images; what is too low is not ranked, and never called best."
+            for it in who
+        ]
     for row in board.rows:
         name = cells.name(row)
         found += [f"{name}: {text} No result of this row is called best." for text in row.doubts]
     return found
+
+
+def advice(found: Sequence[Answer]) -> list[str]:
+    """Return how to get more seeds, once for all answers that lack them."""
+    return [ADVICE] if any(ONE_SEED in answer.sentence for answer in found) else []
+
+
+def baselines_to_choose(board: Board, baselines: Sequence[str] = ()) -> list[str]:
+    """Return how to name the baseline, in one line, where several rows have random weights."""
+    if baselines:
+        return []
+    names: dict[str, None] = {}
+    for section in board.sections:
+        rows = named_rows(section.rows, RANDOM)
+        if len(rows) > 1:
+            names |= dict.fromkeys(shortest_name(row, section.rows) for row in rows)
+    if not names:
+        return []
+    listed = " or ".join(f'--baseline "{name}"' for name in names)
+    return [f"Several rows have random weights, so none is the baseline. Choose one: {listed}."]
 
 
 def as_dicts(found: Sequence[Answer]) -> list[dict[str, object]]:
@@ -78,7 +110,7 @@ def _of_section(
     metric = HEADLINE[section.protocol.kind]
     having = [row for row in section.rows if metric in row.results[section.protocol].measures]
     for baseline in baselines:
-        rows = named_rows(having, baseline)
+        rows = baseline_rows(section, baseline)
         if len(rows) != 1:  # none here, or several, which the comparison refuses by name
             continue
         for row in having:
@@ -95,24 +127,48 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
     interval = welch_interval(one, other)
     seeds = min(len(one), len(other))
     task = _task(section, board)
-    if too_low(section.protocol.kind, section.rows, section.protocol):
+    shows = interval is not None and not interval[0] <= 0 <= interval[1]
+    low = [r for r in (row, to) if too_low(r, section.protocol)]
+    better = row if difference > 0 else to
+    if len(low) == 2:
         said = f"{who} and {whom} are too low to compare ({fmean(one):.1f} and {fmean(other):.1f} "
         said += f"{label})"
+    elif low and not (shows and better not in low):
+        said = f"{who} and {whom} cannot be compared ({fmean(one):.1f} and {fmean(other):.1f} "
+        said += f"{label}): {_too_low(low[0], section)}"
     elif interval is None:
-        said = f"with one seed no difference can be told from noise ({who} {fmean(one):.1f}, "
-        said += f"{whom} {fmean(other):.1f} {label}); run three seeds: write "
-        said += "seeds: [0, 1, 2] in the file of the suite and run it again"
-    elif interval[0] <= 0 <= interval[1]:
+        said = f"{ONE_SEED} ({who} {fmean(one):.1f}, {whom} {fmean(other):.1f} {label})"
+    elif not shows:
         said = f"no difference shown between {who} and {whom} ({interval[0]:+.1f} to "
         said += f"{interval[1]:+.1f} {label}, {seeds} seeds); {MORE_SEEDS} more seeds would detect "
         said += f"a difference of {detectable(one, other, MORE_SEEDS):.1f}"
     else:
-        verb = "adds" if difference > 0 else "costs"
-        said = f"{who} pretraining {verb} {difference:+.1f} {label} over {whom} (95 % interval "
-        said += f"{interval[0]:.1f} to {interval[1]:.1f}, {seeds} seeds)"
+        ends = sorted(interval if difference > 0 else map(abs, interval))
+        bounds = f"(95 % interval {ends[0]:.1f} to {ends[1]:.1f}, {seeds} seeds)"
+        said = _verdict(row.is_pretrained, who, difference, label, whom) + f" {bounds}"
+        said += f"; {_too_low(low[0], section)}" if low else ""
     sentence = f"{task}: {said}."
     names = cells.name(row), cells.name(to)
     return Answer(name, metric, *names, difference, interval, seeds, sentence)
+
+
+def _verdict(is_pretrained: bool, who: str, difference: float, label: str, whom: str) -> str:
+    """Return a difference that was shown in words: only pretraining adds or costs something."""
+    size = abs(difference)
+    if not is_pretrained:
+        order = "higher" if difference > 0 else "lower"
+        return f"with {who} {label} is {size:.1f} {order} than with {whom}"
+    if difference > 0:
+        return f"{who} pretraining adds {difference:+.1f} {label} over {whom}"
+    return f"{who} pretraining costs {size:.1f} {label} against {whom}"
+
+
+def _too_low(row: Row, section: Section) -> str:
+    return f"the {_lowest(row, section)} of {_name(row, section)} is too low to compare"
+
+
+def _lowest(row: Row, section: Section) -> str:
+    return f"lowest AP50 {lowest_ap50(row, section.protocol):.1f}"
 
 
 def detectable(one: Sequence[float], other: Sequence[float], more: int) -> float:

@@ -57,7 +57,7 @@ def differences(board: Board, baseline: str) -> str:
     parts, is_there = [], False
     for section in board.sections:
         metric = HEADLINE[section.protocol.kind]
-        to = _baseline(section, metric, baseline)
+        to = _baseline(section, baseline)
         if to is None:
             continue
         is_there = True
@@ -94,6 +94,15 @@ def named_rows(rows: list[Row], baseline: str) -> list[Row]:
     return [row for row in rows if row.entry.method == method and wanted <= _settings(row)]
 
 
+def shortest_name(row: Row, rows: list[Row]) -> str:
+    """Return the shortest of a row's names for --baseline that fits no other of these rows."""
+    it = row.entry
+    width = it.width.replace("–", "-")
+    parts = [it.backbone, width, f"{it.backbone},{width}", f"{it.backbone},{width},{row.tag}"]
+    names = [it.method, *(f"{it.method}@{part}" for part in parts if part.strip(","))]
+    return next((name for name in names if named_rows(rows, name) == [row]), it.key)
+
+
 def _settings(row: Row) -> set[str]:
     it = row.entry
     numbers = {cells.plain(it.epochs), f"K={cells.plain(it.shots)}", cells.percent(it.rho)}
@@ -105,12 +114,15 @@ def _words(settings: str) -> set[str]:
     return {word.strip() for word in settings.replace("–", "-").split(",") if word.strip()}
 
 
-def _baseline(section: Section, metric: str, baseline: str) -> Row | None:
-    found = [
-        row
-        for row in named_rows(section.rows, baseline)
-        if metric in row.results[section.protocol].measures
-    ]
+def baseline_rows(section: Section, baseline: str) -> list[Row]:
+    """Return the rows of a protocol that a baseline fits and that have the metric of its rank."""
+    metric = HEADLINE[section.protocol.kind]
+    found = named_rows(section.rows, baseline)
+    return [row for row in found if metric in row.results[section.protocol].measures]
+
+
+def _baseline(section: Section, baseline: str) -> Row | None:
+    found = baseline_rows(section, baseline)
     if len(found) > 1:
         rows = "; ".join(map(cells.name, found))
         raise KsclError(

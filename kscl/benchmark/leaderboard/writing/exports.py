@@ -7,6 +7,8 @@ import io
 import json
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from kscl.benchmark.leaderboard.board import (
@@ -20,8 +22,9 @@ from kscl.benchmark.leaderboard.board import (
     Section,
 )
 from kscl.benchmark.leaderboard.reported import Reported
-from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
+from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST, welch_interval
 from kscl.benchmark.leaderboard.writing import cells
+from kscl.benchmark.leaderboard.writing.differences import baseline_rows
 from kscl.benchmark.leaderboard.writing.spent import all_names, spent
 from kscl.records.record import Json
 
@@ -33,17 +36,47 @@ FORMULA = re.compile(r"""((?:^|[\x00-\x1f\x7f-\x9f\u2028\u2029"'`;|])\s*)([=+\-@
 ALL_METRICS = tuple(dict.fromkeys(metric for metrics in METRICS.values() for metric in metrics))
 
 
-def csv_columns(board: Board) -> tuple[str, ...]:
-    """Return the header: of the metrics, those that some row has."""
-    found = dict.fromkeys(metric for section in board.sections for metric in section.metrics)
+def csv_columns(board: Board, baselines: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the header: of metrics and differences to a baseline, those that some row has."""
+    found = dict.fromkeys(metric for section in board.sections for metric in _metrics(section))
     known = [metric for metric in ALL_METRICS if metric in found]
-    metrics = dict.fromkeys([*known, *found])  # then those of a k or a set
+    metrics = dict.fromkeys([*known, *found])  # then those of a k, a set or another scorer
+    named = {name for section in board.sections for name in _baselines(section, baselines)}
     return (
         *("kind", "protocol_id", "protocol_hash", "source", "rank", "verdict", "p_holm"),
         *("method", "tag", "backbone", "epochs", "K", "rho", "config_hash"),
         *(f"{metric}{part}" for metric in metrics for part in ("", "_std", "_low", "_high")),
         *("interval", *FIGURES, *_costs_of(board), "n_pretrain", "n_finetune", "warnings", "stale"),
+        *(name for it in baselines if it in named for name in _difference_columns(it)),
     )
+
+
+def _metrics(section: Section) -> tuple[str, ...]:
+    return *section.metrics, *section.by_other_scorers
+
+
+def _baselines(section: Section, baselines: Sequence[str]) -> dict[str, Row]:
+    """Return the row of every baseline that fits just one of a protocol."""
+    found = {name: baseline_rows(section, name) for name in baselines}
+    return {name: rows[0] for name, rows in found.items() if len(rows) == 1}
+
+
+def _difference_columns(baseline: str) -> list[str]:
+    """Return the columns of the headline's difference to a row and of its Welch interval."""
+    return [f"difference_to_{_harmless(baseline)}{part}" for part in ("", "_low", "_high")]
+
+
+def _differences(row: Row, section: Section, baselines: Mapping[str, Row]) -> Json:
+    line: Json = {}
+    metric = HEADLINE[section.protocol.kind]
+    measure = row.results[section.protocol].measures.get(metric)
+    for baseline, to in baselines.items():
+        if measure and to is not row:
+            theirs = to.results[section.protocol].measures[metric].values
+            low, high = welch_interval(measure.values, theirs) or (None, None)
+            values = (fmean(measure.values) - fmean(theirs), low, high)
+            line |= dict(zip(_difference_columns(baseline), values, strict=True))
+    return line
 
 
 def _costs_of(board: Board) -> list[str]:
@@ -51,13 +84,16 @@ def _costs_of(board: Board) -> list[str]:
     return [name for name in all_names() if name in found]
 
 
-def as_csv(board: Board) -> str:
+def as_csv(board: Board, baselines: Sequence[str] = ()) -> str:
     """Return the board as CSV that no spreadsheet runs as a program."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, csv_columns(board), restval="", lineterminator="\n")
+    writer = csv.DictWriter(out, csv_columns(board, baselines), restval="", lineterminator="\n")
     writer.writeheader()
     for section in board.sections:
-        writer.writerows(_csv_line(row, section) for row in section.rows)
+        compared = _baselines(section, baselines)
+        writer.writerows(
+            _csv_line(row, section) | _differences(row, section, compared) for row in section.rows
+        )
         writer.writerows(_reported_line(row, section) for row in section.reported)
     return out.getvalue()
 
@@ -77,10 +113,10 @@ def _csv_line(row: Row, section: Section) -> Json:
         **spent(row),
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
-        "warnings": "; ".join(result.warnings),
+        "warnings": "; ".join([*row.doubts, *result.warnings]),
         "stale": "; ".join(row.stale),
     }
-    for metric in section.metrics:
+    for metric in _metrics(section):
         measure = result.measures.get(metric)
         if measure:
             low, high = measure.interval or (None, None)
@@ -133,7 +169,7 @@ def as_json(board: Board, title: str, answer: Json | None = None) -> str:
         "schema": "kscl-leaderboard",
         "version": VERSION,
         "title": title,
-        **(answer or {"answers": [], "warnings": []}),
+        **(answer or {"answers": [], "advice": [], "warnings": []}),
         "records": board.records,
         "test": {"words": THE_TEST, "alpha": ALPHA, "interval_level": LEVEL},
         "rows": [_row(row, board) for row in board.rows],
@@ -171,6 +207,7 @@ def _row(row: Row, board: Board) -> Json:
         "figures": row.figures,
         "costs": spent(row),
         "stale": row.stale,
+        "doubts": row.doubts,
         "pretraining": [file.id for file in row.pretrainings],
         "results": [
             {"protocol": i, **_result(row.results[section.protocol])}

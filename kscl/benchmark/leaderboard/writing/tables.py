@@ -31,6 +31,8 @@ TEXT_COLUMNS = (
     *("method", "backbone", "mark", "note", "source", "95 % interval"),
     *("row", "class", "setting"),
 )
+SPECIAL = r"[\\`*_{}\[\]|~#!]"  # starts markup in Markdown unless a backslash is before it
+CELL = r"(?:[^|\\]|\\.)+"  # of a table
 
 LEGEND = (
     "Mean ± standard deviation over pretraining seeds. **Bold**: the best row of the column's "
@@ -89,8 +91,8 @@ def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
             for metric in section.metrics
         ]
         counts = [cells.n_pretrain(row), cells.n_finetune(row)]
-        warned = any(result.warnings for result in row.results.values())
-        words = ["warning"] * warned + ["stale"] * bool(row.stale)
+        warned = row.doubts or any(result.warnings for result in row.results.values())
+        words = ["warning"] * bool(warned) + ["stale"] * bool(row.stale)
         lines.append([*identity(row), *values, *cells.figures(row), *counts, ", ".join(words)])
     return [str(name) for name in header], lines
 
@@ -174,7 +176,7 @@ def marks(row: Row, section: Section) -> list[str]:
         verdict = headline.standing.verdict
         one_seed = verdict == "not tested" and len(headline.values) == 1
         found.append("not tested: one pretraining seed" if one_seed else verdict)
-    found += [text(words) for words in row.results[section.protocol].warnings]
+    found += [text(words) for words in (*row.doubts, *row.results[section.protocol].warnings)]
     if row.stale:
         found.append("stale")
     return found
@@ -184,7 +186,22 @@ def text(words: str) -> str:
     """Escape text for Markdown: it starts no markup, no link, no HTML and no new cell."""
     words = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in words)
     words = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_{}\[\]|~#!])", r"\\\1", " ".join(words.split()))
+    return re.sub(f"({SPECIAL})", r"\\\1", " ".join(words.split()))
+
+
+def plain(document: str) -> str:
+    """Return Markdown for a terminal: names unescaped, in columns of the same width."""
+    return "\n".join(
+        re.sub(CELL, lambda cell: _unescaped(cell[0]).ljust(len(cell[0])), line)
+        if line.startswith("|")
+        else _unescaped(line)
+        for line in document.split("\n")
+    )
+
+
+def _unescaped(words: str) -> str:
+    words = re.sub(rf"\\({SPECIAL})", r"\1", words)
+    return words.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
 def identity(row: Row) -> list[str]:

@@ -37,9 +37,9 @@ def draw_time(board: Board, output: Path) -> None:
                 mean = row.results[section.protocol].measures[HEADLINE[kind]].mean
                 panel.axhline(mean, color="0.5", linestyle=":", label=row.entry.method)
         panel.set(title=names[id(section)], ylabel=metric_label(kind, HEADLINE[kind]))
-        panel.set(xscale="log", xlabel="minutes of pretraining")
+        panel.set_xscale("log", base=2)  # lengths of training are often twice each other
+        panel.set_xlabel("minutes of pretraining")
         panel.xaxis.set_major_formatter("{x:g}")
-        panel.xaxis.set_minor_formatter("")
         panel.grid(alpha=0.3, which="both")
         panel.legend(fontsize=8)
     output.parent.mkdir(parents=True, exist_ok=True)

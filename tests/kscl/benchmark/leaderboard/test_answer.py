@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -11,15 +13,16 @@ from scipy import stats
 from kscl.benchmark.leaderboard.board import HEADLINE, METRICS
 from kscl.benchmark.leaderboard.page import ANSWERS_SHOWN, page
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.answer import answers, detectable, warnings
+from kscl.benchmark.leaderboard.writing.answer import advice, answers, detectable, warnings
+from kscl.benchmark.leaderboard.writing.exports import as_csv
+from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.commands.leaderboard import main
-from kscl.config.merge import load_config
-from kscl.engine.doubts import doubts
 from kscl.records.record import Protocol
 from tests.helpers.leaderboard_records import (
     described,
     detection,
     evaluation,
+    linear,
     pretraining,
     sha,
     write_all,
@@ -64,8 +67,33 @@ def test_one_sentence_says_what_pretraining_adds(tmp_path, kscl, verdict):
 def test_one_seed_gives_no_verdict(tmp_path):
     (answer,) = answers(board_of(tmp_path, [30.0], [20.0]))
     assert answer.interval is None
-    assert "one seed" in answer.sentence
-    assert "seeds: [0, 1, 2]" in answer.sentence  # how to get more
+    assert "with one seed no difference can be told from noise" in answer.sentence
+
+
+def test_how_to_get_more_seeds_is_said_once_behind_the_answers_that_lack_them(tmp_path, capsys):
+    both = records([30.0], [20.0])
+    both += [linear(60.0, sha("kscl"), details=described("kscl", 0))]
+    both += [linear(50.0, sha("random"), details=described("random", 0))]
+    write_all(tmp_path / "in", both)
+    out = tmp_path / "out"
+    words = [str(tmp_path / "in"), "--output-dir", str(out), "--no-stale-check"]
+    assert main([*words, "--baseline", "random"]) == 0
+    content = json.loads((out / "leaderboard.json").read_text())
+    said = {
+        "terminal": capsys.readouterr().out,
+        "md": (out / "leaderboard.md").read_text().replace("\\", ""),
+        "html": (out / "leaderboard.html").read_text().partition('type="application/json"')[0],
+        "json": json.dumps({name: content[name] for name in ("answers", "advice")}),
+    }
+    for text in said.values():
+        assert text.count("with one seed no difference") == 2
+        assert text.count("seeds: [0, 1, 2]") == text.count("Without a suite") == 1
+        assert text.rindex("with one seed") < text.index("seeds: [0, 1, 2]")
+
+
+def test_no_seeds_are_advised_where_there_are_enough_or_they_would_not_help(tmp_path):
+    for name, aps in (("enough", ([30.0, 31.0], [20.0, 21.0])), ("too low", ([-22.0], [-24.0]))):
+        assert advice(answers(board_of(tmp_path / name, *aps))) == []
 
 
 def test_a_difference_of_the_told_size_is_detected_as_often_as_promised():
@@ -78,16 +106,39 @@ def test_a_difference_of_the_told_size_is_detected_as_often_as_promised():
     assert power == pytest.approx(0.8, abs=0.05)
 
 
-def test_detectors_that_are_all_too_low_are_not_compared_and_none_is_best(tmp_path):
-    board = board_of(tmp_path, [-22.0, -22.1, -22.2], [-24.0, -24.1, -24.2])  # AP50 is 25 higher
-    (section,) = board.sections
-    assert all(row.results[section.protocol].measures["AP50"].mean < 5 for row in section.rows)
-    for row in section.rows:
-        for measure in row.results[section.protocol].measures.values():
-            assert measure.standing.verdict == "not tested"
-    (answer,) = answers(board)
-    assert "too low to compare" in answer.sentence
-    assert any("too low" in text for text in warnings(board))
+def test_only_pretraining_adds_or_costs_and_no_number_is_negated_twice(tmp_path):
+    good, poor = [30.0, 30.4, 30.8], [20.0, 20.4, 20.8]
+    better, worse = board_of(tmp_path / "a", good, poor), board_of(tmp_path / "b", poor, good)
+    (added,), (cost,) = answers(better), answers(worse)
+    assert added.sentence.startswith(
+        "Detector: kscl pretraining adds +10.0 AP over random weights (95 % interval 9.1 to 10.9, "
+    )
+    assert cost.sentence == (
+        "Detector: kscl pretraining costs 10.0 AP against random weights (95 % interval 9.1 to "
+        "10.9, 3 seeds)."
+    )
+    assert (cost.difference, cost.interval[0]) == (
+        pytest.approx(-10),
+        pytest.approx(-10.9, abs=0.1),
+    )
+    (lower,), (higher,) = answers(better, ["kscl"]), answers(worse, ["kscl"])
+    for answer, order in ((lower, "lower"), (higher, "higher")):
+        assert answer.sentence == (
+            f"Detector: with random weights AP is 10.0 {order} than with kscl (95 % interval 9.1 "
+            "to 10.9, 3 seeds)."
+        )
+
+
+def test_random_weights_under_another_name_are_not_called_pretraining(tmp_path):
+    found = records([30.0, 30.4, 30.8], [])
+    source = {"certificate": {"source": {"layout": "random"}}}
+    for seed, ap in enumerate((20.0, 20.4, 20.8)):
+        details = described("narrow", seed) | source
+        found.append(detection(ap, sha("narrow", seed), details=details))
+    write_all(tmp_path, found)
+    board = build_board([tmp_path], check_stale=False, with_reported=False)
+    (answer,) = answers(board, ["kscl"])
+    assert "with narrow AP is 10.0 lower than with kscl" in answer.sentence
 
 
 def test_every_output_begins_with_the_answer_and_has_the_baseline(tmp_path, capsys):
@@ -101,6 +152,13 @@ def test_every_output_begins_with_the_answer_and_has_the_baseline(tmp_path, caps
     sentence = answer["sentence"]
     assert capsys.readouterr().out.startswith(sentence)
     assert sentence.replace("+", "+") in (out / "leaderboard.html").read_text()
+    with (out / "leaderboard.csv").open() as file:
+        lines = {line["method"]: line for line in csv.DictReader(file)}
+    for part, expected in zip(
+        ("", "_low", "_high"), (answer["difference"], *answer["interval"]), strict=True
+    ):
+        assert float(lines["kscl"][f"difference_to_random{part}"]) == pytest.approx(expected)
+        assert lines["random"][f"difference_to_random{part}"] == ""
     text = (out / "leaderboard.md").read_text()
     assert text.index("Detector: ") < text.index("## Overview") < text.index("## Differences")
 
@@ -130,9 +188,39 @@ def test_rows_of_one_method_are_told_apart_in_words(tmp_path):
     ]
 
 
+def test_several_rows_of_random_weights_are_named_to_choose_the_baseline_from(tmp_path, capsys):
+    found = records([30.0, 31.0], [20.0, 21.0])
+    for seed in (0, 1):
+        narrow = described("random", seed, kwargs={"channels": [8, 16, 32, 64]})
+        small = described("random", seed, arch="resnet18")
+        found.append(detection(10.0 + seed, sha("narrow", seed), details=narrow))
+        found.append(detection(15.0 + seed, sha("small", seed), details=small))
+    write_all(tmp_path / "in", found)
+    words = [str(tmp_path / "in"), "--output-dir", str(tmp_path / "out"), "--no-stale-check"]
+    assert main(words) == 0
+    (line,) = [it for it in capsys.readouterr().out.splitlines() if "Several rows" in it]
+    names = re.findall('--baseline "(.*?)"', line)
+    assert {"random@8-64 channels", "random@resnet18"} < {*names}
+    assert len(names) == 3
+    text = (tmp_path / "out/leaderboard.md").read_text().replace("\\", "")
+    content = json.loads((tmp_path / "out/leaderboard.json").read_text())
+    assert line in text
+    assert line in content["advice"]
+    for name in names:
+        assert main([*words, "--baseline", name]) == 0
+        said = capsys.readouterr().out
+        assert "Several rows" not in said
+        assert said.startswith("Detector: ")
+
+
 def test_doubts_of_a_pretraining_are_on_the_board(tmp_path):
     board = board_of(tmp_path, [30.0, 31.0], [20.0, 21.0], details={"warnings": ["Look here."]})
     assert [text for text in warnings(board) if "Look here." in text]
+    (line,) = [line for line in csv.DictReader(as_csv(board).splitlines()) if line["warnings"]]
+    assert (line["method"], line["warnings"]) == ("kscl", "Look here.")
+    shown = markdown(board, "x").partition("## Overview")[2].splitlines()
+    assert next(line for line in shown if line.startswith("| kscl")).endswith("warning |")
+    assert sum("Look here." in line and "kscl" in line for line in shown) == 1  # the protocol's row
 
 
 def test_a_row_whose_pretraining_is_doubted_is_never_called_best(tmp_path):
@@ -159,29 +247,3 @@ def test_every_kind_of_evaluation_has_an_answer(tmp_path, kind):
     )
     (answer,) = answers(build_board([tmp_path], check_stale=False, with_reported=False))
     assert answer.metric == HEADLINE[kind]
-
-
-def test_a_queue_as_long_as_the_data_and_a_failed_training_are_doubted():
-    cfg = load_config(None, ["DICTIONARY.QUEUE_LENGTH", "256", "SOLVER.BATCH_SIZE", "64"])
-    rising, falling = np.linspace(0.1, 0.9, 20).tolist(), np.linspace(0.9, 0.1, 20).tolist()
-    assert doubts(cfg, 300, {"batch_top1": rising}) == []
-    assert "QUEUE_LENGTH" in " ".join(doubts(cfg, 256, {"batch_top1": rising}))
-    for length in (20, 22, 203):  # thinned curves have any length
-        (fallen,) = doubts(cfg, 300, {"batch_top1": np.linspace(0.9, 0.1, length).tolist()})
-        assert "fell" in fallen
-    for curve in ([0.02] * 20, [0.02]):
-        (doubt,) = doubts(cfg, 300, {"batch_top1": curve})
-        assert "chance (1.6%)" in doubt
-    small = load_config(None, ["DICTIONARY.QUEUE_LENGTH", "8", "SOLVER.BATCH_SIZE", "8"])
-    assert doubts(small, 300, {"batch_top1": [0.3] * 20}) == []  # of 8 images that says little
-    within = ["DICTIONARY.TYPE", "minibatch", "SOLVER.BATCH_SIZE", "64"]
-    simclr = load_config(None, [*within, "METHOD.NUM_SHOTS", "1"])
-    assert "fell" in " ".join(doubts(simclr, 300, {"instance_top1": falling}))
-
-
-def test_a_queue_that_is_easy_at_first_is_no_reason_to_doubt():
-    """Of a KSCL pretraining that learned: nearest neighbors of objects 57 %, untrained 39 %."""
-    cfg = load_config(None, ["DICTIONARY.QUEUE_LENGTH", "256", "SOLVER.BATCH_SIZE", "64"])
-    queue = np.repeat([0.186, 0.168, 0.178, 0.154, 0.123, 0.116, 0.116, 0.146], 3).tolist()
-    batch = np.repeat([0.113, 0.141, 0.18, 0.223, 0.235, 0.246, 0.268, 0.283], 3).tolist()
-    assert doubts(cfg, 1796, {"instance_top1": queue, "batch_top1": batch}) == []

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kscl.benchmark.leaderboard.page.data import page_data
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.statistics import welch_interval
 from kscl.benchmark.leaderboard.writing.costs import costs
 from kscl.benchmark.leaderboard.writing.differences import differences
 from kscl.benchmark.leaderboard.writing.document import all_scorers, insert, running_time
+from kscl.benchmark.leaderboard.writing.exports import as_csv
 from kscl.commands.leaderboard import main
 from kscl.errors import KsclError
 from kscl.records import hits
@@ -192,13 +197,22 @@ def test_what_was_not_pretrained_here_has_no_cost(records):
 def test_detections_are_shown_by_all_scorers(tmp_path):
     metrics = {"AP50": 60.0, "AP": 40.0, "AP75": 41.0}
     metrics |= {"coco-101pt/AP50": 61.0, "coco-101pt/AP": 39.5, "coco-101pt/APm": 20.0}
+    metrics |= {"coco-101pt/AR100": 44.0, "voc10-every-point/AP50": 62.0}
     details = described("moco", 0) | {"scorer": "voc07-11pt"}
     made = [evaluation("detection", DETECTION, metrics, sha("moco"), details=details)]
-    shown = all_scorers(build_board([write_all(tmp_path, made)]))
+    board = build_board([write_all(tmp_path, made)])
+    shown = all_scorers(board)
     header, _, row = shown.splitlines()[2:]
     names = ("voc07-11pt AP50", "voc07-11pt AP", "voc07-11pt AP75")
-    assert cells_of(header)[2:] == [*names, "coco-101pt AP50", "coco-101pt AP"]
-    assert cells_of(row)[2:] == ["60.00", "40.00", "41.00", "61.00", "39.50"]
+    others = ["coco-101pt AP50", "coco-101pt AP", "voc10-every-point AP50"]
+    assert cells_of(header)[2:] == [*names, *others]
+    assert cells_of(row)[2:] == ["60.00", "40.00", "41.00", "61.00", "39.50", "62.00"]
+    # Tables stay narrow; the page and the CSV have a column for all of them.
+    assert board.sections[0].metrics == ("AP50", "AP", "AP75")
+    (line,) = csv.DictReader(io.StringIO(as_csv(board)))
+    assert {name: float(line[name]) for name in metrics} == metrics
+    (protocol,) = page_data(board, "Board", tmp_path)["protocols"]
+    assert set(protocol["metrics"] + protocol["by_other_scorers"]) == set(metrics)
 
 
 def test_the_running_time_leaves_pauses_out_and_counts_overlaps_once():

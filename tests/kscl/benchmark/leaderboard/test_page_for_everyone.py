@@ -11,7 +11,17 @@ import pytest
 
 from kscl.commands.leaderboard import write_board
 from kscl.records.record import Protocol
-from tests.helpers.leaderboard_records import MOCO, board_of, described, kscl, linear, runs, sha
+from tests.helpers.leaderboard_records import (
+    DETECTION,
+    MOCO,
+    board_of,
+    described,
+    evaluation,
+    kscl,
+    linear,
+    runs,
+    sha,
+)
 from tests.helpers.page.axe import violations
 from tests.helpers.page.board_page import ROWS, all_of, choose, method_button, one, sort_by
 from tests.helpers.page.browser import MISSING, open_page
@@ -143,6 +153,30 @@ def test_columns_without_any_value_are_left_out(browser, tmp_path):
     assert labels[:2] == ["method", "backbone"]
     assert not {"K", "ρ", "epochs", "rank", "min / epoch", "views/s"} & set(labels)
     assert {"top-1", "top-5"} <= set(labels)
+
+
+def test_a_protocol_has_columns_by_the_scorers_that_do_not_rank_it(browser, tmp_path):
+    metrics = {"AP": 40.0, "coco-101pt/APs": 12.0, "voc10-every-point/AP": 43.0}
+    made = evaluation("detection", DETECTION, metrics, sha("a"), details=described("moco", 0))
+    file = write_board(board_of(tmp_path / "r", [made]), tmp_path, formats=["html"])["html"]
+    open_page(browser, file)
+    labels = [button.text for button in all_of(browser, "thead button")]
+    shown = [label for label in labels if "AP" in label]
+    assert shown == ["AP", "coco-101pt APs", "voc10-every-point AP"]
+
+
+def test_the_plots_show_a_metric_of_masks(browser, tmp_path):
+    metrics = {"AP50": 60.0, "AP": 40.0, "mask/AP": 37.5}
+    made = [
+        evaluation("detection", DETECTION, metrics, sha(n), details=described(f"m{n}", 0))
+        for n in range(2)
+    ]
+    file = write_board(board_of(tmp_path / "r", made), tmp_path, formats=["html"])["html"]
+    open_page(browser, file)
+    choose = "const m = arguments[0]; m.value = '0/mask/AP'; m.dispatchEvent(new Event('change'))"
+    browser.execute_script(choose, one(browser, "#metric"))
+    assert one(browser, "#metric-note").get_attribute("textContent").startswith("mask AP under")
+    assert len(all_of(browser, "#plot-bars rect")) == 2
 
 
 def one_seed(folder: Path) -> Path:

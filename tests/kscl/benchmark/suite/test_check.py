@@ -84,6 +84,38 @@ def test_a_disk_without_room_for_a_pretraining_is_told_by_its_check(tmp_path, ca
     assert "Make room" in problem
 
 
+def test_the_sets_of_the_neighbors_of_a_pretraining_are_checked_too(tmp_path, capsys):
+    for number in range(8):
+        write_image(tmp_path / f"images/class{number % 2}/{number}.png", number)
+    network = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4")
+    data = ("DATA.TRAIN", str(tmp_path / "images"), "SOLVER.BATCH_SIZE", "4")
+    knn = ("EVAL.KNN_PERIOD", "1", "EVAL.KNN_VAL", str(tmp_path / "images"), "EVAL.KNN_TRAIN")
+    words = (*network, *data, "OUTPUT_DIR", str(tmp_path / "out"), *knn)
+    assert problems_of(pretrain.main, capsys, *words, str(tmp_path / "images")) == []
+    (problem,) = problems_of(pretrain.main, capsys, *words, "nowhere")
+    assert "nowhere" in problem
+    assert problems_of(pretrain.main, capsys, "--check-later", "nowhere", *words, "nowhere") == []
+
+
+def test_every_image_of_an_evaluation_is_decoded_or_a_sample_is_named(
+    tmp_path, capsys, monkeypatch
+):
+    words = ["BACKBONE.WEIGHTS", "random", "BACKBONE.NAME", "test_resnet"]
+    for key, start in (("DATA.TRAIN", 0), ("DATA.VAL", 100)):
+        for number in range(start, start + 8):
+            write_image(tmp_path / key / f"class{number % 2}" / f"{number}.png", number)
+        words += [key, str(tmp_path / key)]
+    assert problems_of(linear_eval.main, capsys, *words) == []
+    bad = tmp_path / "DATA.VAL/class1/105.png"
+    bad.write_bytes(bad.read_bytes()[:-100])
+    (problem,) = problems_of(linear_eval.main, capsys, *words)
+    assert "1 of the 8 images" in problem
+    assert "105.png" in problem
+    monkeypatch.setattr("linear_eval.check.DECODED_SAMPLE", 3)
+    linear_eval.main(["--check", *words])
+    assert "a sample of 3 of the 8 images was decoded" in capsys.readouterr().out
+
+
 def test_an_evaluation_that_cannot_start_says_why(tmp_path, capsys):
     words = ("DATA.TRAIN", str(tmp_path / "a"), "DATA.VAL", str(tmp_path / "b"))
     fatal = problems_of(linear_eval.main, capsys, *words, "BACKBONE.WEIGHTS", "gone.pth")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -45,6 +47,52 @@ def test_a_replaced_image_changes_the_stages_that_read_it(tmp_path):
     assert changed == {"random/seed0/detection", "kscl/seed0/detection", "leaderboard"}
 
 
+def test_a_replaced_image_of_a_set_of_the_linear_suite_changes_its_stage(tmp_path):
+    sets = {part: str(tmp_path / "flowers" / part) for part in ("train", "test")}
+    for where in sets.values():
+        write_image(Path(where) / "rose" / "a.jpg", seed=1)
+    evaluation = {
+        "kind": "linear_suite",
+        "config": "configs/linear_eval/linear_suite.yaml",
+        "overrides": {"SETS.flowers": sets},
+    }
+    path = smoke_suite(tmp_path, evaluations={"sets": evaluation})
+    before = {stage.name: stage.key for stage in plan(read_suite(path))}
+    write_image(Path(sets["test"]) / "rose" / "a.jpg", seed=2)
+    after = {stage.name: stage.key for stage in plan(read_suite(path))}
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"random/seed0/sets", "kscl/seed0/sets", "leaderboard"}
+
+
+def test_an_edited_list_of_training_images_changes_its_stage(tmp_path):
+    subset = tmp_path / "subset.txt"
+    evaluation = {
+        "kind": "linear",
+        "config": "configs/linear_eval/linear_cached.yaml",
+        "overrides": {"DATA.SUBSET": str(subset)},
+    }
+    path = smoke_suite(tmp_path, evaluations={"few": evaluation})
+    found = []
+    for name in ("a.jpg", "b.jpg"):
+        subset.write_text(f"{name}\n")
+        found.append({stage.name: stage.key for stage in plan(read_suite(path))})
+    assert found[0]["random/seed0/few"] != found[1]["random/seed0/few"]
+
+
+def test_a_replaced_image_of_a_text_list_changes_the_pretraining_on_it(tmp_path):
+    path = smoke_suite(tmp_path)
+    suite = yaml.safe_load(path.read_text())
+    listed = tmp_path / "list.txt"
+    listed.write_text("far/a.jpg\n")
+    suite["pretrain_overrides"]["DATA.TRAIN"] = str(listed)
+    path.write_text(yaml.safe_dump(suite))
+    found = []
+    for seed in (1, 2):
+        write_image(tmp_path / "far/a.jpg", seed=seed)
+        found.append({stage.name: stage.key for stage in plan(read_suite(path))})
+    assert found[0]["kscl/seed0/pretrain"] != found[1]["kscl/seed0/pretrain"]
+
+
 def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):
     path = tmp_path / "suite.yaml"
     path.write_text(
@@ -52,6 +100,7 @@ def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):
         "  b: {}\n  c: {file: nowhere.pth}\n  d: {arch: resnet50, overrides: {METHOD.RHO: 1}}\n"
         "evaluations:\n  segmentation: {config: x}\n"
         "  knn: {config: linear_eval/knn.yaml, trials: 2}\npretrain_overrides: {LABEL: x}\n"
+        "estimates: {pretrain: soon, knn: -1, talk: 5, board: 2}\n"
     )
     with pytest.raises(KsclError) as error:
         read_suite(path)
@@ -67,9 +116,12 @@ def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):
         "evaluation segmentation: kind is missing",
         "evaluation segmentation: config: x",
         "pretrain_overrides: LABEL",
+        "estimates: pretrain is 'soon'",
+        "estimates: knn is -1",
+        "estimates: talk is not a kind of stage",
     ):
         assert part in str(error.value)
-    assert str(error.value).startswith("11 problems")
+    assert str(error.value).startswith("14 problems")
 
 
 SEVERAL = {

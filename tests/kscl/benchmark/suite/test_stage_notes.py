@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kscl.benchmark.suite.execute import DONE, FAILED, TO_DO, look, run_stages
+from kscl.benchmark.suite.progress import to_go
 from kscl.benchmark.suite.stages import Stage
 from kscl.errors import KsclError
 from tests.helpers.faults.full_disk import small_files
@@ -61,6 +62,17 @@ DAMAGED = {
     "an unknown field": b'{"key": "1", "kind": "pretrain", "seconds": 1, "x": 1}',
     "nested deep": b"[" * 100_000,
 }
+
+
+def test_the_suites_estimates_are_shown_until_a_stage_of_the_kind_has_finished(tmp_path):
+    states = look(stages_in(tmp_path), tmp_path / ".stages", {"pretrain": 600, "knn": 60.0})
+    shown = []
+    run_stages(states, tmp_path / ".stages", lambda states: shown.append(to_go(states)))
+    assert shown[0] == "About 11:00 to go; 0 of 2 stages done"
+    assert any(line == "About 1:00 to go; 1 of 2 stages done" for line in shown)
+    assert all(state.expected < 60 for state in states)  # as measured
+    (first, _) = look(stages_in(tmp_path), tmp_path / ".stages", {"pretrain": 600})
+    assert first.expected < 60
 
 
 def test_what_is_done_is_not_run_again(tmp_path):

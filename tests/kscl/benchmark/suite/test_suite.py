@@ -111,6 +111,7 @@ def undisturbed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("suite")
     done = tool("run_suite", smoke_suite(folder), timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "said.txt").write_text(done.stdout)
     return folder
 
 
@@ -122,6 +123,12 @@ def test_one_command_goes_from_pixels_to_the_leaderboard(undisturbed):
     assert "kscl" in text
     assert "random" in text
     assert "data:image/png" in (board / "leaderboard.html").read_text()  # the basis images
+    said = (undisturbed / "said.txt").read_text()
+    assert "\\" in text  # Markdown's escapes, not for a terminal
+    assert "\\" not in said
+    assert said.count("with one seed no difference") == 1  # of kNN; detection is too low
+    assert said.count("seeds: [0, 1, 2]") == 1
+    assert f"seeds: [0, 1, 2] in {undisturbed / 'suite.yaml'}" in said
 
 
 @pytest.mark.slow

@@ -1,0 +1,53 @@
+"""A pretraining that has learned nothing, or cannot, says so."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kscl.commands.pretrain import main
+from kscl.config.merge import load_config
+from kscl.engine.doubts import doubts
+from kscl.records.record import read_record
+from tests.helpers.runs import Run
+
+
+def test_a_record_holds_the_doubts_of_its_pretraining_and_the_tool_prints_them(
+    tmp_path, images, one_thread, capsys
+):
+    found = {}
+    for queue in (64, 96):  # of 96 images
+        words = ["DICTIONARY.QUEUE_LENGTH", queue, "SOLVER.EPOCHS", 1]
+        run = Run(tmp_path / str(queue), images, *words)
+        assert main(run.command()) == 0
+        told = capsys.readouterr()
+        found[queue] = read_record(run.folder / "record.json")["details"]["warnings"]
+        for warning in found[queue]:
+            assert warning in told.out + told.err
+    assert not [warning for warning in found[64] if "QUEUE_LENGTH" in warning]
+    assert len([warning for warning in found[96] if "QUEUE_LENGTH" in warning]) == 1
+
+
+def test_a_queue_as_long_as_the_data_and_a_failed_training_are_doubted():
+    cfg = load_config(None, ["DICTIONARY.QUEUE_LENGTH", "256", "SOLVER.BATCH_SIZE", "64"])
+    rising, falling = np.linspace(0.1, 0.9, 20).tolist(), np.linspace(0.9, 0.1, 20).tolist()
+    assert doubts(cfg, 300, {"batch_top1": rising}) == []
+    assert "QUEUE_LENGTH" in " ".join(doubts(cfg, 256, {"batch_top1": rising}))
+    for length in (20, 22, 203):  # thinned curves have any length
+        (fallen,) = doubts(cfg, 300, {"batch_top1": np.linspace(0.9, 0.1, length).tolist()})
+        assert "fell" in fallen
+    for curve in ([0.02] * 20, [0.02]):
+        (doubt,) = doubts(cfg, 300, {"batch_top1": curve})
+        assert "chance (1.6%)" in doubt
+    small = load_config(None, ["DICTIONARY.QUEUE_LENGTH", "8", "SOLVER.BATCH_SIZE", "8"])
+    assert doubts(small, 300, {"batch_top1": [0.3] * 20}) == []  # of 8 images that says little
+    within = ["DICTIONARY.TYPE", "minibatch", "SOLVER.BATCH_SIZE", "64"]
+    simclr = load_config(None, [*within, "METHOD.NUM_SHOTS", "1"])
+    assert "fell" in " ".join(doubts(simclr, 300, {"instance_top1": falling}))
+
+
+def test_a_queue_that_is_easy_at_first_is_no_reason_to_doubt():
+    """Of a KSCL pretraining that learned: nearest neighbors of objects 57 %, untrained 39 %."""
+    cfg = load_config(None, ["DICTIONARY.QUEUE_LENGTH", "256", "SOLVER.BATCH_SIZE", "64"])
+    queue = np.repeat([0.186, 0.168, 0.178, 0.154, 0.123, 0.116, 0.116, 0.146], 3).tolist()
+    batch = np.repeat([0.113, 0.141, 0.18, 0.223, 0.235, 0.246, 0.268, 0.283], 3).tolist()
+    assert doubts(cfg, 1796, {"instance_top1": queue, "batch_top1": batch}) == []
