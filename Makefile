@@ -26,24 +26,25 @@ readme: setup  ## run the demo and put its table and a picture of its page into 
 docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
 	$(PY) -W ignore -m tests.helpers.config_reference
 
-evidence: setup  ## the paper's tables at small scale into RESULTS.md (under 90 minutes, resumes if stopped)
-	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md table3_shapes
+evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md (75 minutes, resumes if stopped)
 	$(PY) tools/prepare_data.py cifar10 --root datasets
-	$(SUITE)/small/cifar10_lengths.yaml --insert RESULTS.md table1
-	$(SUITE)/small/cifar10_shots.yaml --insert RESULTS.md table2
+	$(SUITE)/small/cifar10_equal_time.yaml --insert RESULTS.md cifar10
+	$(PY) tools/leaderboard.py output/small/cifar10_equal_time --no-reported --figure docs/accuracy_time.png \
+	    --output-dir output/small/cifar10_equal_time/figure
+	$(PY) tools/visualize_training.py $(call newest,cifar10_equal_time/kscl_k5) \
+	    $(call newest,cifar10_equal_time/kscl_k3_weak) --names "K=5" "K=3, weaker keys" --output docs/eigenvalues.png
+	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md shapes
 	$(MAKE) datasets/BCCD
-	$(SUITE)/small/bccd_detection.yaml --insert RESULTS.md table3_bccd
-	$(PY) tools/visualize_training.py $(call newest,cifar10/kscl) $(call newest,cifar10/kscl_rho90) \
-	    --names "K=5, 40%" "K=5, 90%" --output docs/eigenvalues.png
+	$(SUITE)/small/bccd_detection.yaml --insert RESULTS.md bccd
 	for picture in 00007 00200; do $(PY) tools/visualize_basis.py --checkpoint $(call newest,bccd/kscl) \
 	    --image datasets/BCCD/JPEGImages/BloodImage_$$picture.jpg --output docs/basis_$$picture.png; done
 
-screen: setup  ## which settings are worth five seeds, on held-out images (under 60 minutes, resumes if stopped)
+screen: setup  ## which settings are worth more seeds, on held-out images (under 60 minutes, resumes if stopped)
 	$(PY) tools/prepare_data.py cifar10 --root datasets
 	$(PY) tools/make_shapes.py --output-dir datasets/shapes_screen --seed 77 --num-classes 5 --unlabeled 2000
-	for each in cifar10:30 shapes:12; do suite=configs/suites/small/screen_$${each%:*}.yaml; \
-	    grep -q '^steps:' $$suite || $(PY) -W ignore tools/equal_time.py $$suite --epochs $${each#*:} || exit 1; \
-	    $(PY) -W ignore tools/run_suite.py $$suite || exit 1; done
+	$(SUITE)/small/screen_cifar10.yaml --insert RESULTS.md screen_cifar10
+	$(SUITE)/small/screen_shapes.yaml --insert RESULTS.md screen_shapes
+	$(SUITE)/small/tune_shapes.yaml --insert RESULTS.md tune_shapes
 
 board: setup  ## check the submissions in results/ and make their leaderboard
 	$(PY) tools/check_submission.py
