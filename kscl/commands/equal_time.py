@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from kscl import cli
 from kscl.benchmark.suite.spec import read_suite
+from kscl.config.reader import read_mapping
 from kscl.config.shipped import find_config
 from kscl.runtime.logs import clock
 
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     from kscl.benchmark.suite.equal_time import measure_steps, write_steps
+    from kscl.benchmark.suite.steps import lengths_in_all
 
     path = find_config(arguments.suite)
     suite = read_suite(path, with_lengths=False)
@@ -46,10 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = [(name, f"{times.milliseconds[name]:.1f}", count) for name, count in steps.items()]
     print(tabulate(rows, ["pretraining", "ms per step", "steps"], disable_numparse=True))
     each = times.milliseconds[arguments.reference] * steps[arguments.reference] / 1000
-    runs = sum(len(contender.seeds) for contender in suite.contenders if contender.pretrain)
+    in_all = lengths_in_all(read_mapping(path) | {"steps": steps})
     print(
-        f"{clock(each)} per pretraining; {runs} of them with {suite.jobs} at the same time: "
-        f"{clock(each * runs / suite.jobs)}, without probes."
+        f"{clock(each)} per pretraining of length 1; with all lengths and seeds, {suite.jobs} at the "
+        f"same time: {clock(each * in_all / suite.jobs)}, without probes."
     )
     if not arguments.dry_run:
         write_steps(path, times, steps)

@@ -36,6 +36,7 @@ POSITIVE: Range = (lambda v: v > 0, "greater than 0")
 RANGES: dict[str, Range] = {
     "SEED": AT_LEAST_0,
     "DATA.NUM_WORKERS": AT_LEAST_0,
+    "DATA.KEEP_MEGABYTES": AT_LEAST_0,
     "DATA.MAX_BAD_FRACTION": (lambda v: 0 <= v <= 1, "a fraction between 0 and 1"),
     "DATA.MAX_PIXELS": (lambda v: 1 <= v <= 178_956_970, "from 1 to 178956970, Pillow's limit"),
     "VIEWS.SMALL.COUNT": AT_LEAST_0,

@@ -175,6 +175,7 @@ def build_train_loader(
         key_ops=key_ops,
         small=SmallViews(small.COUNT, small.SIZE, tuple(small.SCALE)) if small.COUNT else None,
         reduced_decode=cfg.DATA.REDUCED_DECODE,
+        keep_megabytes=cfg.DATA.KEEP_MEGABYTES,
     )
     steps = (first_step, last_step, rank, world_size)
     sampler = StepSampler(len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, *steps, source=source)

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, get_worker_info
 from kscl.data.bad_images import MOST_REPLACEMENTS, replacement
 from kscl.data.decode import Decoded, read_decoded
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
+from kscl.data.kept_pictures import KeptPictures
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
 from kscl.rng import Stream, uniforms
@@ -78,6 +79,7 @@ class ViewDataset(Dataset[Batch]):
         key_ops: Sequence[dict[str, Any]] | None = None,
         small: SmallViews | None = None,
         reduced_decode: bool = False,
+        keep_megabytes: float = 0,
     ) -> None:
         self.source = source
         self.num_views = num_views
@@ -87,6 +89,8 @@ class ViewDataset(Dataset[Batch]):
         self.max_pixels = max_pixels
         self.small = small
         self.reduced_decode = reduced_decode
+        # A reduced picture serves the crops of one epoch only.
+        self.kept = KeptPictures(len(source), 0 if reduced_decode else keep_megabytes)
         queries = with_defaults(ops)
         keys = queries if key_ops is None else with_defaults(key_ops)
         views = [
@@ -189,10 +193,15 @@ class ViewDataset(Dataset[Batch]):
         reduction = partial(self._reduction, (epoch, index)) if self.reduced_decode else None
         shown = index
         for attempt in range(MOST_REPLACEMENTS):
+            if (kept := self.kept.get(shown)) is not None:
+                return kept, shown, bad
             try:
-                return read_decoded(self.source, shown, self.max_pixels, reduction), shown, bad
+                image = read_decoded(self.source, shown, self.max_pixels, reduction)
             except UnreadableImage as error:
                 bad.append((shown, str(error)))
+            else:
+                self.kept.keep(shown, image)
+                return image, shown, bad
             shown = replacement(self.seed, epoch, index, attempt, len(self.source))
         raise KsclError(
             f"{MOST_REPLACEMENTS} images in a row could not be read from {self.source.where}. "

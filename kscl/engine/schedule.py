@@ -23,10 +23,14 @@ def build_optimizer(cfg: CfgNode, module: nn.Module) -> torch.optim.Optimizer:
     solver = cfg.SOLVER
     name, decay, lr = solver.OPTIMIZER, solver.WEIGHT_DECAY, learning_rate(cfg)
     groups = parameter_groups(module.named_parameters(), decay, name in DECAYS_EVERYTHING)
+    # On a CPU torch would by default take a small network's step tensor by tensor, in 5 % of the
+    # training time; on a GPU its default is fast.
+    on_cpu = all(weight.device.type == "cpu" for weight in module.parameters())
+    fused = True if on_cpu else None
     if name == "sgd":
-        return torch.optim.SGD(groups, lr=lr, momentum=solver.MOMENTUM)
+        return torch.optim.SGD(groups, lr=lr, momentum=solver.MOMENTUM, fused=fused)
     if name == "adamw":
-        return torch.optim.AdamW(groups, lr=lr)
+        return torch.optim.AdamW(groups, lr=lr, fused=fused)
     # Lars adapts the learning rate of the decayed groups only, as in its paper.
     return Lars(groups, lr=lr, momentum=solver.MOMENTUM)
 

@@ -100,6 +100,10 @@ def _trainee(suite: Suite, name: str, turns: int) -> _Trainee:
     per_epoch = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
     state = build_state(cfg, len(source), per_epoch, torch.device("cpu"))
     loader = build_train_loader(cfg, source, last_step=WARM_UP + turns * PER_TURN)
+    for index in range(len(source)):  # pictures that are kept are decoded in the first epoch only
+        loader.dataset.read_picture(0, index)
+        if not loader.dataset.kept.pictures:
+            break
     return _Trainee(name, state, iter(loader), [])
 
 

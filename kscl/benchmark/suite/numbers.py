@@ -10,6 +10,10 @@ def number_lists(where: str, about: Mapping[str, Any]) -> Iterator[str]:
     """Yield lists that do not hold different whole numbers."""
     for key, least in (("seeds", 0), ("lengths", 1)):
         given = about.get(key, [1])
+        if key == "lengths" and isinstance(given, dict):
+            for length, seeds in given.items():
+                yield from number_lists(f"{where}: length {length}", {"seeds": seeds})
+            given = list(given)
         good = isinstance(given, list) and given and all(type(n) is int for n in given)
         if not good or min(given) < least or len(set(given)) != len(given):
             yield f"{where}: {key} is {given!r}; it must be a list of different whole numbers."

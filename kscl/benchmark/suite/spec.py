@@ -52,7 +52,8 @@ class Contender:
     overrides: Overrides = field(default_factory=dict)
     # Seeds of this contender, instead of those of the suite.
     seeds: tuple[int, ...] = ()
-    # Lengths of this contender, instead of those of the suite.
+    # Lengths of this contender, instead of those of the suite; or a mapping of lengths to the seeds
+    # of each.
     lengths: tuple[int, ...] = (1,)
 
     @property
@@ -118,7 +119,7 @@ class Suite:
     baseline: tuple[str, ...] = ()
 
 
-def types_of_keys(declaration: type, *without: str) -> dict[str, type]:
+def types_of_keys(declaration: type, *without: str) -> dict[str, Any]:
     """Return the keys that a file may use and the type of each value."""
     return {
         name: list if get_origin(hint) is tuple else get_origin(hint) or hint
@@ -128,7 +129,7 @@ def types_of_keys(declaration: type, *without: str) -> dict[str, type]:
 
 
 KEYS_OF_SUITE = types_of_keys(Suite) | {"contenders": dict, "evaluations": dict}
-KEYS_OF_CONTENDER = types_of_keys(Contender, "name")
+KEYS_OF_CONTENDER = types_of_keys(Contender, "name") | {"lengths": list | dict}
 KEYS_OF_EVALUATION = types_of_keys(Evaluation, "name")
 OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
 EVALUATION_KINDS = ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection")
@@ -136,7 +137,13 @@ FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OTHER_STAGES = ("pretrain", "basis", "convert")
 STAGE_KINDS = ("shapes", *OTHER_STAGES, *EVALUATION_KINDS, "board")
 REQUIRED = ("name", "output_dir", "contenders", "evaluations")
-IN_WORDS = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
+IN_WORDS: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    list: "a list",
+    dict: "a mapping",
+    list | dict: "a list or a mapping",
+}
 
 
 def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
@@ -277,7 +284,7 @@ def _same_twice(evaluations: Mapping[str, Any]) -> Iterator[str]:
 def key_problems(
     where: str,
     about: Mapping[str, Any],
-    known: Mapping[str, type],
+    known: Mapping[str, Any],
     renamed: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
     """Yield every key that is not known, and every value of another type."""

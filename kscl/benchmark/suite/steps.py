@@ -21,7 +21,16 @@ def with_steps(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             overrides = {"LABEL": key, **about.get("overrides", {}), MAX_STEPS: length * steps}
             name = key if lengths == [1] else f"{key}_x{length}"
             found[name] = {**about, "overrides": overrides, "lengths": (length,)}
+            if isinstance(lengths, dict):
+                found[name]["seeds"] = lengths[length]
     return found
+
+
+def lengths_in_all(values: Mapping[str, Any]) -> int:
+    """Return the sum of the lengths of all pretrainings with steps, over their seeds."""
+    seeds = values.get("seeds", [0])
+    with_pretraining = [about for about in with_steps(values).values() if "pretrain" in about]
+    return sum(about["lengths"][0] * len(about.get("seeds", seeds)) for about in with_pretraining)
 
 
 def step_problems(values: Mapping[str, Any]) -> Iterator[str]:

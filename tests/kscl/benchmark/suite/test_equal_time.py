@@ -10,7 +10,9 @@ from kscl.benchmark.suite.equal_time import StepTimes, measure_steps, write_step
 from kscl.benchmark.suite.seconds import report_seconds
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
+from kscl.benchmark.suite.steps import lengths_in_all
 from kscl.commands.equal_time import main
+from kscl.config.reader import read_mapping
 from kscl.errors import ConfigError, KsclError
 from tests.helpers.runs import TINY, draw_images
 
@@ -72,6 +74,23 @@ def test_every_length_is_a_pretraining_of_its_own_with_the_same_label(suite: Pat
     assert labels["moco_v2_x1"] == labels["moco_v2_x4"] == "moco_v2"
     measured = read_suite(suite, with_lengths=False).contenders
     assert [each.name for each in measured] == ["moco_v2", "more", "random"]
+
+
+def test_each_length_may_have_seeds_of_its_own(suite: Path) -> None:
+    words = "seeds: [0, 1, 2]\nsteps: {moco_v2: 62, more: 25}\n"
+    given = "  more:\n    lengths: {4: [7], 1: [0, 1]}\n"
+    suite.write_text(suite.read_text().replace("  more:\n", given) + words)
+    seeds = {each.name: list(each.seeds) for each in read_suite(suite).contenders}
+    assert seeds == {"moco_v2": [0, 1, 2], "more_x4": [7], "more_x1": [0, 1], "random": [0, 1, 2]}
+    assert lengths_in_all(read_mapping(suite)) == 3 + 4 + 2
+
+
+@pytest.mark.parametrize("lengths", ["{0: [1]}", "{2: []}", "{2: [0, 0]}", "{2: 3}", "{}"])
+def test_lengths_with_seeds_that_mean_nothing_are_refused(suite: Path, lengths: str) -> None:
+    given = f"  more:\n    lengths: {lengths}\n"
+    suite.write_text(suite.read_text().replace("  more:\n", given))
+    with pytest.raises(ConfigError, match="contender more: len"):
+        read_suite(suite)
 
 
 @pytest.mark.parametrize("lengths", ["[0, 1]", "[2, 2]", "[]", "[1.5]"])
