@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     each = times.milliseconds[arguments.reference] * steps[arguments.reference] / 1000
     in_all = lengths_in_all(read_mapping(path) | {"steps": steps})
     print(
-        f"{clock(each)} per pretraining of length 1; with all lengths and seeds, {suite.jobs} at the "
-        f"same time: {clock(each * in_all / suite.jobs)}, without probes."
+        f"{clock(each)} per pretraining of length 1; with all lengths and seeds, {suite.jobs} at "
+        f"the same time: {clock(each * in_all / suite.jobs)}, without probes."
     )
     if not arguments.dry_run:
         write_steps(path, times, steps)

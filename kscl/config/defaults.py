@@ -33,8 +33,8 @@ def pretrain_defaults() -> CfgNode:
     # Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, if every sampled crop still has at least
     # the pixels that it is resized to; faster, and pixels differ a little.
     cfg.DATA.REDUCED_DECODE = False
-    # Megabytes of memory per rank for decoded pictures: a set that fits, shared out among the workers,
-    # is decoded once, not in every epoch. 0 keeps none.
+    # Megabytes of memory per rank for decoded pictures, shared out among its workers: a set that
+    # fits is decoded once, not in every epoch. 0 keeps none.
     cfg.DATA.KEEP_MEGABYTES = 512
     # Send views from the workers as bytes and normalize them on the training device.
     cfg.DATA.NORMALIZE_ON_DEVICE = True

@@ -127,8 +127,8 @@ def test_a_wrong_config_is_told_whole():
     assert "SOLVER.LRR is not a key; did you mean SOLVER.BASE_LR" in text
 
 
-# Of the first records; results are compared only with results of the same hash. Those of cifar10 and
-# shapes are of their present grid of weight decays, which reaches 0.1.
+# Of the first records; results are compared only with results of the same hash. Those of cifar10
+# and shapes are of their present grid of weight decays, which reaches 0.1.
 FIRST_HASHES = {
     "cifar10": "6960a00e3842395e",
     "imagenet_linear_moco": "da4ee16068a2802b",

@@ -52,8 +52,7 @@ class Contender:
     overrides: Overrides = field(default_factory=dict)
     # Seeds of this contender, instead of those of the suite.
     seeds: tuple[int, ...] = ()
-    # Lengths of this contender, instead of those of the suite; or a mapping of lengths to the seeds
-    # of each.
+    # Lengths of this contender, instead of those of the suite; or a mapping of each to its seeds.
     lengths: tuple[int, ...] = (1,)
 
     @property
@@ -137,13 +136,8 @@ FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OTHER_STAGES = ("pretrain", "basis", "convert")
 STAGE_KINDS = ("shapes", *OTHER_STAGES, *EVALUATION_KINDS, "board")
 REQUIRED = ("name", "output_dir", "contenders", "evaluations")
-IN_WORDS: dict[Any, str] = {
-    str: "text",
-    int: "a whole number",
-    list: "a list",
-    dict: "a mapping",
-    list | dict: "a list or a mapping",
-}
+IN_WORDS: dict[Any, str] = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
+IN_WORDS |= {list | dict: "a list or a mapping"}
 
 
 def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:

@@ -19,7 +19,7 @@ def with_steps(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         lengths = about.get("lengths", values.get("lengths", [1]))
         for length in lengths:
             overrides = {"LABEL": key, **about.get("overrides", {}), MAX_STEPS: length * steps}
-            name = key if lengths == [1] else f"{key}_x{length}"
+            name = key if length == 1 else f"{key}_x{length}"  # so that suites can share length 1
             found[name] = {**about, "overrides": overrides, "lengths": (length,)}
             if isinstance(lengths, dict):
                 found[name]["seeds"] = lengths[length]

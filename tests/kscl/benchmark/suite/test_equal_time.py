@@ -69,9 +69,9 @@ def test_steps_are_kept_in_the_suite_file_and_measured_anew(suite: Path) -> None
 def test_every_length_is_a_pretraining_of_its_own_with_the_same_label(suite: Path) -> None:
     words = "lengths: [1, 4]\nsteps: {moco_v2: 62, more: 25}\n"
     suite.write_text(suite.read_text().replace("  more:\n", "  more:\n    lengths: [2]\n") + words)
-    assert max_steps(suite) == {"moco_v2_x1": 62, "moco_v2_x4": 248, "more_x2": 50, "random": None}
+    assert max_steps(suite) == {"moco_v2": 62, "moco_v2_x4": 248, "more_x2": 50, "random": None}
     labels = {each.name: each.label for each in read_suite(suite).contenders}
-    assert labels["moco_v2_x1"] == labels["moco_v2_x4"] == "moco_v2"
+    assert labels["moco_v2"] == labels["moco_v2_x4"] == "moco_v2"
     measured = read_suite(suite, with_lengths=False).contenders
     assert [each.name for each in measured] == ["moco_v2", "more", "random"]
 
@@ -81,7 +81,7 @@ def test_each_length_may_have_seeds_of_its_own(suite: Path) -> None:
     given = "  more:\n    lengths: {4: [7], 1: [0, 1]}\n"
     suite.write_text(suite.read_text().replace("  more:\n", given) + words)
     seeds = {each.name: list(each.seeds) for each in read_suite(suite).contenders}
-    assert seeds == {"moco_v2": [0, 1, 2], "more_x4": [7], "more_x1": [0, 1], "random": [0, 1, 2]}
+    assert seeds == {"moco_v2": [0, 1, 2], "more_x4": [7], "more": [0, 1], "random": [0, 1, 2]}
     assert lengths_in_all(read_mapping(suite)) == 3 + 4 + 2
 
 
