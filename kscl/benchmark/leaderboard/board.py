@@ -172,10 +172,13 @@ class Section:
         return tuple(name for name in columns_of(self.protocol.kind, files) if name in found)
 
     @cached_property
-    def by_other_scorers(self) -> tuple[str, ...]:
-        """Return the same metrics of detections by other scorers; only CSV and page have room."""
+    def further_metrics(self) -> tuple[str, ...]:
+        """Return metrics of detections by other scorers, and of small, medium and large masks.
+
+        Only CSV and page have room for them.
+        """
         found = {name for row in self.rows for name in row.results[self.protocol].measures}
-        scorers = sorted({name.partition("/")[0] for name in found if "/" in name} - {"mask"})
+        scorers = sorted({name.partition("/")[0] for name in found if "/" in name})
         names = (f"{scorer}/{metric}" for scorer in scorers for metric in METRICS["detection"])
         kept = found.difference(self.metrics) if self.protocol.kind == "detection" else ()
         return tuple(name for name in names if name in kept)

@@ -27,7 +27,7 @@ function columnsOf(data, protocol) {
       const label = protocol < 0 && letter ? `${labels[j]} (${letter})` : labels[j];
       columns.push(metricColumn(data, i, metric, label, protocol >= 0));
     });
-    if (protocol >= 0) columns.push(intervalColumn(data, i), ...scorerColumns(data, i));
+    if (protocol >= 0) columns.push(intervalColumn(data, i), ...furtherColumns(data, i));
   }
   for (const [key, label] of Object.entries(data.figures)) {
     const digits = key === "views_per_second" ? 0 : 2;
@@ -173,9 +173,9 @@ function metricColumn(data, protocol, metric, label, alone) {
   };
 }
 
-// The same detections by the scorers that rank nothing here.
-function scorerColumns(data, protocol) {
-  return data.protocols[protocol].by_other_scorers.map((metric) => {
+// The same detections by the scorers that rank nothing here, and masks by their size.
+function furtherColumns(data, protocol) {
+  return data.protocols[protocol].further_metrics.map((metric) => {
     const column = metricColumn(data, protocol, metric, metric.replace("/", " "), true);
     return { ...column, wraps: true, aside: true };
   });

@@ -88,7 +88,7 @@ def _protocol(section: Section, name: str, letter: str, pool: _Pool) -> Json:
         "letter": letter,
         "metrics": list(section.metrics),
         "labels": cells.metric_labels(section),
-        "by_other_scorers": list(section.by_other_scorers),
+        "further_metrics": list(section.further_metrics),
         "headline": HEADLINE[kind],
         "definition": pool.put(section.definition),
         "reported": [

@@ -52,7 +52,7 @@ def csv_columns(board: Board, baselines: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 def _metrics(section: Section) -> tuple[str, ...]:
-    return *section.metrics, *section.by_other_scorers
+    return *section.metrics, *section.further_metrics
 
 
 def _baselines(section: Section, baselines: Sequence[str]) -> dict[str, Row]:

@@ -198,6 +198,7 @@ def test_detections_are_shown_by_all_scorers(tmp_path):
     metrics = {"AP50": 60.0, "AP": 40.0, "AP75": 41.0}
     metrics |= {"coco-101pt/AP50": 61.0, "coco-101pt/AP": 39.5, "coco-101pt/APm": 20.0}
     metrics |= {"coco-101pt/AR100": 44.0, "voc10-every-point/AP50": 62.0}
+    metrics |= {"mask/AP50": 50.0, "mask/AP": 30.0, "mask/AP75": 31.0, "mask/APs": 12.0}
     details = described("moco", 0) | {"scorer": "voc07-11pt"}
     made = [evaluation("detection", DETECTION, metrics, sha("moco"), details=details)]
     board = build_board([write_all(tmp_path, made)])
@@ -208,11 +209,12 @@ def test_detections_are_shown_by_all_scorers(tmp_path):
     assert cells_of(header)[2:] == [*names, *others]
     assert cells_of(row)[2:] == ["60.00", "40.00", "41.00", "61.00", "39.50", "62.00"]
     # Tables stay narrow; the page and the CSV have a column for all of them.
-    assert board.sections[0].metrics == ("AP50", "AP", "AP75")
+    masks = ("mask/AP50", "mask/AP", "mask/AP75")
+    assert board.sections[0].metrics == ("AP50", "AP", "AP75", *masks)
     (line,) = csv.DictReader(io.StringIO(as_csv(board)))
     assert {name: float(line[name]) for name in metrics} == metrics
     (protocol,) = page_data(board, "Board", tmp_path)["protocols"]
-    assert set(protocol["metrics"] + protocol["by_other_scorers"]) == set(metrics)
+    assert set(protocol["metrics"] + protocol["further_metrics"]) == set(metrics)
 
 
 def test_the_running_time_leaves_pauses_out_and_counts_overlaps_once():
