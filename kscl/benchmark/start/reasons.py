@@ -8,7 +8,7 @@ from kscl.benchmark.start.choose import (
     OBJECT_PIXELS,
     Plan,
 )
-from kscl.benchmark.start.facts import Facts
+from kscl.benchmark.start.facts import Boxes, Facts
 
 CONFIG = "what is not said below is in this file of configs/"
 IN_THE_MINUTES = "what fits into the minutes"
@@ -49,9 +49,7 @@ def of_detection(facts: Facts, plan: Plan) -> dict[str, str]:
     """Return the reasons for the settings of the detector."""
     assert facts.boxes is not None
     return {
-        "DATASETS.TRAIN": "annotated images to fine-tune on",
-        "DATASETS.TEST": "images to test on; nothing is trained or chosen on them",
-        "MODEL.ROI_HEADS.NUM_CLASSES": ", ".join(facts.boxes.class_names[:8]),
+        **of_boxes(facts.boxes),
         "MODEL.ANCHOR_GENERATOR.SIZES": "k-means over the boxes at this input size",
         "INPUT.MIN_SIZE_TRAIN": f"an object of median size then has {OBJECT_PIXELS} pixels, "
         "within 128 to 320 for the whole side",
@@ -62,6 +60,15 @@ def of_detection(facts: Facts, plan: Plan) -> dict[str, str]:
         "SOLVER.MAX_ITER": _length(plan.iterations, MOST_ITERATIONS),
         "SOLVER.STEPS": "after 80 % of the iterations the learning rate falls to a tenth",
         "SOLVER.WARMUP_ITERS": "a sixth of the iterations, in which the learning rate rises",
+    }
+
+
+def of_boxes(boxes: Boxes) -> dict[str, str]:
+    """Return the reasons for what follows from the annotated images alone."""
+    return {
+        "DATASETS.TRAIN": "annotated images to fine-tune on",
+        "DATASETS.TEST": "images to test on; nothing is trained or chosen on them",
+        "MODEL.ROI_HEADS.NUM_CLASSES": ", ".join(boxes.class_names[:8]),
         "KSCL.PROTOCOL": "the name of this data and schedule on the board",
     }
 

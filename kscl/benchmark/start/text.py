@@ -21,6 +21,8 @@ from kscl.benchmark.start.measure import DETECTION, KNN, LINEAR, PRETRAIN
 from kscl.config.tree import one_line
 from kscl.runtime.logs import clock
 
+DIFFERS = "what differs from that file"
+
 
 def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir: Path) -> str:
     """Return the suite of a machine without GPUs."""
@@ -49,7 +51,7 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
             pretrain_overrides(facts, sizes, plan.moco_epochs),
             reasons.of_pretraining(facts, plan),
             4,
-            "what differs from that file",
+            DIFFERS,
         ),
         "  kscl:  # the same images and as many seconds as moco_v2; an epoch costs it more",
         f"    pretrain: {PRETRAIN}",
@@ -88,29 +90,36 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
         "# tools/start.py with --cpu.",
         *_head(facts, output_dir),
         "seeds: [0, 1, 2]  # three seeds, so that a difference can be told from noise",
-        f"num_gpus: {num_gpus}",
-        "baseline: [random]",
-        "pretrain_overrides:",
+        f"num_gpus: {num_gpus}  # of every stage; batches are shared out among them",
+        "baseline: [random]  # the question is what pretraining adds to random weights",
+        "pretrain_overrides:  # of both pretrainings",
+        "  # all images that are not to test on, at full size",
         f"  DATA.TRAIN: {one_line(facts.photos)}",
-        f"  DICTIONARY.QUEUE_LENGTH: {queue}  # shorter than the {facts.num_photos} images",
-        f"  SOLVER.BATCH_SIZE: {min(256, queue)}  # the learning rate follows",
-        "contenders:",
-        "  random: {arch: resnet50}",
+        f"  # shorter than the {facts.num_photos} images; the paper's, for a million, is 65536",
+        f"  DICTIONARY.QUEUE_LENGTH: {queue}",
+        "  # the paper's 256, or less where the queue is shorter; the learning rate follows",
+        f"  SOLVER.BATCH_SIZE: {min(256, queue)}",
+        "contenders:  # what is compared; all of them have the same network",
+        "  random: {arch: resnet50}  # no pretraining",
+        "  # the method that KSCL extends, with one key per image, for 200 epochs",
         "  moco_v2: {pretrain: pretrain/moco_v2_r50_200ep.yaml}",
+        "  # the paper's K = 5 and rho = 40 %, also for 200 epochs, each of which costs it more",
         "  kscl: {pretrain: pretrain/kscl_k5_rho40_r50_200ep.yaml}",
-        "evaluations:",
+        "evaluations:  # of every contender",
     ]
     if facts.classes is not None:
-        lines += ["  linear:", "    config: linear_eval/linear_cached.yaml"]
+        lines += ["  linear:  # a linear classifier on features that stay as they are"]
+        lines += [f"    config: linear_eval/linear_cached.yaml  # {reasons.CONFIG}"]
         paths = {"DATA.TRAIN": f"{facts.classes}/train", "DATA.VAL": f"{facts.classes}/val"}
-        lines += _overrides(paths, {}, 4)
+        lines += _overrides(paths, reasons.OF_PROBES, 4, DIFFERS)
     if facts.boxes is not None:
         keys = ("DATASETS.TRAIN", "DATASETS.TEST", "MODEL.ROI_HEADS.NUM_CLASSES")
         small = detection_overrides(facts, choose_sizes(facts), 1)
         chosen = {key: small[key] for key in keys}
         chosen["KSCL.PROTOCOL"] = f"{facts.root.name}-c4-24k"
-        lines += ["  detection:", "    config: detection/voc0712_c4_24k_moco.yaml"]
-        lines += _overrides(chosen, {}, 4)
+        lines += ["  detection:  # MoCo's Faster R-CNN C4, fine-tuned for 24,000 iterations"]
+        lines += [f"    config: detection/voc0712_c4_24k_moco.yaml  # {reasons.CONFIG}"]
+        lines += _overrides(chosen, reasons.of_boxes(facts.boxes), 4, DIFFERS)
     return "\n".join(lines) + "\n"
 
 

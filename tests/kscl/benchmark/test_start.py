@@ -189,7 +189,12 @@ def test_both_suites_can_be_read_and_planned(tmp_path):
 def test_every_setting_of_the_written_suite_is_explained_where_it_first_stands(tmp_path, classes):
     facts = replace(facts_of(), classes=classes)
     plan = choose_lengths(facts, replace(COSTS, probe=3.0), 60, cores=2)
-    text = cpu_suite(facts, choose_sizes(facts), plan, 60, tmp_path / "out")
+    on_cpu = explained_settings(cpu_suite(facts, choose_sizes(facts), plan, 60, tmp_path / "out"))
+    assert {"METHOD.RHO", "SOLVER.STEPS", "KSCL.PROTOCOL", "basis_image"} < on_cpu
+    assert "SOLVER.BATCH_SIZE" in explained_settings(gpu_suite(facts, 2, tmp_path / "out"))
+
+
+def explained_settings(text: str) -> set[str]:
     above, explained = "", set()
     for line in text.splitlines():
         key, colon, _ = line.strip().partition(":")
@@ -197,7 +202,7 @@ def test_every_setting_of_the_written_suite_is_explained_where_it_first_stands(t
             assert key in explained or "  # " in line or above.startswith("#"), line
             explained.add(key)
         above = line.strip()
-    assert {"METHOD.RHO", "SOLVER.STEPS", "KSCL.PROTOCOL", "basis_image"} < explained
+    return explained
 
 
 def test_a_length_at_its_limit_is_not_said_to_fill_the_minutes(tmp_path):
