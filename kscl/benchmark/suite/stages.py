@@ -12,7 +12,7 @@ from kscl.benchmark.suite.references import SHAPES_FOLDER
 from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
 from kscl.config.reader import file_values
 from kscl.config.tree import leaves, one_line
-from kscl.data.annotated.specs import parse_source
+from kscl.data.annotated.specs import OFFICIAL_NAMES, parse_source
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.runtime.files import sha256_of
 
@@ -267,7 +267,7 @@ def _data_of(files: list[str], overrides: Overrides) -> list[str]:
 
 def _content(name: str, needs: list[Stage]) -> str:
     """Return a hash of what a file or folder holds; of a config, of the values that it sets."""
-    if name.startswith(("voc:", "coco:")):
+    if name.startswith(("voc:", "coco:")) or name in OFFICIAL_NAMES:
         source = parse_source(name)
         parts = [str(path) for path in (source.root, source.json_file) if path is not None]
         return "/".join([source.split, *(_content(part, needs) for part in parts)])

@@ -45,6 +45,7 @@ COCO_NAMES = {
     "coco_2017_val": ("val2017", "instances_val2017"),
     "coco_2017_val_100": ("val2017", "instances_val2017_100"),
 }
+OFFICIAL_NAMES = (*VOC_NAMES, *COCO_NAMES)
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def parse_source(name: str) -> Source:
         images, annotations = COCO_NAMES[name]
         json_file = root / "coco" / "annotations" / f"{annotations}.json"
         return Source(name, root / "coco" / images, json_file=json_file, official=True)
-    near = difflib.get_close_matches(name, [*VOC_NAMES, *COCO_NAMES], 1)
+    near = difflib.get_close_matches(name, OFFICIAL_NAMES, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise KsclError(f"'{name}' is not a data set.{hint} Write {FORMS}.")
 

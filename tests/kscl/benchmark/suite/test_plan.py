@@ -32,9 +32,12 @@ def test_only_what_depends_on_a_change_gets_another_key(tmp_path):
     }
 
 
-def test_a_replaced_image_changes_the_stages_that_read_it(tmp_path):
-    voc = small_voc(tmp_path / "voc")
-    sets = {"DATASETS.TRAIN": [f"voc:{voc}:train"], "DATASETS.TEST": [f"voc:{voc}:test"]}
+@pytest.mark.parametrize("name", ["voc:{}:", "voc_2007_"])
+def test_a_replaced_image_changes_the_stages_that_read_it(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
+    voc = small_voc(tmp_path / "VOC2007")
+    first = name.format(voc)
+    sets = {"DATASETS.TRAIN": [f"{first}train"], "DATASETS.TEST": [f"{first}test"]}
     path = smoke_suite(tmp_path)
     suite = yaml.safe_load(path.read_text())
     suite["evaluations"]["detection"]["overrides"] |= sets
