@@ -152,8 +152,9 @@ def add_estimate_argument(arguments: argparse.ArgumentParser) -> None:
 
 
 def is_later(name: str, later: Sequence[str]) -> bool:
-    """Return whether a path or key is not there yet, by --check-later."""
-    return any(part in name for part in later)
+    """Return whether a key, or a path or part of layout:PATH:PATH, is not there yet."""
+    pieces = (name, *name.split(":"))
+    return any(Path(piece).is_relative_to(missing) for piece in pieces for missing in later)
 
 
 def tell_problems(

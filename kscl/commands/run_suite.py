@@ -48,6 +48,7 @@ EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml
   python tools/run_suite.py configs/suites/paper.yaml --status
 """
 STATE_FOLDER = ".stages"
+HOW_TO_CONTINUE = "Stopped. Run it again to continue."
 
 
 @cli.command
@@ -98,11 +99,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     problems: list[str] = []
     if not arguments.skip_check:
         at_once = max(jobs, usable_cores())
-        problems = check_stages(
-            *(states, state_dir, suite.output_dir, at_once),
-            estimate=arguments.dry_run,
-            show=show_checks,
-        )
+        try:
+            problems = check_stages(
+                *(states, state_dir, suite.output_dir, at_once),
+                estimate=arguments.dry_run,
+                show=show_checks,
+            )
+        except KeyboardInterrupt:
+            print(f"\n{HOW_TO_CONTINUE}")
+            return cli.EXIT_INTERRUPTED
     if arguments.dry_run:
         print(table(states, jobs))
     refuse(problems)
@@ -111,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     show = LiveTable(jobs) if sys.stderr.isatty() else Lines(states, jobs)
     code = run_stages(states, state_dir, show, jobs)
     if any(state.status == STOPPED for state in states):
-        print("Stopped. Run it again to continue.")
+        print(HOW_TO_CONTINUE)
         return code
     _print_failures(states)
     one_seed = code == 0 and any(len(contender.seeds) == 1 for contender in suite.contenders)

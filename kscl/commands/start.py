@@ -63,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     facts = look_at(given.data)
     gpus = 0 if given.cpu else torch.cuda.device_count()
     if gpus:
-        text = gpu_suite(facts, gpus, output_dir)
+        text = gpu_suite(facts, gpus, output_dir, given.num_seeds or 3)
+        print(
+            "The paper's recipes for GPUs take as long as they take, whatever the --minutes; "
+            "tools/plan.py estimates a pretraining, and --cpu keeps to the minutes."
+        )
     else:
         sizes = choose_sizes(facts)
         print("Measuring a few steps of every stage on this machine …", flush=True)

@@ -1,7 +1,8 @@
 """A summary over protocols: each row's mean rank, with an interval by resampling its seeds.
 
 It says less than any of its parts: ranks forget by how much rows differ, protocols count alike, and
-rows that miss a protocol are ranked among others. So it is shown apart and ranks nothing.
+rows that miss a protocol are ranked among others. So it is shown apart and ranks nothing. Results
+that warnings call unusable are left out.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from kscl.benchmark.leaderboard.board import HEADLINE, MeanRank, Measure, Row, Section
 from kscl.benchmark.leaderboard.statistics import LEVEL
+from kscl.benchmark.leaderboard.usable import is_ranked
 
 DRAWS = 2000
 SEED = 0  # equal records give equal intervals
@@ -63,8 +65,9 @@ def mean_ranks(rows: Sequence[Row], sections: Sequence[Section]) -> list[MeanRan
 
 
 def _ranked(section: Section) -> list[Row]:
-    metric = HEADLINE[section.protocol.kind]
-    return [row for row in section.rows if metric in row.results[section.protocol].measures]
+    metric, protocol = HEADLINE[section.protocol.kind], section.protocol
+    having = [row for row in section.rows if metric in row.results[protocol].measures]
+    return [row for row in having if is_ranked(row, protocol)]
 
 
 def _measure(section: Section, row: Row) -> Measure:

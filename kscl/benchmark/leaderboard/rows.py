@@ -26,8 +26,8 @@ from kscl.benchmark.leaderboard.reported import reported_rows
 from kscl.benchmark.leaderboard.stale import stale_reasons
 from kscl.benchmark.leaderboard.statistics import standings
 from kscl.benchmark.leaderboard.tags import tags
+from kscl.benchmark.leaderboard.usable import is_ranked
 from kscl.records.provenance import source_hash
-from kscl.records.record import LEAST_AP50
 
 
 def build_board(
@@ -107,7 +107,7 @@ def _figures(pretrainings: Sequence[RecordFile]) -> dict[str, float]:
 def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) -> Section:
     mine = [row for row in rows if protocol in row.results]
     files = [file for row in mine for file in row.results[protocol].records]
-    ranked = [row for row in mine if not row.doubts and not too_low(row, protocol)]
+    ranked = [row for row in mine if is_ranked(row, protocol)]
     for metric in columns_of(protocol.kind, files):
         having = [row for row in ranked if metric in row.results[protocol].measures]
         found = standings([row.results[protocol].measures[metric].values for row in having])
@@ -123,17 +123,3 @@ def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) ->
     definition = files[0].record.protocol.definition
     reported = reported_rows(protocol.id) if with_reported else []
     return Section(protocol, definition, sorted(mine, key=order), reported)
-
-
-def too_low(row: Row, protocol: ProtocolKey) -> bool:
-    """Return whether a detector is so poor that to be better or worse says nothing of it."""
-    lowest = lowest_ap50(row, protocol)
-    return lowest is not None and lowest < LEAST_AP50
-
-
-def lowest_ap50(row: Row, protocol: ProtocolKey) -> float | None:
-    """Return the AP50 of the worst run of a detector, whose record warns; None of other kinds."""
-    if protocol.kind != "detection":
-        return None
-    metrics = (file.record.metrics for file in row.results[protocol].records)
-    return min((found["AP50"] for found in metrics if "AP50" in found), default=None)

@@ -239,7 +239,7 @@ def detection_overrides(facts: Facts, sizes: Sizes, iterations: int) -> dict[str
         "SOLVER.MAX_ITER": iterations,
         "SOLVER.STEPS": [int(0.8 * iterations)],
         "SOLVER.WARMUP_ITERS": max(1, iterations // 6),
-        "KSCL.PROTOCOL": f"{facts.root.name}-tiny-c4",
+        "KSCL.PROTOCOL": f"{facts.name}-tiny-c4",
     }
 
 

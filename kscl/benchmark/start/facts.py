@@ -59,6 +59,11 @@ class Facts:
     first_image: str
 
     @property
+    def name(self) -> str:
+        """Return the name of the folder, also if it was given as a dot."""
+        return self.root.resolve().name
+
+    @property
     def has_tiles(self) -> bool:
         """Return whether photos are pretrained on in tiles."""
         return self.pretrain != self.photos

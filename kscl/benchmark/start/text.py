@@ -80,7 +80,7 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
     return "\n".join(lines) + "\n"
 
 
-def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
+def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3) -> str:
     """Return the suite with the paper's recipes, for GPUs."""
     refuse_few(facts.num_photos)
     queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
@@ -89,7 +89,8 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
         "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
         "# tools/start.py with --cpu.",
         *_head(facts, output_dir),
-        "seeds: [0, 1, 2]  # three seeds, so that a difference can be told from noise",
+        "# Several seeds, so that a difference can be told from noise; one seed tells none.",
+        f"seeds: {list(range(num_seeds))}",
         f"num_gpus: {num_gpus}  # of every stage; batches are shared out among them",
         "baseline: [random]  # the question is what pretraining adds to random weights",
         "pretrain_overrides:  # of both pretrainings",
@@ -116,7 +117,7 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
         keys = ("DATASETS.TRAIN", "DATASETS.TEST", "MODEL.ROI_HEADS.NUM_CLASSES")
         small = detection_overrides(facts, choose_sizes(facts), 1)
         chosen = {key: small[key] for key in keys}
-        chosen["KSCL.PROTOCOL"] = f"{facts.root.name}-c4-24k"
+        chosen["KSCL.PROTOCOL"] = f"{facts.name}-c4-24k"
         lines += ["  detection:  # MoCo's Faster R-CNN C4, fine-tuned for 24,000 iterations"]
         lines += [f"    config: detection/voc0712_c4_24k_moco.yaml  # {reasons.CONFIG}"]
         lines += _overrides(chosen, reasons.of_boxes(facts.boxes), 4, DIFFERS)
@@ -124,7 +125,7 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path) -> str:
 
 
 def _head(facts: Facts, output_dir: Path) -> list[str]:
-    title = f"{facts.root.name}, does pretraining help?"
+    title = f"{facts.name}, does pretraining help?"
     return [
         f"name: {one_line(title)}  # of the board",
         f"output_dir: {one_line(str(output_dir))}  # for all runs and the board",

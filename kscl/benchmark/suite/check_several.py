@@ -12,12 +12,14 @@ import json
 import os
 import queue
 import runpy
+import signal
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from subprocess import PIPE
 
 from kscl.benchmark.suite.execute import program_path
 
@@ -36,15 +38,16 @@ def run_checks(commands: Sequence[Command], processes: int) -> Iterator[tuple[Co
     count = max(1, min(processes, len(alike)))
     parts = [alike[i * len(alike) // count : (i + 1) * len(alike) // count] for i in range(count)]
     ended: queue.SimpleQueue[tuple[Command, Said] | BaseException] = queue.SimpleQueue()
+    children = Children()
 
     def run(part: Sequence[Command]) -> None:
         try:
-            for answer in _in_one_process(part):
+            for answer in _in_one_process(part, children):
                 ended.put(answer)
         except BaseException as error:  # the other thread waits for an answer, so give it this one
             ended.put(error)
 
-    with ThreadPoolExecutor(count) as threads:
+    with ThreadPoolExecutor(count) as threads, children:
         for part in parts:
             threads.submit(run, part)
         for _ in alike:
@@ -54,50 +57,79 @@ def run_checks(commands: Sequence[Command], processes: int) -> Iterator[tuple[Co
             yield answer
 
 
-def _in_one_process(commands: Sequence[Command]) -> Iterator[tuple[Command, Said]]:
+class Children:
+    """The processes of the checks: Ctrl-C, which reaches this process alone, ends them all."""
+
+    def __init__(self) -> None:
+        self.running: set[subprocess.Popen[str]] = set()
+        self.stopped = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        self.stopped = True
+        for process in tuple(self.running):
+            _end(process)
+
+    @contextlib.contextmanager
+    def start(self, command: Sequence[str], **pipes: int) -> Iterator[subprocess.Popen[str]]:
+        """Start a process in a session of its own; end it and what it started in the end."""
+        environment = {**os.environ, **ENVIRONMENT}
+        process = subprocess.Popen(
+            command, text=True, env=environment, start_new_session=True, **pipes
+        )
+        self.running.add(process)
+        try:
+            if self.stopped:
+                _end(process)
+            yield process
+        finally:
+            _end(process)
+            process.wait()
+            self.running.discard(process)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _in_one_process(
+    commands: Sequence[Command], children: Children
+) -> Iterator[tuple[Command, Said]]:
     left = list(commands)
     if len(left) > 1:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, **ENVIRONMENT},
-        )
-        timer = threading.Timer(TIMEOUT * len(left), process.kill)
-        timer.start()
-        try:
+        pipes = {"stdin": PIPE, "stdout": PIPE, "stderr": subprocess.DEVNULL}
+        with children.start([sys.executable, "-m", __name__], **pipes) as process:
+            timer = threading.Timer(TIMEOUT * len(left), _end, [process])
+            timer.start()
             assert process.stdin is not None
             assert process.stdout is not None
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.write(json.dumps([[program_path(c[0]), *c[1:]] for c in left]))
                 process.stdin.close()
-            for line in process.stdout:
-                said, errors = json.loads(line)
-                yield left.pop(0), (said, errors)
-        finally:
-            timer.cancel()
-            process.kill()
-            process.wait()
+            try:
+                for line in process.stdout:
+                    said, errors = json.loads(line)
+                    yield left.pop(0), (said, errors)
+            finally:
+                timer.cancel()
     for command in left:
-        yield command, _alone(command)
+        if children.stopped:
+            return
+        yield command, _alone(command, children)
 
 
-def _alone(command: Command) -> Said:
-    try:
-        done = subprocess.run(
-            [program_path(command[0]), *command[1:]],
-            capture_output=True,
-            text=True,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **ENVIRONMENT},
-            timeout=TIMEOUT,
-        )
-    except subprocess.TimeoutExpired:
-        words = " ".join(command)
-        return "", f"The check took more than {TIMEOUT:.0f} s. Its command: {words}."
-    return done.stdout, done.stderr or f"exit code {done.returncode}"
+def _alone(command: Command, children: Children) -> Said:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": PIPE, "stderr": PIPE}
+    with children.start([program_path(command[0]), *command[1:]], **pipes) as process:
+        try:
+            said, errors = process.communicate(timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            words = " ".join(command)
+            return "", f"The check took more than {TIMEOUT:.0f} s. Its command: {words}."
+    return said, errors or f"exit code {process.returncode}"
 
 
 def main() -> None:

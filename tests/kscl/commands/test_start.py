@@ -100,6 +100,20 @@ def test_a_machine_with_gpus_gets_the_recipes_of_the_paper(boxes, monkeypatch, c
     assert "suite.yaml" in told
 
 
+def test_on_gpus_the_seeds_are_those_asked_for_and_the_minutes_are_said_to_have_no_part(
+    boxes, monkeypatch, capsys
+):
+    assert start_on(boxes, 4, monkeypatch, "--num-seeds", "5").seeds == (0, 1, 2, 3, 4)
+    assert "whatever the --minutes" in capsys.readouterr().out
+
+
+def test_a_set_given_as_a_dot_has_the_name_of_its_folder(boxes, monkeypatch):
+    monkeypatch.chdir(boxes)
+    suite = start_on(Path("."), 1, monkeypatch)
+    assert suite.name.startswith(f"{boxes.name}, ")
+    assert suite.evaluations[0].overrides["KSCL.PROTOCOL"] == f"{boxes.name}-c4-24k"
+
+
 def test_a_machine_with_gpus_compares_class_folders_too(classes, monkeypatch):
     suite = start_on(classes, 1, monkeypatch)
     assert [evaluation.kind for evaluation in suite.evaluations] == ["linear"]

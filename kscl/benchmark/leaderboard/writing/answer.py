@@ -11,8 +11,8 @@ from scipy.special import stdtrit
 
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Row, Section
 from kscl.benchmark.leaderboard.details import RANDOM
-from kscl.benchmark.leaderboard.rows import lowest_ap50, too_low
 from kscl.benchmark.leaderboard.statistics import welch_interval
+from kscl.benchmark.leaderboard.usable import lowest_ap50, too_low
 from kscl.benchmark.leaderboard.writing import cells
 from kscl.benchmark.leaderboard.writing.differences import (
     baseline_rows,
@@ -147,6 +147,8 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
         bounds = f"(95 % interval {ends[0]:.1f} to {ends[1]:.1f}, {seeds} seeds)"
         said = _verdict(row.is_pretrained, who, difference, label, whom) + f" {bounds}"
         said += f"; {_too_low(low[0], section)}" if low else ""
+    doubted = [_name(r, section) for r in (row, to) if r.doubts]
+    said += f"; {' and '.join(doubted)}: see the warnings" if doubted else ""
     sentence = f"{task}: {said}."
     names = cells.name(row), cells.name(to)
     return Answer(name, metric, *names, difference, interval, seeds, sentence)

@@ -5,8 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kscl.benchmark.leaderboard.board import HEADLINE, Board, Measure, Row, Section
-from kscl.benchmark.leaderboard.statistics import t_interval
+from kscl.benchmark.leaderboard.board import (
+    HEADLINE,
+    OVER_SEEDS,
+    Board,
+    Measure,
+    Row,
+    Section,
+)
 from kscl.benchmark.leaderboard.writing.cells import metric_label, percent, section_names
 from kscl.benchmark.leaderboard.writing.spent import spent
 from kscl.errors import KsclError
@@ -68,6 +74,5 @@ def _draw_line(panel: Any, name: str, points: list[Point], number: int) -> None:
     means = [measure.mean for _, measure in points]
     panel.plot(minutes, means, marker="o", markersize=4, color=f"C{number}", label=name)
     for time, measure in points:
-        bounds = t_interval(measure.values)
-        if bounds:
-            panel.vlines(time, *bounds, color=f"C{number}", alpha=0.6)
+        if measure.interval is not None and measure.interval_is == OVER_SEEDS:
+            panel.vlines(time, *measure.interval, color=f"C{number}", alpha=0.6)

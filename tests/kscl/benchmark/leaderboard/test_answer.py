@@ -232,6 +232,8 @@ def test_a_row_whose_pretraining_is_doubted_is_never_called_best(tmp_path):
         best = section.rows[0]
         assert best.entry.method == "kscl"
         verdicts.append(best.results[section.protocol].measures["AP"].standing.verdict)
+        (answer,) = answers(board)
+        assert ("kscl: see the warnings" in answer.sentence) is bool(found)
     assert verdicts == ["best", "not tested"]
 
 

@@ -14,6 +14,7 @@ import pytest
 from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.writing.spent import spent
 from kscl.benchmark.leaderboard.writing.tables import markdown
+from kscl.records.record import record_id
 from kscl.runtime.costs import Meter, Rapl, costs, rapl_counters
 from tests.helpers.leaderboard_records import (
     MOCO,
@@ -45,6 +46,19 @@ def board(tmp_path: Path):
         linear(99.0, sha("supervised"), details=described("supervised")),
     ]
     return board_of(tmp_path, records)
+
+
+def test_a_row_that_warnings_call_unusable_has_no_mean_rank(tmp_path):
+    doubted = evaluated(kscl(5, 0.4), [60.0, 64.0], [50.0, 40.0])
+    for record in doubted:
+        if record["kind"] == "pretrain":
+            record["details"]["warnings"] = ["Nothing was learned."]
+            record["id"] = record_id(record)
+    others = evaluated(MOCO, [61.0, 62.0], [42.0, 47.0])
+    others += evaluated(kscl(1, 0.4), [50.0, 51.0], [40.0, 41.0])
+    ranks = board_of(tmp_path, [*doubted, *others]).mean_ranks
+    assert [it.mean for it in ranks] == [1.0, 2.0]
+    assert [it.row.entry.shots for it in ranks] == [1, 1]
 
 
 def test_the_mean_rank_and_its_bootstrap_are_those_of_all_possible_draws(board):

@@ -6,17 +6,20 @@ from pathlib import Path
 
 import cv2
 import pytest
+from matplotlib.figure import Figure
 
 from kscl.benchmark.leaderboard.board import HEADLINE
-from kscl.benchmark.leaderboard.writing.time_figure import draw_time, lines_of
+from kscl.benchmark.leaderboard.writing.time_figure import _draw_line, draw_time, lines_of
 from kscl.commands.leaderboard import main
 from kscl.errors import KsclError
 from tests.helpers.leaderboard_records import (
     MOCO,
+    backbone_of,
     board_of,
     described,
     kscl,
     linear,
+    pretraining,
     runs,
     sha,
     write_all,
@@ -54,6 +57,18 @@ def test_the_tool_draws_a_picture(tmp_path: Path) -> None:
     assert main([*words, "--figure", str(picture)]) == 0
     image = cv2.imread(str(picture))
     assert image.min() < 100 < image.max()  # something is drawn
+
+
+def test_an_interval_is_drawn_as_the_board_tells_it_and_never_below_zero(tmp_path: Path) -> None:
+    made = [pretraining(*MOCO, seed=seed) for seed in range(2)]
+    scored = [linear(top1, backbone_of(each)) for top1, each in zip((1.0, 9.0), made, strict=True)]
+    (section,) = board_of(tmp_path, [*made, *scored]).sections
+    ((_, measure),) = next(iter(lines_of(section).values()))
+    panel = Figure().subplots()
+    _draw_line(panel, "moco", [(1.0, measure)], 0)
+    (line,) = panel.collections
+    assert [y for _, y in line.get_segments()[0]] == list(measure.interval)
+    assert measure.interval[0] == 0
 
 
 def test_a_board_without_pretrainings_has_no_figure(tmp_path: Path) -> None:
