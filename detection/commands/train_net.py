@@ -1,7 +1,8 @@
 """Fine-tune and score a detector, as Detectron2's train_net.py does, but fail before it starts.
 
-Data, weights and config are checked first, all problems at once. Every trial has a seed and a
-folder of its own and ends in a record. Without a GPU it runs on the CPU; no flag is needed.
+Config, data, weights and detector are checked before a folder is made, the disk before the first
+iteration. Every trial has a seed and a folder of its own and ends in a record. Without a GPU it
+runs on the CPU; no flag is needed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_config_arguments(parser, "SOLVER.BASE_LR 0.01 SEED 3")
     cli.add_run_arguments(parser)
-    cli.add_check_arguments(parser)
+    cli.add_check_arguments(parser, "config, data, weights, detector and disk")
     cli.add_world_size_argument(parser)
     about = "score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR"
     cli.add_flag(parser, "--eval-only", about)

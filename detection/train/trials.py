@@ -12,6 +12,7 @@ from detection.convert.verify import verify_start
 from detection.data.sets import read_run_sets
 from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
+from detection.train.check import build_on_paper
 from detection.train.lr_search import GRID_KEY, SEARCH_FOLDER, check_grid, search, search_summary
 from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial, score_detector
 from kscl.config.tree import CONFIG_FILE
@@ -33,7 +34,7 @@ def run_trials(
     allow_world_size_change: bool = False,
     scaled_from: int = 0,
 ) -> int:
-    """Check data and weights, then run every trial that is not finished; return the exit code."""
+    """Check data, weights and detector, run every unfinished trial, and return the exit code."""
     if cfg.KSCL.LR_GRID:
         check_grid(list(cfg.KSCL.LR_GRID), GRID_KEY)
         num_trials = max(1, num_trials)  # beside the folder of the search
@@ -47,11 +48,13 @@ def run_trials(
         )
     sets, report = read_run_sets(cfg)
     print(report, flush=True)
+    certificate = verify_start(cfg)
+    build_on_paper(cfg)
     # Of several trials some may not have begun: those start.
     one = num_trials == 0
     job = Job(
         cfg,
-        verify_start(cfg),
+        certificate,
         sets,
         resume=resume and one,
         auto_resume=auto_resume or (resume and not one),

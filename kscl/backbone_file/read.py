@@ -34,6 +34,7 @@ RANDOM = "random"
 OUR_FILE = "kscl backbone"
 OWN_LAYOUTS = (OUR_FILE, "kscl checkpoint")  # their files tell what they hold
 TIMM_LAYOUTS = "plain"  # timm's and torchvision's files; timm knows the input of its models
+OTHERS_TOO = ("plain (model)", "plain (model_ema)")  # MAE and DeiT save like this
 SAME_COLOR = 1e-6  # files round
 NAMED = "BACKBONE.NAME resnet50 (--arch resnet50 in tools/convert.py)"
 
@@ -172,16 +173,24 @@ def _with_input(
 ) -> Description:
     """Complete the description of another project's file: its input is known, or asked for."""
     known: dict[str, tuple[float, ...]] = {}
+    why_ask = found.why_ask
     own = timm.get_pretrained_cfg(description.arch)
     if found.layout.startswith(TIMM_LAYOUTS) and own is not None:
-        known = {"mean": own.mean, "std": own.std}
+        is_imagenets = (own.mean, own.std) == (IMAGENET_MEAN, IMAGENET_STD)
+        if is_imagenets or found.layout not in OTHERS_TOO:
+            known = {"mean": own.mean, "std": own.std}
+        else:
+            why_ask = (
+                f"MAE and DeiT save like this too and train on ImageNet's, but {description.arch} "
+                f"in timm expects mean {own.mean} and std {own.std}"
+            )
     elif found.input is not None:
         known = dict(zip(("mean", "std"), found.input, strict=True))
     missing = [key for key in ("mean", "std") if key not in given and key not in known]
     if missing:
         raise KsclError(
             f"{name} (read as {found.layout}): the {' and '.join(missing)} of its input must be "
-            f"given: {found.why_ask}. Say --mean R G B --std R G B (INPUT.MEAN and INPUT.STD of a "
+            f"given: {why_ask}. Say --mean R G B --std R G B (INPUT.MEAN and INPUT.STD of a "
             "probe): 0 0 0 and 1 1 1 for plain [0, 1], 0.485 0.456 0.406 and 0.229 0.224 0.225 for "
             "ImageNet's."
         )

@@ -98,6 +98,7 @@ def check_command(stage: Stage, missing: set[str], output_dir: str) -> Command |
         convert = next(need for need in stage.needs if need.kind == "convert")
         place = words.index("--config-file") + 1
         words[place] = _value(convert, "--protocol")
+        words += ["OUTPUT_DIR", output_dir]
         later = [*later, "MODEL.WEIGHTS"]
     else:
         return None

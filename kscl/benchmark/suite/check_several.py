@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from subprocess import PIPE
+from typing import Any
 
 from kscl.benchmark.suite.execute import program_path
 
@@ -73,7 +74,7 @@ class Children:
             _end(process)
 
     @contextlib.contextmanager
-    def start(self, command: Sequence[str], **pipes: int) -> Iterator[subprocess.Popen[str]]:
+    def start(self, command: Sequence[str], **pipes: Any) -> Iterator[subprocess.Popen[str]]:
         """Start a process in a session of its own; end it and what it started in the end."""
         environment = {**os.environ, **ENVIRONMENT}
         process = subprocess.Popen(

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from detectron2.layers import NaiveSyncBatchNorm
+from detectron2.modeling import build_backbone
 from timm.layers import FrozenBatchNormAct2d, SyncBatchNormAct
 from torch import Tensor, nn
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from detection.backbones.builders import TimmBackbone
 from detection.backbones.levels import LAST, STRIDES, any_size_arguments
+from detection.config import load_detection_config
 from detection.errors import DetectionError
 from tests.helpers.networks.backbones import lively_backbone
 from tests.helpers.networks.small import NETWORKS
@@ -109,6 +111,17 @@ def test_a_synchronized_batch_norm_trains_as_any_other_on_one_process():
 def test_a_network_with_batch_norm_takes_no_other_norm():
     with pytest.raises(DetectionError, match=r"MODEL.RESNETS.NORM is 'GN'"):
         backbone_of("resnet18", norm="GN")
+
+
+def test_a_config_names_a_network_without_a_pyramid_and_its_levels():
+    words = ["MODEL.BACKBONE.NAME", "build_timm_backbone", "MODEL.BACKBONE.FREEZE_AT", "0"]
+    words += ["MODEL.RESNETS.OUT_FEATURES", "['res3', 'res5']", "MODEL.RESNETS.NORM", "BN"]
+    backbone = build_backbone(load_detection_config(None, [*words, "KSCL.TIMM.NAME", "resnet18"]))
+    assert isinstance(backbone, TimmBackbone)
+    found = {name: values.shape for name, values in backbone(torch.zeros(1, 3, 64, 96)).items()}
+    assert found == {"res3": (1, 128, 8, 12), "res5": (1, 512, 2, 3)}
+    told = {name: (shape.channels, shape.stride) for name, shape in backbone.output_shape().items()}
+    assert told == {"res3": (128, 8), "res5": (512, 32)}
 
 
 FROZEN = {  # network: how the names of its stages begin

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from detection.commands.convert import main as convert
+from tests.detection.commands.test_routes import RETINANET
 from tests.detection.commands.test_train_net_resume import (
     STOP_AT,
     assert_same_run,
@@ -30,6 +31,7 @@ ROUTES = {  # name: network, its arguments, protocol
     "timm": ("convnext_atto", NETWORKS["convnext_atto"], "shapes_tiny_fpn"),
     "vit": ("vit_tiny_patch16_224", NETWORKS["vit_tiny_patch16_224"], "shapes_tiny_fpn"),
     "mask": ("convnext_atto", NETWORKS["convnext_atto"], "shapes_tiny_mask"),
+    "retinanet": ("resnet50", NARROW, "shapes_tiny_retinanet"),
 }
 # On a busy machine a kill comes some iterations late, but never after the last one.
 LONG = ("SOLVER.MAX_ITER", str(KILLS + 10), "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.NUM_ITER", "1")
@@ -45,10 +47,10 @@ def start(request, shop, drawn) -> Start:
     words = ["random", "--arch", network, "--arch-kwargs", str(kwargs), "--force"]
     words += ["--protocol", f"detection/{protocol}.yaml"]
     assert convert([*words, "--output-dir", str(shop / f"weights{weights}")]) == 0
-    sets = drawn if request.param == "mask" else []
+    needed = {"mask": drawn, "retinanet": RETINANET}.get(request.param, [])
 
     def on_route(output: Path, *more: str, **options: object) -> TrainNet:
-        return start_train_net(shop, output, *sets, *LONG, *more, weights=weights, **options)
+        return start_train_net(shop, output, *needed, *LONG, *more, weights=weights, **options)
 
     return on_route
 

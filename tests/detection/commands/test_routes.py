@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from detection.commands.train_net import main as train_net
 from detection.config import load_detection_config
 from detection.convert.weights import load_weights
 from kscl.backbone_file import read_plain
+from kscl.method.encoder import build_backbone
 from kscl.records.record import Record, read_record
 from tests.detection.backbones.test_builders import FROZEN
 from tests.helpers.commands import ROOT
@@ -36,10 +38,13 @@ STAGES = FROZEN | {"regnetx_002": ["stem.", "s1.", "s2.", "s3.", "s4."]}
 NARROW = ("random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}")
 
 
-def convert_for(shop: Path, source: Path, name: str, protocol: str) -> dict:
+def convert_for(
+    shop: Path, source: Path, name: str, protocol: str, route: str | None = None
+) -> dict:
     """Convert a file into the shop under a name of its own; return its certificate."""
     folder = shop / f"weights-{name}-{protocol}"
     words = [str(source), "--protocol", f"detection/shapes_tiny_{protocol}.yaml"]
+    words += ["--route", route] if route else []
     assert convert([*words, "--output-dir", str(folder), "--force"]) == 0
     return json.loads((folder / "certificate.json").read_text())
 
@@ -71,6 +76,18 @@ def test_a_network_goes_from_pretraining_to_a_score(name, protocol, shop, tmp_pa
     pyramid = "-simple-pyramid" if name.startswith("vit") else ""
     assert record["protocol"]["id"] == f"shapes-tiny-{protocol}{pyramid}+DATASETS=voc"
     assert {"AP", "AP50", "AP75"} <= set(record["metrics"])
+
+
+@pytest.mark.slow
+def test_a_resnet_is_trained_in_timms_own_code_where_that_is_asked_for(shop, tmp_path):
+    source = pretrained_step(tmp_path, "resnet18")
+    certificate = convert_for(shop, source, "resnet18", "fpn", route="timm")
+    assert max(certificate["differences"].values()) < 1e-4
+    builder = certificate["detectron2_keys"]["MODEL.BACKBONE.NAME"]
+    assert builder == "build_timm_fpn_backbone"
+    record = train(shop, tmp_path / "detector", "resnet18", "fpn")
+    assert record["config"]["values"]["MODEL"]["BACKBONE"]["NAME"] == builder
+    assert record["inputs"]["weights"] == certificate["weights_sha256"]
 
 
 @pytest.mark.slow
@@ -179,6 +196,23 @@ def test_what_does_not_fit_a_route_is_told_before_training(
     told = capsys.readouterr().err
     assert [reason for reason in reasons if reason not in told] == []
     assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_does_not_keep_the_promise_of_its_feature_info_is_refused(
+    tmp_path, capsys, monkeypatch
+):
+    def wider(name: str, kwargs: dict) -> Any:
+        network: Any = build_backbone(name, kwargs)
+        network.feature_info[-1]["num_chs"] += 1
+        return network
+
+    monkeypatch.setattr("detection.backbones.builders.build_backbone", wider)
+    words = ["random", "--arch", "resnet18", "--route", "timm"]
+    words += ["--protocol", "detection/shapes_tiny_fpn.yaml"]
+    assert convert([*words, "--output-dir", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert "(1, 512, 3, 5) at res5 where its feature_info promises (1, 513, 3, 5)" in told
+    assert not (tmp_path / "out").exists()
 
 
 def test_both_routes_give_a_detector_the_same_features(tmp_path):

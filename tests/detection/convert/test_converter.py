@@ -19,6 +19,7 @@ from detection.convert.verify import verify_start
 from detection.convert.weights import read_weights
 from detection.errors import DetectionError
 from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD, Description, save_backbone
+from kscl.config.shipped import shipped_configs
 from kscl.errors import KsclError
 from tests.helpers.commands import tool
 from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backbone
@@ -42,6 +43,15 @@ FULL_WIDTH = [
     ("resnet152", {}, 775),
     ("resnext101_32x8d", {}, 520),
     ("wide_resnet50_2", {}, 265),
+]
+QUICK = (
+    *("voc0712_c4_18k_d2", "coco_c4_2x", "shapes_tiny_c4", "coco_fpn_1x", "coco_retinanet_1x"),
+    *("coco_fpn_1x_infomin", "cityscapes_fpn_24k"),
+)
+SLOW = [
+    pytest.param(path.stem, marks=pytest.mark.slow)
+    for path in sorted((shipped_configs() / "detection").glob("[!_]*.yaml"))
+    if path.stem not in QUICK
 ]
 
 
@@ -76,10 +86,7 @@ def test_the_large_families_at_full_width_compute_the_same_in_both(name, kwargs,
     same_outputs(tmp_path, name, kwargs, tensors)
 
 
-@pytest.mark.parametrize(
-    "protocol",
-    ["voc0712_c4_18k_d2", "coco_c4_2x", "shapes_tiny_c4", "coco_fpn_1x", "coco_retinanet_1x"],
-)
+@pytest.mark.parametrize("protocol", [*QUICK, *SLOW])
 def test_a_backbone_fits_every_shipped_protocol(protocol, narrow_file, narrow, tmp_path):
     converted = convert(narrow_file, tmp_path / "out", protocol=f"detection/{protocol}.yaml")
     assert converted.certificate.weights_sha256 == narrow.certificate.weights_sha256

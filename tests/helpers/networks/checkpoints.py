@@ -306,6 +306,7 @@ CHECKPOINTS: dict[str, tuple[Make, str, bool]] = {
         False,
     ),
     "DeepCluster-v2": (deepcluster_v2, "swav, deepcluster-v2, sela-v2", False),
+    # Its script is not public: heads under these two names, of SwAV's or DeepCluster-v2's form.
     "SeLa-v2": (deepcluster_v2, "swav, deepcluster-v2, sela-v2", False),
     "DINO": (dino, "dino", True),
     "Barlow Twins": (barlow_twins, "barlow twins, vicreg, vicregl", False),

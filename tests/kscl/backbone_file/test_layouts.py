@@ -124,6 +124,38 @@ def test_the_input_of_a_plain_file_is_that_of_the_model_in_timm_and_it_is_said(t
     assert told.said == ()
 
 
+def mae_encoder(vit: dict) -> dict:
+    return {"model": vit}  # as MAE releases it: without the decoder
+
+
+@pytest.mark.parametrize(
+    ("content", "layout"),
+    [(mae_encoder, "plain (model)"), (lambda vit: {"model_ema": vit}, "plain (model_ema)")],
+)
+def test_a_transformer_under_model_is_timms_or_maes_and_its_input_is_asked_for(
+    tmp_path, content, layout
+):
+    (vit,) = states("vit_tiny_patch16_224", SMALL_VIT, count=1)
+    torch.save(content(vit), tmp_path / "x.pth")
+    words = tmp_path / "x.pth", "vit_tiny_patch16_224", SMALL_VIT
+    with pytest.raises(KsclError, match=r"MAE and DeiT .*\(0\.5, .*--mean R G B --std R G B"):
+        load(*words)
+    loaded = load(*words, **IMAGENET)
+    assert loaded.layout == layout
+    assert loaded.description.mean == IMAGENET["mean"]
+    deit = load(tmp_path / "x.pth", "deit_tiny_patch16_224", SMALL_VIT)  # timm knows its input
+    assert (deit.description.mean, deit.said) == (IMAGENET["mean"], ())
+
+
+@pytest.mark.parametrize("key", ["state_dict", "state_dict_ema"])
+def test_a_transformer_that_timm_has_trained_has_the_input_of_timms(tmp_path, key):
+    (vit,) = states("vit_tiny_patch16_224", SMALL_VIT, count=1)
+    torch.save({"arch": "vit_tiny_patch16_224", key: vit}, tmp_path / "x.pth")
+    loaded = load(tmp_path / "x.pth", "vit_tiny_patch16_224", SMALL_VIT)
+    assert loaded.description.mean == (0.5,) * 3
+    assert "--mean" in " ".join(loaded.said)
+
+
 @pytest.mark.parametrize("keys", [("model", "model_ema"), ("state_dict", "state_dict_ema")])
 def test_weights_and_their_average_are_refused_until_one_is_chosen(networks, tmp_path, keys):
     path, (plain, average) = tmp_path / "x.pth", networks
