@@ -72,9 +72,18 @@ class BadImages:
             f"{name} cannot be read: {reason}. Fix or remove it, or set DATA.BAD_IMAGES to skip."
         )
 
+    def would_stop(self, num_bad: int, num_decoded: int) -> bool:
+        """Return whether a run would stop, as far as some decoded images tell."""
+        if num_bad and self.policy == "error":
+            return True
+        return self._is_too_many(self.num_lost + num_bad * len(self.source) / num_decoded)
+
+    def _is_too_many(self, count: float) -> bool:
+        return count > self.max_fraction * (len(self.source) + self.num_lost)
+
     def _check_fraction(self) -> None:
         total = len(self.source) + self.num_lost
-        if self.count > self.max_fraction * total:
+        if self._is_too_many(self.count):
             raise KsclError(
                 f"{self.count} of the {total} images of {self.source.where} cannot be read, more "
                 f"than DATA.MAX_BAD_FRACTION = {self.max_fraction:g} allows. "

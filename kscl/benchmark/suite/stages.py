@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from kscl.benchmark.suite.inputs import content_of, data_of
 from kscl.benchmark.suite.references import SHAPES_FOLDER
 from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
-from kscl.config.reader import file_values
-from kscl.config.tree import leaves, one_line
-from kscl.data.annotated.specs import OFFICIAL_NAMES, parse_source
-from kscl.records.fingerprint import fingerprint, fingerprint_of_list
-from kscl.runtime.files import sha256_of
+from kscl.config.tree import one_line
 
 KEY_LENGTH = 8
-PATH_KEYS = (
-    *("DATA.TRAIN", "DATA.VAL", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),
-    *("DATA.SUBSET", "DATASETS.TRAIN", "DATASETS.TEST"),
-)
-SETS, PARTS = "SETS.", (".train", ".val", ".test")  # of the linear suite
 
 
 @dataclass(frozen=True)
@@ -98,8 +89,8 @@ def _basis(suite: Suite, run: str, pretrain: Stage) -> Stage:
     output = f"{pretrain.folder}/basis.png"
     arguments = ["--checkpoint", pretrain.folder, "--image", suite.basis_image]
     arguments += ["--output", output]
-    name = f"{run}/basis"
-    return _stage(name, "basis", "kscl-visualize-basis", arguments, [pretrain], output, [])
+    name, files = f"{run}/basis", [suite.basis_image]
+    return _stage(name, "basis", "kscl-visualize-basis", arguments, [pretrain], output, files)
 
 
 def _probe(
@@ -215,7 +206,7 @@ def _in_folder(
 ) -> Stage:
     """Return a stage whose OUTPUT_DIR holds its key: a changed stage gets another folder."""
     words = [*arguments, *override_words(overrides)]
-    hashed = [*files, *_data_of(files, overrides)]
+    hashed = [*files, *data_of(files, overrides)]
     key = _key(program, words, needs, hashed)
     folder = f"{suite.output_dir}/{name}-{key[:KEY_LENGTH]}"
     words += ["OUTPUT_DIR", folder]
@@ -241,49 +232,19 @@ def _key(program: str, arguments: list[str], needs: list[Stage], files: list[str
     Data that an earlier stage makes is known by the key of that stage. The code is not part of it:
     a result of older code is kept, and the leaderboard marks it as stale.
     """
+    made = _folders(needs)
     content = {
         "program": program,
         "arguments": arguments,
         "needs": [stage.key for stage in needs],
-        "files": [_content(file, needs) for file in files],
+        "files": [content_of(file, made) for file in files],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _data_of(files: list[str], overrides: Overrides) -> list[str]:
-    """Return the data that a stage reads, by its overrides or else by its config files."""
-    values: dict[str, object] = {}
-    for file in files:
-        if Path(file).suffix in (".yaml", ".yml"):
-            values |= dict(leaves(file_values(file)))
-    values |= dict(leaves(overrides))
-    sets = [key for key in values if key.startswith(SETS) and key.endswith(PARTS)]
-    found: list[str] = []
-    for key in (*PATH_KEYS, *sets):
-        value = values.get(key)
-        found += [str(name) for name in (value if isinstance(value, list | tuple) else [value])]
-    return [name for name in found if name and name != "None"]
-
-
-def _content(name: str, needs: list[Stage]) -> str:
-    """Return a hash of what a file or folder holds; of a config, of the values that it sets."""
-    if name.startswith(("voc:", "coco:")) or name in OFFICIAL_NAMES:
-        source = parse_source(name)
-        parts = [str(path) for path in (source.root, source.json_file) if path is not None]
-        return "/".join([source.split, *(_content(part, needs) for part in parts)])
-    path = Path(name)
-    made_here = any(path.is_relative_to(stage.folder) for stage in needs)
-    if made_here:
-        return name
-    if path.suffix in (".yaml", ".yml"):
-        values = json.dumps(file_values(name), sort_keys=True, default=str)
-        return hashlib.sha256(values.encode()).hexdigest()
-    if path.is_dir():
-        return fingerprint(path).hash
-    if not path.is_file():
-        return name
-    images = fingerprint_of_list(name) if path.suffix.lower() == ".txt" else None
-    return f"{sha256_of(path)}/{images.hash}" if images else sha256_of(path)
+def _folders(stages: Sequence[Stage]) -> list[str]:
+    """Return what these stages make, and those before them."""
+    return [folder for stage in stages for folder in (stage.folder, *_folders(stage.needs))]
 
 
 def _gpus(number: int) -> list[str]:

@@ -6,9 +6,10 @@ is (0, 0, width, height), whatever the file counts from.
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kscl.data.annotated.masks import Mask, Polygons, RunLengths, extent
@@ -17,6 +18,7 @@ from kscl.errors import KsclError, printable
 SHOWN_PER_KIND = 20  # on screen; `Problem`s are all kept
 SHOWN_CHARACTERS = 500  # of each part of a problem: a file may have anything in place of a name
 MAX_SIDE = 2**31  # pixels; a larger number is not a size
+UNKNOWN_CLASS, CLASS_CASE = "unknown class", "case of a class"  # kinds of problems
 
 Box = tuple[float, float, float, float]
 
@@ -120,6 +122,34 @@ def check_class_names(names: Sequence[str], where: str) -> tuple[str, ...]:
     if repeated:
         raise KsclError(f"{where}: {', '.join(repeated)} is in the class list twice. List it once.")
     return tuple(names)
+
+
+def class_problem(name: str, classes: Sequence[str], where: str) -> Problem:
+    """Return what is wrong with a class that is not in the list: the same for all its objects."""
+    in_case = [other for other in classes if other.casefold() == name.casefold()]
+    if in_case:
+        what = f"the class '{name}' differs from '{in_case[0]}' in upper and lower case"
+        fix = "Correct it, or let tools/prepare_data.py own --merge-case do it"
+        return Problem(CLASS_CASE, where, what, fix)
+    near = difflib.get_close_matches(name, classes, 1, cutoff=0.7)
+    fix = f"Did you mean '{near[0]}'? Correct it" if near else "Correct the name"
+    fix += f", or add it to the class list ({', '.join(classes[:20])})"
+    return Problem(UNKNOWN_CLASS, where, f"the class '{name}' is not in the list", fix)
+
+
+def one_line_per_class(problems: Iterable[Problem]) -> list[Problem]:
+    """Return the problems, of every class that is not in the list the first, with their number."""
+    kinds = (UNKNOWN_CLASS, CLASS_CASE)
+    problems = list(problems)
+    counts = Counter(problem.what for problem in problems if problem.kind in kinds)
+    kept = []
+    for problem in problems:
+        if problem.kind not in kinds:
+            kept.append(problem)
+        elif count := counts.pop(problem.what, 0):
+            objects = f"{count} object{'s' if count > 1 else ''}"
+            kept.append(replace(problem, what=f"{problem.what} ({objects})"))
+    return kept
 
 
 def is_ordered(box: Box) -> bool:

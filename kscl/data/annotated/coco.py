@@ -12,13 +12,14 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from kscl.data.annotated.annotations import (
     MAX_SIDE,
+    UNKNOWN_CLASS,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
@@ -27,7 +28,9 @@ from kscl.data.annotated.annotations import (
     check_box,
     check_class_names,
     check_mask,
+    class_problem,
     is_ordered,
+    one_line_per_class,
 )
 from kscl.data.annotated.masks import read_mask
 from kscl.data.annotated.voc_files import leads_out
@@ -35,6 +38,8 @@ from kscl.data.source import open_regular
 from kscl.errors import KsclError
 
 WRITE_AGAIN = "Write the file again with the tool it came from"
+
+FindImage = Callable[[str], Path | Problem]  # from a file_name
 
 
 def read_coco(
@@ -44,8 +49,9 @@ def read_coco(
     *,
     name: str | None = None,
     with_masks: bool = False,
+    find_image: FindImage | None = None,
 ) -> AnnotatedSet:
-    """Read a whole file; without an image folder only its annotations.
+    """Read a whole file; without an image folder or `find_image` only its annotations.
 
     Masks take most of a file's memory; they are kept, and compared with the boxes, only
     `with_masks`.
@@ -70,13 +76,18 @@ def read_coco(
         if thing is not None:
             objects[entry["image_id"]].append(thing)
     found.problems += _id_problems(content["annotations"], where)
+    if image_root is not None:
+        find_image = partial(_in_folder, image_root)
     for image_id, image in images.items():
-        path = _path(image, image_root, found.problems) if image_root is not None else None
-        if path is not None or image_root is None:
-            size = int(image["width"]), int(image["height"])
-            found.images.append(
-                AnnotatedImage(str(image_id), path, *size, tuple(objects[image_id]), where)
-            )
+        path = find_image(image["file_name"]) if find_image else None
+        if isinstance(path, Problem):
+            found.problems.append(path)
+            continue
+        size = int(image["width"]), int(image["height"])
+        found.images.append(
+            AnnotatedImage(str(image_id), path, *size, tuple(objects[image_id]), where)
+        )
+    found.problems = one_line_per_class(found.problems)
     return found
 
 
@@ -185,12 +196,13 @@ def _read_object(
         return None
     what += f" of {image['file_name']!r}"
     name = categories.get(_id(entry.get("category_id")))
+    if name is None:
+        text = f"the category {entry.get('category_id')!r} is not among those of the file"
+        fix = "Add it to the categories, or correct the annotations"
+        found.problems.append(Problem(UNKNOWN_CLASS, where, text, fix))
+        return None
     if name not in found.class_names:
-        text = (
-            f"{what} is of the class {name or entry.get('category_id')!r}, which is not in the list"
-        )
-        fix = f"Add it to the class list ({', '.join(found.class_names[:20])}), or correct it"
-        found.problems.append(Problem("unknown class", where, text, fix))
+        found.problems.append(class_problem(name, found.class_names, where))
         return None
     kind = "bad box"
     try:
@@ -216,7 +228,7 @@ def _read_object(
     if not is_ordered(box):
         return None
     return AnnotatedObject(
-        str(name),
+        name,
         box,
         difficult=bool(crowd),
         area=None if area is None else float(area),
@@ -266,10 +278,12 @@ def _box(values: Any) -> Box:
     return x, y, x + width, y + height
 
 
-def _path(image: dict[str, Any], image_root: str | Path, problems: list[Problem]) -> Path | None:
-    path = Path(image_root, image["file_name"])
-    if os.path.isfile(path):
-        return path
+def _in_folder(image_root: str | Path, file_name: str) -> Path | Problem:
+    path = Path(image_root, file_name)
+    return path if os.path.isfile(path) else missing_image(path)
+
+
+def missing_image(path: Path) -> Problem:
+    """Return the problem of an image that is not where its file_name says."""
     fix = "Add the image, or correct its file_name or the image folder"
-    problems.append(Problem("missing image", str(path), "there is no such file", fix))
-    return None
+    return Problem("missing image", str(path), "there is no such file", fix)

@@ -7,12 +7,9 @@ The reader never stops at a problem: it notes it and continues, so that all are 
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from xml.etree.ElementTree import Element
 
@@ -25,7 +22,9 @@ from kscl.data.annotated.annotations import (
     Problem,
     check_box,
     check_class_names,
+    class_problem,
     is_ordered,
+    one_line_per_class,
 )
 from kscl.data.annotated.image_size import image_size
 from kscl.data.annotated.voc_files import check_layout, image_files, read_split, take_out_odd_ids
@@ -35,7 +34,6 @@ from kscl.data.source import read_file
 from kscl.errors import KsclError
 
 CLASSES_FILE = "classes.txt"  # beside Annotations/: the class list, one name per line
-CLASS_CASE = "case of a class"
 VOC_CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
     *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
@@ -66,20 +64,8 @@ def read_voc(
         image = _read_image(root, image_id, classes, images, found.problems)
         if image is not None:
             found.images.append(image)
-    found.problems = _one_line_per_class(found.problems)
+    found.problems = one_line_per_class(found.problems)
     return found
-
-
-def _one_line_per_class(problems: list[Problem]) -> list[Problem]:
-    """Return the problems, of every class in another case only the first, with their number."""
-    counts = Counter(problem.what for problem in problems if problem.kind == CLASS_CASE)
-    kept = []
-    for problem in problems:
-        if problem.kind != CLASS_CASE:
-            kept.append(problem)
-        elif count := counts.pop(problem.what, 0):
-            kept.append(replace(problem, what=f"{problem.what} ({count} objects)"))
-    return kept
 
 
 def found_class_names(root: Path) -> tuple[str, ...]:
@@ -206,22 +192,11 @@ def _read_object(
     item: Element, what: str, classes: tuple[str, ...], where: str, problems: list[Problem]
 ) -> AnnotatedObject | None:
     name = _text(item, "name")
+    if not name:
+        problems.append(Problem("bad tag", where, f"{what} has no <name>", "Add the class"))
+        return None
     if name not in classes:
-        in_case = [other for other in classes if other.casefold() == name.casefold()]
-        if in_case:
-            text = f"the class '{name}' differs from '{in_case[0]}' in upper and lower case"
-            fix = "Correct it, or let tools/prepare_data.py own --merge-case do it"
-            problems.append(Problem(CLASS_CASE, where, text, fix))
-            return None
-        near = difflib.get_close_matches(name, classes, 1, cutoff=0.7)
-        fix = f"Did you mean '{near[0]}'? Correct it" if near else "Correct the name"
-        fix += f", or add it to the class list ({', '.join(classes[:20])})"
-        text = (
-            f"{what} is of the class '{name}', which is not in the list"
-            if name
-            else f"{what} has no <name>"
-        )
-        problems.append(Problem("unknown class", where, text, fix))
+        problems.append(class_problem(name, classes, where))
         return None
     try:
         box = _read_box(item)

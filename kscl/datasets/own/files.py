@@ -118,6 +118,13 @@ class Images:
             pure = PurePosixPath(name)
             for key in (str(pure), str(pure.with_suffix("")), pure.name, pure.stem):
                 self._by_key[key].add(path)
+        whole = set(self._by_key)
+        for name, path in images.items():
+            folders = PurePosixPath(name).parts[1:-1]
+            for start in range(len(folders)):  # the annotations may begin further down
+                end = PurePosixPath(*folders[start:], PurePosixPath(name).name)
+                for key in {str(end), str(end.with_suffix(""))} - whole:
+                    self._by_key[key].add(path)
 
     def belonging_to(self, names: Iterable[str]) -> Path | None:
         """Return the image of the first name that is known; raise KsclError if several have it."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from xml.etree.ElementTree import Element
 
-from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedSet, Problem
-from kscl.data.annotated.coco import read_coco
+from kscl.data.annotated.annotations import AnnotatedImage, Problem
+from kscl.data.annotated.coco import missing_image, read_coco
 from kscl.data.annotated.image_size import image_size
 from kscl.data.annotated.voc import names_in, read_tree
 from kscl.data.annotated.xml import parse_xml
@@ -108,12 +110,35 @@ def _image_of(
 
 
 def _read_coco(found: Found, images: Path, own: OwnSet) -> None:
+    known = Images(found.images)
     for path in found.annotations.values():
-        # Names of files may be relative to the folder of images or to one above it.
-        readings = [read_coco(path, root) for root in (images, images.parent, path.parent)]
-        best: AnnotatedSet = max(readings, key=lambda reading: len(reading.images))
-        own.images += best.images
-        own.problems += best.problems
+        inside, folder = [images], Path(os.path.abspath(path.parent))
+        if folder.is_relative_to(os.path.abspath(images)):  # each folder may have its own file
+            inside.append(images / folder.relative_to(os.path.abspath(images)))
+        find = partial(_image_of_coco, known, inside, [images.parent, path.parent])
+        reading = read_coco(path, find_image=find)
+        own.images += reading.images
+        own.problems += reading.problems
+
+
+def _image_of_coco(
+    known: Images, inside: list[Path], outside: list[Path], file_name: str
+) -> Path | Problem:
+    """Return the image with this path below a folder, or else with this name, or the problem."""
+    try:
+        image = (
+            _below(inside, file_name)
+            or known.belonging_to([file_name])
+            or _below(outside, file_name)  # the name may begin with that of the folder of images
+        )
+    except KsclError as error:
+        fix = "Write the path of the image as its file_name"
+        return Problem("ambiguous image", str(inside[0] / file_name), str(error), fix)
+    return image or missing_image(inside[0] / file_name)
+
+
+def _below(roots: list[Path], file_name: str) -> Path | None:
+    return next((root / file_name for root in roots if os.path.isfile(root / file_name)), None)
 
 
 def _without_repeats(own: OwnSet) -> list[AnnotatedImage]:

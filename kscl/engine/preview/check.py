@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import torch
 from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
-from kscl.data.annotated.annotations import Problem
-from kscl.data.bad_images import check_some_image_reads
+from kscl.data.annotated.annotations import SHOWN_PER_KIND, Problem
+from kscl.data.bad_images import BadImages, check_some_image_reads, find_unreadable
+from kscl.data.formats import DECODED_SAMPLE
 from kscl.data.loader import steps_per_epoch
 from kscl.data.open import open_source
-from kscl.data.source import is_remote
+from kscl.data.source import ImageSource, is_remote
 from kscl.data.tar.remote import check_reachable
 from kscl.data.tar.shards import is_shard_pattern
 from kscl.engine.knn import KnnCheck
@@ -42,8 +44,9 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
     elif not is_later(where, later):
         try:
             source = open_source(where, cfg.DATA.CACHE_DIR)
-            check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
             num_images = len(source)
+            check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
+            yield from _unreadable(source, cfg)
         except KsclError as error:
             yield Problem("data", "DATA.TRAIN", str(error), "")
     if cfg.EVAL.KNN_PERIOD and not any(
@@ -62,6 +65,33 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
         check_room(state, existing_parent(Path(cfg.OUTPUT_DIR)))
     except KsclError as error:
         yield Problem("pretraining", "the config", str(error), "")
+
+
+def _unreadable(source: ImageSource, cfg: CfgNode) -> Iterator[Problem]:
+    """Decode all images, or a fixed sample of many, and judge by the rule of the training."""
+    rule = BadImages(source, cfg.DATA.BAD_IMAGES, cfg.DATA.MAX_BAD_FRACTION)
+    indices: Sequence[int] = range(len(source))
+    if len(indices) > DECODED_SAMPLE:
+        what = f"a sample of {DECODED_SAMPLE:,} of the {len(indices):,} images was decoded"
+        yield Problem("sample", "DATA.TRAIN", what, "", fatal=False)
+        indices = random.Random(0).sample(indices, DECODED_SAMPLE)
+    bad = find_unreadable(source, indices, cfg.DATA.MAX_PIXELS)
+    if not bad:
+        return
+    names = [f"{source.name(index)} ({reason})" for index, reason in bad.items()]
+    more = f" and {len(names) - SHOWN_PER_KIND} more" if len(names) > SHOWN_PER_KIND else ""
+    what = (
+        f"{len(bad)} of the {len(indices):,} images that were decoded cannot be read: "
+        f"{', '.join(names[:SHOWN_PER_KIND])}{more}"
+    )
+    stops = rule.would_stop(len(bad), len(indices))
+    fix = "They are skipped in training"
+    if stops and cfg.DATA.BAD_IMAGES == "error":
+        fix = "Fix or remove them, or set DATA.BAD_IMAGES to skip"
+    elif stops:
+        allowed = f"DATA.MAX_BAD_FRACTION = {cfg.DATA.MAX_BAD_FRACTION:g}"
+        fix = f"This is more than {allowed} allows: fix or remove them, or allow more"
+    yield Problem("unreadable image", "DATA.TRAIN", what, fix, fatal=stops)
 
 
 def existing_parent(folder: Path) -> Path:

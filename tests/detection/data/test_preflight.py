@@ -90,13 +90,22 @@ def test_classes_of_the_data_that_differ_in_case_are_refused(voc):
 def test_the_test_set_is_held_to_the_class_list_of_the_training_set(tmp_path):
     cat, dog = ("cat", (1, 1, 20, 20), 0), ("dog", (1, 1, 20, 20), 0)
     train = write_voc(tmp_path / "one", {"train": ["a"]}, {"a": [cat]})
-    test = write_voc(
-        tmp_path / "two", {"test": ["x", "y"]}, {"x": [cat], "y": [dog]}, suffix=".png"
-    )
+    things = {"x": [cat], "y": [dog, dog], "z": [dog]}
+    test = write_voc(tmp_path / "two", {"test": list(things)}, things, suffix=".png")
     report = preflight([f"voc:{train}:train"], [f"voc:{test}:test"])
-    (problem,) = report.fatal
+    (problem,) = report.fatal  # not one per object
     assert problem.kind == "unknown class"
     assert problem.where.endswith("y.xml")
+    assert problem.what == "the class 'dog' is not in the list (3 objects)"
+
+
+def test_a_class_of_a_coco_test_set_in_another_case_is_one_line(tmp_path):
+    train, images = small_coco(tmp_path / "train")
+    categories = [{"id": 18, "name": "dog"}, {"id": 3, "name": "Cat"}]
+    test, others = small_coco(tmp_path / "test", categories=categories)
+    report = preflight([f"coco:{train}:{images}"], [f"coco:{test}:{others}"])
+    (line,) = [line for line in str(report).splitlines() if "'Cat'" in line]
+    assert "differs from 'cat' in upper and lower case (2 objects)" in line
 
 
 def test_training_sets_found_in_xml_share_the_union_of_their_classes(tmp_path):

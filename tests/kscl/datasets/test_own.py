@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -57,10 +58,14 @@ def write_yolo(folder: Path, names: dict[str, list[str]]) -> None:
         (folder / f"{Path(name).name}.txt").write_text("\n".join(lines))
 
 
-def write_coco(folder: Path, names: dict[str, list[str]]) -> None:
-    folder.mkdir(parents=True)
+def write_coco(
+    folder: Path,
+    names: dict[str, list[str]],
+    file_name: Callable[[str], str] = "photos/{}.jpg".format,
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
     images = [
-        {"id": i, "file_name": f"photos/{name}.jpg", "width": SIZE[0], "height": SIZE[1]}
+        {"id": i, "file_name": file_name(name), "width": SIZE[0], "height": SIZE[1]}
         for i, name in enumerate(names)
     ]
     objects = [(i, c) for i, classes in enumerate(names.values()) for c in classes]
@@ -78,11 +83,16 @@ def write_coco(folder: Path, names: dict[str, list[str]]) -> None:
     (folder / "all.json").write_text(json.dumps(content))
 
 
+def bare(name: str) -> str:
+    return f"{Path(name).name}.jpg"
+
+
 WRITERS = {
     "flat XML": write_xml,
     "nested XML": lambda folder, names: write_xml(folder, names, flat=False),
     "YOLO": write_yolo,
     "COCO": write_coco,
+    "COCO of bare names": lambda folder, names: write_coco(folder, names, bare),
 }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from kscl.data.annotated.voc import read_voc
-from tests.kscl.datasets.test_own import prepare, write_photos, write_xml
+from tests.helpers.data.sets import annotation_xml
+from tests.kscl.datasets.test_own import SIZE, prepare, write_photos, write_xml
 
 
 def test_the_report_counts_classes_boxes_and_files_that_are_not_used(tmp_path, capsys):
@@ -32,3 +33,40 @@ def test_the_report_counts_classes_boxes_and_files_that_are_not_used(tmp_path, c
     )
     assert "Not used: notes.docx, readme.txt." in told
     assert (tmp_path / "mine/report.txt").read_text() in told
+
+
+def test_classes_of_which_there_are_few_objects_are_named_with_their_number(tmp_path, capsys):
+    names = write_photos(tmp_path / "photos", 8)
+    many = [("cat", (1 + 9 * i, 1, 9 + 9 * i, 40), 0) for i in range(10)]
+    for number, name in enumerate(names):
+        rare = [("dog", (5, 5, 50, 50), 0)] if number < 4 else []
+        rare += [("bird", (5, 5, 60, 60), 0)] if number == 5 else []
+        path = tmp_path / "labels" / f"{name}.xml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(annotation_xml([*many, *rare], SIZE))
+    assert prepare(tmp_path) == 0
+    told = capsys.readouterr().out
+    counts = {
+        split: read_voc(tmp_path / "mine", split, ("bird", "cat", "dog")).counts()
+        for split in ("trainval", "test")
+    }
+    assert min(found["cat"] for found in counts.values()) >= 10
+    (absent,) = [purpose for purpose, found in counts.items() if not found["bird"]]
+    for split, purpose in (("trainval", "train"), ("test", "test")):
+        birds, dogs = counts[split]["bird"], counts[split]["dog"]
+        rare = f"bird ({birds}), dog ({dogs})" if birds else f"dog ({dogs})"
+        assert f"Few objects to {purpose} on: {rare}. Their AP is mostly chance." in told
+        line = f"No object to {purpose} on: bird. Annotate more of them."
+        assert (line in told) == (split == absent)
+
+
+def test_enough_objects_of_every_class_are_not_remarked_upon(tmp_path, capsys):
+    write_photos(tmp_path / "photos", 4)
+    (tmp_path / "labels").mkdir()
+    many = [("cat", (1 + 9 * i, 1, 9 + 9 * i, 40), 0) for i in range(10)]
+    for number in range(4):
+        (tmp_path / f"labels/p{number}.xml").write_text(annotation_xml(many, SIZE))
+    assert prepare(tmp_path) == 0
+    told = capsys.readouterr().out
+    assert "Few objects" not in told
+    assert "No object" not in told

@@ -97,6 +97,31 @@ def test_the_sets_of_the_neighbors_of_a_pretraining_are_checked_too(tmp_path, ca
     assert problems_of(pretrain.main, capsys, "--check-later", "nowhere", *words, "nowhere") == []
 
 
+def test_images_that_would_stop_a_pretraining_are_named_by_its_check(tmp_path, capsys, monkeypatch):
+    for number in range(8):
+        write_image(tmp_path / f"images/{number}.png", number)
+    network = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4")
+    data = ("DATA.TRAIN", str(tmp_path / "images"), "SOLVER.BATCH_SIZE", "4")
+    words = (*network, *data, "OUTPUT_DIR", str(tmp_path / "out"))
+    for number in (3, 5):
+        bad = tmp_path / f"images/{number}.png"
+        bad.write_bytes(bad.read_bytes()[:-100])
+    (problem,) = problems_of(pretrain.main, capsys, *words)
+    assert "2 of the 8 images that were decoded cannot be read" in problem
+    for name in ("3.png", "5.png"):
+        assert str(tmp_path / "images" / name) in problem
+    allowed = (*words, "DATA.MAX_BAD_FRACTION", "0.25")
+    assert problems_of(pretrain.main, capsys, *allowed) == []
+    (problem,) = problems_of(pretrain.main, capsys, *allowed, "DATA.BAD_IMAGES", "error")
+    assert "3.png" in problem
+    monkeypatch.setattr("kscl.engine.preview.check.DECODED_SAMPLE", 7)  # one of the two at least
+    pretrain.main(["--check", *words])
+    told = json.loads(capsys.readouterr().out)["problems"]
+    assert [problem["kind"] for problem in told] == ["sample", "unreadable image"]
+    assert told[0]["what"] == "a sample of 7 of the 8 images was decoded"
+    assert "DATA.MAX_BAD_FRACTION = 0.01" in told[1]["fix"]
+
+
 def test_every_image_of_an_evaluation_is_decoded_or_a_sample_is_named(
     tmp_path, capsys, monkeypatch
 ):

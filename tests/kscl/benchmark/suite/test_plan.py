@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -11,7 +9,6 @@ from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import Stage, plan
 from kscl.errors import KsclError
 from tests.helpers.commands import ROOT
-from tests.helpers.data.sets import small_voc, write_image
 from tests.kscl.benchmark.suite.test_suite import NETWORK, smoke_suite
 
 
@@ -30,70 +27,6 @@ def test_only_what_depends_on_a_change_gets_another_key(tmp_path):
         "kscl/seed0/detection",
         "leaderboard",
     }
-
-
-@pytest.mark.parametrize("name", ["voc:{}:", "voc_2007_"])
-def test_a_replaced_image_changes_the_stages_that_read_it(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("DETECTRON2_DATASETS", str(tmp_path))
-    voc = small_voc(tmp_path / "VOC2007")
-    first = name.format(voc)
-    sets = {"DATASETS.TRAIN": [f"{first}train"], "DATASETS.TEST": [f"{first}test"]}
-    path = smoke_suite(tmp_path)
-    suite = yaml.safe_load(path.read_text())
-    suite["evaluations"]["detection"]["overrides"] |= sets
-    path.write_text(yaml.safe_dump(suite))
-    before = {stage.name: stage.key for stage in plan(read_suite(path))}
-    assert before == {stage.name: stage.key for stage in plan(read_suite(path))}
-    write_image(voc / "JPEGImages/a.jpg", seed=99)
-    after = {stage.name: stage.key for stage in plan(read_suite(path))}
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"random/seed0/detection", "kscl/seed0/detection", "leaderboard"}
-
-
-def test_a_replaced_image_of_a_set_of_the_linear_suite_changes_its_stage(tmp_path):
-    sets = {part: str(tmp_path / "flowers" / part) for part in ("train", "test")}
-    for where in sets.values():
-        write_image(Path(where) / "rose" / "a.jpg", seed=1)
-    evaluation = {
-        "kind": "linear_suite",
-        "config": "configs/linear_eval/linear_suite.yaml",
-        "overrides": {"SETS.flowers": sets},
-    }
-    path = smoke_suite(tmp_path, evaluations={"sets": evaluation})
-    before = {stage.name: stage.key for stage in plan(read_suite(path))}
-    write_image(Path(sets["test"]) / "rose" / "a.jpg", seed=2)
-    after = {stage.name: stage.key for stage in plan(read_suite(path))}
-    changed = {name for name in before if before[name] != after[name]}
-    assert changed == {"random/seed0/sets", "kscl/seed0/sets", "leaderboard"}
-
-
-def test_an_edited_list_of_training_images_changes_its_stage(tmp_path):
-    subset = tmp_path / "subset.txt"
-    evaluation = {
-        "kind": "linear",
-        "config": "configs/linear_eval/linear_cached.yaml",
-        "overrides": {"DATA.SUBSET": str(subset)},
-    }
-    path = smoke_suite(tmp_path, evaluations={"few": evaluation})
-    found = []
-    for name in ("a.jpg", "b.jpg"):
-        subset.write_text(f"{name}\n")
-        found.append({stage.name: stage.key for stage in plan(read_suite(path))})
-    assert found[0]["random/seed0/few"] != found[1]["random/seed0/few"]
-
-
-def test_a_replaced_image_of_a_text_list_changes_the_pretraining_on_it(tmp_path):
-    path = smoke_suite(tmp_path)
-    suite = yaml.safe_load(path.read_text())
-    listed = tmp_path / "list.txt"
-    listed.write_text("far/a.jpg\n")
-    suite["pretrain_overrides"]["DATA.TRAIN"] = str(listed)
-    path.write_text(yaml.safe_dump(suite))
-    found = []
-    for seed in (1, 2):
-        write_image(tmp_path / "far/a.jpg", seed=seed)
-        found.append({stage.name: stage.key for stage in plan(read_suite(path))})
-    assert found[0]["kscl/seed0/pretrain"] != found[1]["kscl/seed0/pretrain"]
 
 
 def test_all_that_is_wrong_with_a_suite_is_told_at_once(tmp_path):

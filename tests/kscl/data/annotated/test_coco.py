@@ -58,6 +58,21 @@ def test_what_is_wrong_in_a_coco_file_is_told(tmp_path, changes, kind, says):
     assert says in problems[0].what
 
 
+@pytest.mark.parametrize(
+    ("classes", "kind", "says"),
+    [
+        (["Cat", "dog"], "case of a class", "'cat' differs from 'Cat'"),
+        (["horse", "dog"], "unknown class", "'cat' is not in the list"),
+    ],
+)
+def test_a_class_that_is_not_in_the_list_is_one_problem(tmp_path, classes, kind, says):
+    json_file, images = small_coco(tmp_path)  # with two cats
+    problem = only_problem(read_coco(json_file, images, classes))
+    assert problem.kind == kind
+    assert says in problem.what
+    assert "2 objects" in problem.what
+
+
 def test_missing_and_doubled_images_of_a_coco_file_are_told(tmp_path):
     json_file, images = small_coco(tmp_path)
     content = json.loads(json_file.read_text())

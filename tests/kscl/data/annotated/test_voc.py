@@ -140,7 +140,7 @@ BOX = "<xmax>20</xmax>"
     [
         ("<name>cat</name>", "<name>Cat</name>", "case of a class", "'Cat'"),
         ("<name>cat</name>", "<name>car</name>", "unknown class", "'car'"),
-        ("<name>cat</name>", "", "unknown class", "no <name>"),
+        ("<name>cat</name>", "", "bad tag", "no <name>"),
         (BOX, "<xmax>0</xmax>", "degenerate box", "xmin 1, ymin 1, xmax 0"),
         (BOX, "<xmax>wide</xmax>", "bad tag", "<xmax> is 'wide'"),
         (BOX, "<xmax>nan</xmax>", "bad tag", "not a number"),
