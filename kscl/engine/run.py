@@ -34,7 +34,7 @@ from kscl.errors import KsclError
 from kscl.method.cost import num_views
 from kscl.records.fingerprint import fingerprint
 from kscl.records.record import RECORD_FILE
-from kscl.runtime.cpu import avoid_broken_amx, keep_freed_memory
+from kscl.runtime.cpu import keep_freed_memory
 from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.logs import set_up_logging
 from kscl.runtime.processes.distributed import rank, world_size
@@ -118,8 +118,6 @@ def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
     set_up_logging(rank=rank())
     if device().type == "cpu":
         keep_freed_memory()
-        if cfg.SOLVER.AMP == "bf16":
-            avoid_broken_amx()
     checkpoint = claim(job, held)
     if (folder / RECORD_FILE).exists():
         log.info("This run has ended: %s.", folder / RECORD_FILE)

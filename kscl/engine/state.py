@@ -20,6 +20,7 @@ from kscl.errors import KsclError
 from kscl.method.build import build_learner
 from kscl.method.learner import Learner
 from kscl.runtime.compile import compile_in_place
+from kscl.runtime.cpu import avoid_broken_amx
 from kscl.runtime.precision import set_numerics, warn_of_emulation
 from kscl.runtime.processes.distributed import average_, gather, rank, world_size
 
@@ -115,6 +116,8 @@ def build_state(
     check_ranks(cfg, world_size())
     check_warmup(cfg, steps_per_epoch)
     solver = cfg.SOLVER
+    if solver.AMP == "bf16" and device.type == "cpu":
+        avoid_broken_amx()
     set_numerics(
         tf32=solver.TF32,
         cudnn_benchmark=solver.CUDNN_BENCHMARK,
