@@ -34,6 +34,8 @@ evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md 
 	$(PY) tools/visualize_training.py $(call newest,cifar10_equal_time/kscl_k5) \
 	    $(call newest,cifar10_equal_time/kscl_k3_weak) --names "K=5" "K=3, weaker keys" --output docs/eigenvalues.png
 	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md shapes
+	$(SUITE)/small/shapes_lengths.yaml --insert RESULTS.md shapes_lengths
+	$(SUITE)/demo.yaml --insert README.md demo
 	$(MAKE) datasets/BCCD
 	$(SUITE)/small/bccd_detection.yaml --insert RESULTS.md bccd
 	for picture in 00007 00200; do $(PY) tools/visualize_basis.py --checkpoint $(call newest,bccd/kscl) \
