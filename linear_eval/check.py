@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 
 from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
 from kscl.data.annotated.annotations import Problem
-from kscl.data.bad_images import find_unreadable
 from kscl.data.formats import DECODED_SAMPLE
+from kscl.data.unreadable import find_unreadable
 from kscl.errors import KsclError
 from linear_eval.backbone import load
 from linear_eval.data.images import LabeledImages
@@ -46,19 +45,16 @@ def _problems(cfg: CfgNode, later: Sequence[str], allow_overlap: bool) -> Iterat
 
 def _unreadable(images: LabeledImages, most: int) -> Iterator[Problem]:
     """Decode the images of a set, or a fixed sample of many, and say which."""
-    where, numbers = images.source.where, images.numbers.tolist()
-    if len(numbers) > most:
-        what = f"a sample of {most:,} of the {len(numbers):,} images was decoded"
-        yield Problem("sample", where, what, "", fatal=False)
-        numbers = random.Random(0).sample(numbers, most)
-    bad = find_unreadable(images.source, numbers, images.max_pixels)
-    for number, reason in bad.items():
+    source, numbers = images.source, images.numbers.tolist()
+    num_decoded, reasons, notes = find_unreadable(source, numbers, most, images.max_pixels)
+    yield from notes
+    for number, reason in reasons.items():
         what = (
-            f"{len(bad)} of the {len(numbers):,} images that were decoded cannot be read, "
-            f"{images.source.name(number)} ({reason}) for one"
+            f"{len(reasons)} of the {num_decoded:,} images that were decoded cannot be read, "
+            f"{source.name(number)} ({reason}) for one"
         )
         fix = "A score counts every image, so none is skipped: fix or remove them"
-        yield Problem("unreadable image", where, what, fix)
+        yield Problem("unreadable image", source.where, what, fix)
         return
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from kscl.data.decode import read_picture
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
@@ -19,7 +18,6 @@ POLICIES = ("skip", "error")
 # So many replacements in a row fail only when the storage itself is gone.
 MOST_REPLACEMENTS = 100
 MOST_PROBES = 1000
-THREADS = 8  # decoding waits for the disk, and other threads may run meanwhile
 
 
 def replacement(seed: int, epoch: int, index: int, attempt: int, num_images: int) -> int:
@@ -112,22 +110,6 @@ def check_some_image_reads(
         f"No image of {source.where} can be read: {len(failures)} of {len(source)} were tried. "
         f"The first is {failures[0]}. Check the files, or name another folder."
     )
-
-
-def find_unreadable(
-    source: ImageSource, indices: Iterable[int], max_pixels: int = MAX_PIXELS
-) -> dict[int, str]:
-    """Decode these images; return the reason of each that cannot be read."""
-
-    def reason(index: int) -> tuple[int, str]:
-        try:
-            read_picture(source, index, max_pixels)
-        except UnreadableImage as error:
-            return index, str(error)
-        return index, ""
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        return {index: why for index, why in threads.map(reason, indices) if why}
 
 
 def _probes(seed: int, count: int) -> Sequence[int]:

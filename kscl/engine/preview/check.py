@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,13 +10,14 @@ from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
 from kscl.data.annotated.annotations import SHOWN_PER_KIND, Problem
-from kscl.data.bad_images import BadImages, check_some_image_reads, find_unreadable
+from kscl.data.bad_images import BadImages, check_some_image_reads
 from kscl.data.formats import DECODED_SAMPLE
 from kscl.data.loader import steps_per_epoch
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource, is_remote
 from kscl.data.tar.remote import check_reachable
 from kscl.data.tar.shards import is_shard_pattern
+from kscl.data.unreadable import find_unreadable
 from kscl.engine.knn import KnnCheck
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import build_state, check_ranks, check_room
@@ -70,21 +70,19 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
 def _unreadable(source: ImageSource, cfg: CfgNode) -> Iterator[Problem]:
     """Decode all images, or a fixed sample of many, and judge by the rule of the training."""
     rule = BadImages(source, cfg.DATA.BAD_IMAGES, cfg.DATA.MAX_BAD_FRACTION)
-    indices: Sequence[int] = range(len(source))
-    if len(indices) > DECODED_SAMPLE:
-        what = f"a sample of {DECODED_SAMPLE:,} of the {len(indices):,} images was decoded"
-        yield Problem("sample", "DATA.TRAIN", what, "", fatal=False)
-        indices = random.Random(0).sample(indices, DECODED_SAMPLE)
-    bad = find_unreadable(source, indices, cfg.DATA.MAX_PIXELS)
-    if not bad:
+    num_decoded, reasons, notes = find_unreadable(
+        source, range(len(source)), DECODED_SAMPLE, cfg.DATA.MAX_PIXELS
+    )
+    yield from notes
+    if not reasons:
         return
-    names = [f"{source.name(index)} ({reason})" for index, reason in bad.items()]
+    names = [f"{source.name(index)} ({reason})" for index, reason in reasons.items()]
     more = f" and {len(names) - SHOWN_PER_KIND} more" if len(names) > SHOWN_PER_KIND else ""
     what = (
-        f"{len(bad)} of the {len(indices):,} images that were decoded cannot be read: "
+        f"{len(reasons)} of the {num_decoded:,} images that were decoded cannot be read: "
         f"{', '.join(names[:SHOWN_PER_KIND])}{more}"
     )
-    stops = rule.would_stop(len(bad), len(indices))
+    stops = rule.would_stop(len(reasons), num_decoded)
     fix = "They are skipped in training"
     if stops and cfg.DATA.BAD_IMAGES == "error":
         fix = "Fix or remove them, or set DATA.BAD_IMAGES to skip"

@@ -1,0 +1,62 @@
+"""Images that cannot be read are found before a run, and each file is decoded once per process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from kscl.data import unreadable
+from kscl.data.open import open_source
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 16, 16, 3), np.uint8)
+    for number, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+    return tmp_path
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Count the images that are decoded; none is known from before."""
+    calls, decode = [], unreadable.decode
+
+    def counting(data, max_pixels):
+        calls.append(max_pixels)
+        return decode(data, max_pixels)
+
+    monkeypatch.setattr(unreadable, "decode", counting)
+    monkeypatch.setattr(unreadable, "_decodable", set())
+    return calls
+
+
+def test_known_files_are_not_decoded_again_but_changed_ones_are(folder, decoded):
+    source = open_source(str(folder), "")
+    assert unreadable.find_unreadable(source, range(5), most=10) == (5, {}, [])
+    assert unreadable.find_unreadable(source, range(5), most=10).reasons == {}
+    assert len(decoded) == 5
+    broken = folder / "3.png"
+    broken.write_bytes(broken.read_bytes()[:100])
+    (folder / "4.png").unlink()
+    reasons = unreadable.find_unreadable(source, range(5), most=10).reasons
+    assert list(reasons) == [3, 4]
+    assert "No such file" in reasons[4]
+    assert list(unreadable.find_unreadable(source, range(5), most=10).reasons) == [3, 4]
+
+
+def test_with_fewer_pixels_allowed_a_known_file_is_judged_again(folder, decoded):
+    source = open_source(str(folder), "")
+    assert not unreadable.find_unreadable(source, range(5), most=10).reasons
+    assert len(unreadable.find_unreadable(source, range(5), most=10, max_pixels=100).reasons) == 5
+
+
+def test_of_many_a_fixed_sample_is_decoded_and_said(folder, decoded):
+    source = open_source(str(folder), "")
+    num_decoded, _, (note,) = unreadable.find_unreadable(source, range(5), most=3)
+    assert (num_decoded, len(decoded)) == (3, 3)
+    assert not note.fatal
+    assert "a sample of 3 of the 5 images was decoded" in note.what
+    unreadable.find_unreadable(source, range(5), most=3)
+    assert len(decoded) == 3, "another sample was taken"
