@@ -14,6 +14,7 @@ from kscl import cli
 from kscl.benchmark.suite.spec import read_suite
 from kscl.config.reader import read_mapping
 from kscl.config.shipped import find_config
+from kscl.errors import KsclError
 from kscl.runtime.logs import clock
 
 EXAMPLES = """  python tools/equal_time.py configs/suites/small/screen_cifar10.yaml
@@ -38,12 +39,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_flag(parser, "--dry-run", "change no file")
     arguments = parser.parse_args(argv)
 
-    from kscl.benchmark.suite.equal_time import measure_steps, write_steps
+    from kscl.benchmark.suite.equal_time import measure_steps, refuse_own_steps, write_steps
     from kscl.benchmark.suite.steps import lengths_in_all
 
+    if not 0 < arguments.epochs < float("inf"):
+        raise KsclError(f"--epochs is {arguments.epochs:g}; it must be greater than 0.")
+    if arguments.turns < 1:
+        raise KsclError(f"--turns is {arguments.turns}; it must be at least 1.")
     path = find_config(arguments.suite)
+    if not arguments.dry_run:
+        refuse_own_steps(path)
     suite = read_suite(path, with_lengths=False)
-    times = measure_steps(suite, max(1, arguments.turns))
+    times = measure_steps(suite, arguments.turns)
     steps = times.equal_steps(arguments.reference, arguments.epochs)
     rows = [(name, f"{times.milliseconds[name]:.1f}", count) for name, count in steps.items()]
     print(tabulate(rows, ["pretraining", "ms per step", "steps"], disable_numparse=True))

@@ -160,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         path, name = arguments.insert
         insert(Path(path), name, document(board, compared))
     if arguments.figure:
-        draw_time(board, arguments.figure)
+        draw_time(board, arguments.figure, arguments.title)
         written["figure"] = arguments.figure
     tables = [overview(board), *compared.values(), *([EXPLANATION] if compared else [])]
     print(plain("\n\n".join(tables)))

@@ -38,6 +38,8 @@ NAMED_VALUES: dict[str, dict[str, Any]] = {
 
 # Numbers that may be a list as well, which a rule checks.
 SCHEDULES = ("INPUT.SIZE",)
+# Lists that may be null, in a file over one that sets them too.
+OPTIONAL_LISTS = ("AUGMENT_KEYS",)
 
 _MISSING = object()
 
@@ -169,6 +171,11 @@ class _Merge:
             default = 0
         if isinstance(value, str) and value in names:
             return copy.deepcopy(names[value])
+        if key in OPTIONAL_LISTS:
+            value = _parse(value) if isinstance(value, str) else value
+            if value is None:
+                return None
+            default = []
         try:
             return as_type_of(default, value, self.check_items)
         except TypeError as error:

@@ -8,7 +8,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.config.tree import value_at
 from kscl.views.recipes import OPS, RANDOM_CROP, check_recipe
-from kscl.views.sizes import check_sizes
+from kscl.views.sizes import as_schedule, check_sizes
 
 # A broken rule: the keys it concerns, what is wrong with their values, and how to fix it.
 Broken = tuple[tuple[str, ...], str]
@@ -102,10 +102,18 @@ def check_pretrain(cfg: CfgNode) -> Iterator[Broken]:
 def _check_input(cfg: CfgNode) -> Iterator[Broken]:
     if problem := check_sizes(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS):
         yield ("INPUT.SIZE", "SOLVER.EPOCHS"), problem
+    elif cfg.VIEWS.SMALL.COUNT:
+        smallest = min(size for _, size in as_schedule(cfg.INPUT.SIZE))
+        if smallest < cfg.VIEWS.SMALL.SIZE:
+            yield (
+                ("VIEWS.SMALL.SIZE", "INPUT.SIZE"),
+                f"a small crop cannot be larger than the other views: set it to at most {smallest}",
+            )
     if cfg.SOLVER.MAX_STEPS and not isinstance(cfg.INPUT.SIZE, int):
         yield (
             ("INPUT.SIZE", "SOLVER.MAX_STEPS"),
-            "a schedule over epochs needs their number: set EPOCHS, and MAX_STEPS 0",
+            "a schedule over epochs needs their number: set EPOCHS, and MAX_STEPS 0. In a suite "
+            "of equal time, which sets MAX_STEPS, give one size",
         )
     for key in ("MEAN", "STD"):
         if len(cfg.INPUT[key]) != 3:

@@ -54,9 +54,16 @@ def total_steps(cfg: CfgNode, steps_per_epoch: int) -> int:
     return cfg.SOLVER.MAX_STEPS or cfg.SOLVER.EPOCHS * steps_per_epoch
 
 
-def check_warmup(cfg: CfgNode, steps_per_epoch: int) -> None:
-    """Raise if the run ends before its warm-up does."""
+def check_schedule(cfg: CfgNode, steps_per_epoch: int) -> None:
+    """Raise if the run ends before its warm-up does, or before a milestone."""
     total = total_steps(cfg, steps_per_epoch)
+    late = [epoch for epoch in cfg.SOLVER.MILESTONES if epoch * steps_per_epoch >= total]
+    if cfg.SOLVER.SCHEDULE == "step" and late:
+        raise KsclError(
+            f"SOLVER.MILESTONES {late[0]:g} is not inside the training, whose {total} steps "
+            f"(SOLVER.MAX_STEPS, or EPOCHS) are {total / steps_per_epoch:.4g} epochs: choose "
+            "earlier ones, or train longer."
+        )
     if round(cfg.SOLVER.WARMUP_EPOCHS * steps_per_epoch) >= total:
         raise KsclError(
             f"SOLVER.WARMUP_EPOCHS {cfg.SOLVER.WARMUP_EPOCHS:g} takes all of the {total} steps "

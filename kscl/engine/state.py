@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kscl.engine.checkpoint import CONTAINER_BYTES, bytes_of, find_checkpoints, save_checkpoint
-from kscl.engine.schedule import build_optimizer, check_warmup, total_steps
+from kscl.engine.schedule import build_optimizer, check_schedule, total_steps
 from kscl.errors import KsclError
 from kscl.method.build import build_learner
 from kscl.method.learner import Learner
@@ -114,7 +114,7 @@ def build_state(
 ) -> TrainState:
     """Build the learner, with weights from the seed, and its optimizer: the same on all ranks."""
     check_ranks(cfg, world_size())
-    check_warmup(cfg, steps_per_epoch)
+    check_schedule(cfg, steps_per_epoch)
     solver = cfg.SOLVER
     if solver.AMP == "bf16" and device.type == "cpu":
         avoid_broken_amx()

@@ -247,9 +247,14 @@ BACKWARD = 2  # forward passes that a backward pass costs
 PASSES_OF_MOCO = 4  # a step's: the query forward and backward, one key forward
 
 
-def forward_passes(cfg: CfgNode) -> float:
-    """Return what a step costs per image, in forward passes of the encoder at its last size."""
-    size = mean_pixels(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS) / last_size(cfg.INPUT.SIZE) ** 2
+def forward_passes(cfg: CfgNode, pixels: float | None = None) -> float:
+    """Return what a step costs per image, in forward passes of the encoder at its last size.
+
+    `pixels` is those of a full-size view; if not given, their mean over the training.
+    """
+    if pixels is None:
+        pixels = mean_pixels(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS)
+    size = pixels / last_size(cfg.INPUT.SIZE) ** 2
     return encoded_views(cfg, size) + BACKWARD * trained_views(cfg, size)
 
 

@@ -68,14 +68,15 @@ def sample_boxes(
 def _reduced(steps: Sequence[Step], by: int) -> list[Step]:
     """Return the steps with the first crop, the one of the picture, in the reduced one's pixels.
 
-    Its ends are rounded to whole pixels: Pillow, which can crop between them, takes so much longer
-    that little of the gain would be left.
+    So is a blur before it. The crop's ends are rounded to whole pixels: Pillow, which can crop
+    between them, takes so much longer that little of the gain would be left.
     """
     index = next(index for index, (name, _) in enumerate(steps) if name == "crop")
     top, left, height, width = steps[index][1]
     ends = [round(end / by) for end in (top, left, top + height, left + width)]
     box = Box(ends[0], ends[1], ends[2] - ends[0], ends[3] - ends[1])
-    return [*steps[:index], ("crop", box), *steps[index + 1 :]]
+    before = [(name, value / by if name == "blur" else value) for name, value in steps[:index]]
+    return [*before, ("crop", box), *steps[index + 1 :]]
 
 
 def numbers_needed(ops: Sequence[Op], num_views: int) -> int:

@@ -6,6 +6,7 @@ steps that follow from them are kept in the suite file: whoever runs it again tr
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -105,6 +106,16 @@ def _trainee(suite: Suite, name: str, turns: int) -> _Trainee:
         if not loader.dataset.kept.pictures:
             break
     return _Trainee(name, state, iter(loader), [])
+
+
+def refuse_own_steps(path: Path) -> None:
+    """Raise if a suite file has steps that someone wrote by hand, which would be there twice."""
+    text = path.read_text(encoding="utf-8").partition(MARK)[0]
+    if re.search("^steps *:", text, re.MULTILINE):
+        raise KsclError(
+            f"{path} has steps of its own, which measured ones would contradict. Remove them, or "
+            "look at measured ones with --dry-run."
+        )
 
 
 def write_steps(path: Path, times: StepTimes, steps: Mapping[str, int]) -> None:

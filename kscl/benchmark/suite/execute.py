@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,19 +88,22 @@ def look(
             )
         file = state_dir / f"{file_name(stage)}.log"
         seconds = note.seconds if note and is_known else None
-        states.append(State(stage, status, seconds, (estimates or {}).get(stage.kind), file))
-    _estimate(states, notes.values())
+        expected = (estimates or {}).get(stage.kind)
+        states.append(State(stage, status, seconds, expected and expected * stage.length, file))
+    _estimate(states, notes)
     return states
 
 
-def _estimate(states: list[State], notes: Iterable[_Note]) -> None:
-    """Expect each stage to take the mean of what stages of its kind took before, if any did."""
-    took: dict[str, list[float]] = {}
-    for note in notes:
-        took.setdefault(note.kind, []).append(note.seconds)
+def _estimate(states: list[State], notes: Mapping[Path, _Note]) -> None:
+    """Expect each stage to take what stages of its kind took before, if any did, by its length."""
+    length = {state.log.with_suffix(".json"): state.stage.length for state in states if state.log}
+    took: dict[str, list[tuple[float, int]]] = {}
+    for path, note in notes.items():
+        took.setdefault(note.kind, []).append((note.seconds, length.get(path, 1)))
     for state in states:
-        if seconds := took.get(state.stage.kind):
-            state.expected = sum(seconds) / len(seconds)
+        if found := took.get(state.stage.kind):
+            seconds, lengths = map(sum, zip(*found, strict=True))
+            state.expected = seconds / lengths * state.stage.length
 
 
 def run_stages(
@@ -129,7 +132,7 @@ def run_stages(
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
                     _finish(job, state_dir)
-                    _estimate(states, _read_notes(state_dir)[0].values())
+                    _estimate(states, _read_notes(state_dir)[0])
         finally:
             for job in running:
                 _end(job)

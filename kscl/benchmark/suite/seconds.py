@@ -12,7 +12,7 @@ from kscl.benchmark.suite.spec import Suite
 from kscl.benchmark.suite.stages import Stage
 from kscl.records.record import RECORD_FILE, read_record
 
-TOLERATED = 0.15  # fraction by which the seconds of a contender may differ from the median
+TOLERATED = 0.15  # fraction by which the slowest may take longer than the fastest
 
 
 def seconds_of(suite: Suite, stages: Sequence[Stage]) -> dict[str, float]:
@@ -31,15 +31,16 @@ def report_seconds(seconds: Mapping[str, float]) -> str:
     """Return a table of the seconds, and a warning if they differ by more than is tolerated."""
     if not seconds:
         return ""
-    middle = statistics.median(seconds.values())
-    rows = [(name, f"{value:.1f}", f"{value / middle - 1:+.0%}") for name, value in seconds.items()]
+    fastest, slowest = min(seconds, key=seconds.__getitem__), max(seconds, key=seconds.__getitem__)
+    over = {name: value / seconds[fastest] - 1 for name, value in seconds.items()}
+    rows = [(name, f"{value:.1f}", f"{over[name]:+.0%}") for name, value in seconds.items()]
     text = tabulate(
-        rows, ["pretraining", "seconds per length", "to the median"], disable_numparse=True
+        rows, ["pretraining", "seconds per length", "to the fastest"], disable_numparse=True
     )
-    far = [name for name, value in seconds.items() if abs(value / middle - 1) > TOLERATED]
-    if far:
+    if over[slowest] > TOLERATED:
         text += (
-            f"\nWarning: the time is not equal. {', '.join(far)}: more than {TOLERATED:.0%} from "
-            "the median. Measure again with tools/equal_time.py on a quiet machine."
+            f"\nWarning: the time is not equal. {slowest} took {over[slowest]:.0%} longer than "
+            f"{fastest}. If other work ran beside some of them, the steps may still be right; if "
+            "not, measure again with tools/equal_time.py and run the suite again."
         )
     return text

@@ -14,7 +14,7 @@ from typing import Any, get_origin, get_type_hints
 
 from kscl.benchmark.suite.numbers import estimate_problems, number_lists
 from kscl.benchmark.suite.references import reference_problems
-from kscl.benchmark.suite.steps import step_problems, with_steps
+from kscl.benchmark.suite.steps import length_problems, step_problems, with_steps
 from kscl.config.merge import COMMAND_LINE, load_config
 from kscl.config.reader import raise_problems, read_mapping
 from kscl.config.renamed import SHAPES_KEYS, SUITE_KEYS, new_key
@@ -144,7 +144,10 @@ def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
     """Return the suite in this file, or a shipped one; raise one error with all that is wrong."""
     path = find_config(name)
     values = read_mapping(path)
-    raise_problems(list(_problems(values)), f"the suite {path}")
+    problems = list(_problems(values))
+    if with_lengths:
+        problems += length_problems(values)
+    raise_problems(problems, f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
     described = with_steps(values) if with_lengths else values["contenders"]
     contenders = (

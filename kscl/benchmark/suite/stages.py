@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kscl.benchmark.suite.inputs import content_of, data_of
 from kscl.benchmark.suite.references import SHAPES_FOLDER
@@ -26,6 +26,7 @@ class Stage:
     needs: tuple[Stage, ...]
     key: str
     folder: str  # where its results go
+    length: int = 1  # of a pretraining: in units of the suite's steps
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -79,10 +80,11 @@ def _pretrain(suite: Suite, contender: Contender, seed: int, run: str, data: lis
     overrides = {**suite.pretrain_overrides, **contender.overrides}
     overrides |= {"LABEL": contender.label, "SEED": seed}
     arguments = ["--config-file", contender.pretrain, "--auto-resume", *_gpus(suite.num_gpus)]
-    return _in_folder(
+    stage = _in_folder(
         suite, f"{run}/pretrain", "pretrain", "kscl-pretrain", arguments, overrides, data,
         [contender.pretrain],
     )  # fmt: skip
+    return replace(stage, length=contender.lengths[0])
 
 
 def _basis(suite: Suite, run: str, pretrain: Stage) -> Stage:

@@ -33,6 +33,20 @@ def lengths_in_all(values: Mapping[str, Any]) -> int:
     return sum(about["lengths"][0] * len(about.get("seeds", seeds)) for about in with_pretraining)
 
 
+def length_problems(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield pretrainings that should have several lengths and have no steps to multiply."""
+    contenders, given = values.get("contenders"), values.get("steps")
+    steps = given if isinstance(given, dict) else {}
+    for key, about in contenders.items() if isinstance(contenders, dict) else ():
+        if not isinstance(about, dict) or "pretrain" not in about or key in steps:
+            continue
+        if "lengths" in about or "lengths" in values:
+            yield (
+                f"contender {key}: lengths multiply steps, and it has none: let "
+                "tools/equal_time.py write them, or remove the lengths."
+            )
+
+
 def step_problems(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with the steps of a suite."""
     contenders, given = values.get("contenders"), values.get("steps")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fvcore.common.config import CfgNode
 
 from kscl.data.loader import build_train_loader, steps_per_epoch
@@ -10,8 +12,10 @@ from kscl.data.throughput import Budget, measure_budget
 from kscl.engine.loop import settle
 from kscl.engine.schedule import total_steps
 from kscl.engine.state import build_state
+from kscl.method.cost import forward_passes
 from kscl.runtime.machine import usable_cores
 from kscl.runtime.processes.ranks import device
+from kscl.views.sizes import mean_pixels, size_at
 
 MOST_IMAGES = 16  # in a measured step; a whole batch could take minutes on a CPU
 
@@ -31,7 +35,20 @@ def budget_here(cfg: CfgNode, source: ImageSource) -> Budget:
     state = build_state(small, len(source), steps, device())
     loader = build_train_loader(small, source, first_step=0, last_step=steps, rank=0, world_size=1)
     budget = measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS)
-    return budget.with_encode(settle(state))
+    return over_all_sizes(budget.with_encode(settle(state)), cfg)
+
+
+def over_all_sizes(budget: Budget, cfg: CfgNode) -> Budget:
+    """Return the mean rates of a training from those measured at its first size."""
+    assert budget.encode is not None
+    first = size_at(cfg.INPUT.SIZE, 0) ** 2
+    mean = mean_pixels(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS)
+    more_to_encode = forward_passes(cfg) / forward_passes(cfg, first)
+    return replace(
+        budget,
+        augment=budget.augment * first / mean,
+        encode=budget.encode / more_to_encode,
+    )
 
 
 def seconds_of(cfg: CfgNode, num_images: int, budget: Budget) -> float:

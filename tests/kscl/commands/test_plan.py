@@ -13,7 +13,7 @@ from kscl.benchmark.suite.stages import plan as stages_of
 from kscl.commands import plan, pretrain
 from kscl.config.merge import load_config
 from kscl.data.throughput import Budget
-from kscl.engine.preview.estimate import seconds_of
+from kscl.engine.preview.estimate import over_all_sizes, seconds_of
 from tests.helpers.data.photos import jpeg, photo
 from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
@@ -54,6 +54,19 @@ def test_the_time_follows_from_the_measured_rates(words, workers, rate, monkeypa
     # A core decodes and augments 30 images per second; the encoder does 60.
     budget = Budget(decode=60.0, augment=60.0, workers=int(workers), encode=60.0)
     assert seconds_of(cfg, NUM_IMAGES, budget) == pytest.approx(50 * (NUM_IMAGES // 8 * 8) / rate)
+
+
+def test_a_schedule_of_sizes_is_planned_by_all_of_them(words):
+    sizes = ["INPUT.SIZE", "[[0, 16], [25, 32]]", "METHOD.NUM_SHOTS", "5"]
+    budget = Budget(decode=60.0, augment=60.0, workers=0, encode=60.0)
+    # Half of the 50 epochs have four times the pixels of the first, which was measured.
+    scaled = over_all_sizes(budget, load_config(None, [*words, *sizes]))
+    assert scaled == Budget(60.0, pytest.approx(24.0), 0, pytest.approx(24.0))
+    assert over_all_sizes(budget, load_config(None, words)) == budget
+    small = ["VIEWS.SMALL.COUNT", "4", "VIEWS.SMALL.SIZE", "16"]
+    with_small = over_all_sizes(budget, load_config(None, [*words, *sizes, *small]))
+    # Per image at the first size: 6 views forward, 1 backward, 4 small ones forward and backward.
+    assert with_small.encode == pytest.approx(60.0 * (8 + 12) / (2.5 * 8 + 12))
 
 
 def test_a_run_of_so_many_steps_is_planned_by_them(words, capsys):

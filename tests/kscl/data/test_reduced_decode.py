@@ -30,10 +30,10 @@ def folder(tmp_path_factory):
     return open_source(str(root))
 
 
-def both(folder, size=SIZE, **more):
+def both(folder, size=SIZE, recipe=MOCO_V2, **more):
     """Return the data set with full and with reduced decode."""
     return [
-        ViewDataset(folder, MOCO_V2, 3, size, 0, reduced_decode=reduced, **more)
+        ViewDataset(folder, recipe, 3, size, 0, reduced_decode=reduced, **more)
         for reduced in (False, True)
     ]
 
@@ -46,6 +46,16 @@ def test_views_differ_by_little_and_are_made_of_fewer_pixels(folder):
         assert len(image.picture) * 4 <= HEIGHT + 4  # at least by four at this size
         difference = (whole[0, index].views.float() - reduced[0, index].views.float()).abs()
         assert difference.mean() < 3  # crops are rounded to whole pixels of the reduced picture
+
+
+def test_a_blur_before_the_crop_is_as_wide_as_in_the_whole_picture(folder):
+    blur = {"op": "gaussian_blur", "sigma": [30.0, 30.0], "p": 1.0}
+    recipe = [blur, {"op": "random_resized_crop", "scale": [0.2, 1.0]}]
+    whole, reduced = both(folder, recipe=recipe)
+    for index in range(3):
+        assert len(reduced.read_picture(0, index)[0].picture) * 4 <= HEIGHT + 4
+        difference = (whole[0, index].views.float() - reduced[0, index].views.float()).abs()
+        assert difference.mean() < 3
 
 
 def test_no_crop_has_to_grow_because_of_it(folder):

@@ -11,7 +11,7 @@ from timm.optim import Lars
 from kscl.config.merge import load_config
 from kscl.engine.schedule import (
     build_optimizer,
-    check_warmup,
+    check_schedule,
     learning_rate_at,
     set_learning_rate,
     total_steps,
@@ -132,6 +132,14 @@ def test_a_number_of_steps_replaces_the_epochs_and_the_cosine_spans_it():
     assert [learning_rate_at(by_epochs, step, 10) for step in range(20)] == [
         learning_rate_at(same, step, 10) for step in range(20)
     ]
-    check_warmup(by_steps, 10)
+    check_schedule(by_steps, 10)
     with pytest.raises(KsclError, match="WARMUP_EPOCHS"):
-        check_warmup(by_steps, 50)
+        check_schedule(by_steps, 50)
+
+
+def test_a_milestone_that_the_steps_do_not_reach_is_an_error():
+    words = ["SOLVER.SCHEDULE", "step", "SOLVER.MILESTONES", "[3, 5]", "SOLVER.WARMUP_EPOCHS", "0"]
+    by_steps = load_config(None, [*words, "SOLVER.MAX_STEPS", "60"])
+    check_schedule(by_steps, 10)
+    with pytest.raises(KsclError, match=r"MILESTONES 5 is not inside .* 60 steps .* 5 epochs"):
+        check_schedule(by_steps, 12)

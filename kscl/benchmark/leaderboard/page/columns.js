@@ -6,7 +6,7 @@ const HINTS = {
   rho: "Fraction of the eigenvalue mass that a subspace keeps",
   mean_rank: "Mean number of basis vectors kept per image",
   minutes_per_epoch: "Minutes of pretraining per pass over the images",
-  views_per_second: "Augmented views through the encoders per second",
+  views_per_second: "Augmented views through the encoders per second, small ones included",
   n_pretrain: "Pretraining seeds: the replicates of every comparison",
   n_finetune: "Trials of the evaluation, over all pretraining seeds",
 };

@@ -20,7 +20,7 @@ from kscl.errors import KsclError
 Point = tuple[float, Measure]  # minutes of pretraining, and the headline metric
 
 
-def draw_time(board: Board, output: Path) -> None:
+def draw_time(board: Board, output: Path, title: str) -> None:
     """Draw one panel per protocol: a line per method over its lengths of training."""
     panels = [(section, lines_of(section)) for section in board.sections]
     panels = [(section, lines) for section, lines in panels if lines]
@@ -33,6 +33,7 @@ def draw_time(board: Board, output: Path) -> None:
 
     canvas = Figure(figsize=(5.2 * len(panels), 3.9), layout="constrained")
     names = dict(zip(map(id, board.sections), section_names(board.sections), strict=True))
+    canvas.suptitle(title)
     axes = canvas.subplots(1, len(panels), squeeze=False)[0]
     for panel, (section, lines) in zip(axes, panels, strict=True):
         kind = section.protocol.kind
@@ -41,8 +42,9 @@ def draw_time(board: Board, output: Path) -> None:
         for row in section.rows:
             if not row.pretrainings:
                 mean = row.results[section.protocol].measures[HEADLINE[kind]].mean
-                panel.axhline(mean, color="0.5", linestyle=":", label=row.entry.method)
-        panel.set(title=names[id(section)], ylabel=metric_label(kind, HEADLINE[kind]))
+                _draw_reference(panel, row.entry.method, mean)
+        panel.set_title(names[id(section)], fontsize=8, color="0.4")
+        panel.set_ylabel(metric_label(kind, HEADLINE[kind]))
         panel.set_xscale("log", base=2)  # lengths of training are often twice each other
         panel.set_xlabel("minutes of pretraining")
         panel.xaxis.set_major_formatter("{x:g}")
@@ -50,6 +52,16 @@ def draw_time(board: Board, output: Path) -> None:
         panel.legend(fontsize=8)
     output.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(output, dpi=140)
+
+
+def _draw_reference(panel: Any, name: str, mean: float) -> None:
+    """Draw a row without pretraining as a line; far from the others, only its legend tells it."""
+    low, high = panel.get_ylim()
+    away = max(low - mean, mean - high)
+    if away < (high - low) / 2:
+        panel.axhline(mean, color="0.5", linestyle=":", label=name)
+    else:
+        panel.plot([], [], " ", label=f"{name}: {mean:.1f}, not drawn")
 
 
 def lines_of(section: Section) -> dict[str, list[Point]]:

@@ -9,7 +9,12 @@ import pytest
 from matplotlib.figure import Figure
 
 from kscl.benchmark.leaderboard.board import HEADLINE
-from kscl.benchmark.leaderboard.writing.time_figure import _draw_line, draw_time, lines_of
+from kscl.benchmark.leaderboard.writing.time_figure import (
+    _draw_line,
+    _draw_reference,
+    draw_time,
+    lines_of,
+)
 from kscl.commands.leaderboard import main
 from kscl.errors import KsclError
 from tests.helpers.leaderboard_records import (
@@ -71,7 +76,19 @@ def test_an_interval_is_drawn_as_the_board_tells_it_and_never_below_zero(tmp_pat
     assert measure.interval[0] == 0
 
 
+def test_weights_without_pretraining_are_a_line_unless_that_would_flatten_the_others() -> None:
+    panel = Figure().subplots()
+    panel.plot([1, 2], [40.0, 50.0])
+    before = panel.get_ylim()
+    _draw_reference(panel, "random", 27.4)
+    assert panel.get_ylim() == before
+    _draw_reference(panel, "supervised", 53.0)
+    assert panel.get_ylim()[1] > 53
+    _, names = panel.get_legend_handles_labels()
+    assert names == ["random: 27.4, not drawn", "supervised"]
+
+
 def test_a_board_without_pretrainings_has_no_figure(tmp_path: Path) -> None:
     board = board_of(tmp_path, [linear(21.0, sha("random"), details=described("random", 0))])
     with pytest.raises(KsclError, match="--figure"):
-        draw_time(board, tmp_path / "time.png")
+        draw_time(board, tmp_path / "time.png", "a board")

@@ -75,6 +75,23 @@ def test_the_suites_estimates_are_shown_until_a_stage_of_the_kind_has_finished(t
     assert first.expected < 60
 
 
+def test_a_longer_pretraining_is_expected_to_take_longer_by_its_length(tmp_path):
+    def stage(name: str, length: int) -> Stage:
+        folder = f"{tmp_path}/{name}"
+        return Stage(f"a/{name}", "pretrain", "mkdir", (folder,), (), name * 64, folder, length)
+
+    (tmp_path / "8").mkdir()
+    note = {"key": "8" * 64, "kind": "pretrain", "seconds": 400.0}
+    folder = tmp_path / ".stages"
+    folder.mkdir()
+    (folder / "a_8-88888888.json").write_text(json.dumps(note))
+    states = look([stage("8", 8), stage("4", 4), stage("1", 1)], folder)
+    assert [state.expected for state in states] == [400.0, 200.0, 50.0]
+    assert to_go(states) == "About 4:10 to go; 1 of 3 stages done"
+    estimated = look([stage("2", 2), stage("1", 1)], tmp_path / "empty", {"pretrain": 60.0})
+    assert [state.expected for state in estimated] == [120.0, 60.0]
+
+
 def test_what_is_done_is_not_run_again(tmp_path):
     assert run(tmp_path) == [TO_DO, TO_DO]
     assert run(tmp_path) == [DONE, DONE]
