@@ -81,9 +81,9 @@ def add_kscl_config(cfg: CfgNode) -> None:
     # Every test image must be readable.
     cfg.KSCL.MAX_BAD_FRACTION = 0.01
     cfg.KSCL.TIMM = CfgNode()  # The network of a backbone that runs timm's own code.
-    # Its name in timm; "" where Detectron2 builds the network itself.
+    # The timm name of the backbone; "" where Detectron2 builds the network itself.
     cfg.KSCL.TIMM.NAME = ""
-    # Its arguments.
+    # Arguments of that timm model.
     cfg.KSCL.TIMM.KWARGS = CfgNode(new_allowed=True)
     # Learning rates to choose from on a part of the training images; [] takes SOLVER.BASE_LR.
     cfg.KSCL.LR_GRID = []

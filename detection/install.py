@@ -1,8 +1,8 @@
 """Install Detectron2, which is not on PyPI under its own name and ships no wheels for new Pythons.
 
 By default the pinned wheel below is fetched, checked by its hash and repacked as a plain Python
-package: what we need of Detectron2 (C4 detectors, their data and evaluators) runs without its
-compiled part. `--from-source` builds the official repository instead, with a compiler.
+package: what we need of Detectron2 (C4, FPN and RetinaNet detectors, data, evaluators) runs without
+its compiled part. `--from-source` builds the official repository instead, with a compiler.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def linear_eval_defaults() -> CfgNode:
     # Arguments for timm.create_model; any key is allowed.
     cfg.BACKBONE.KWARGS = CfgNode(new_allowed=True)
     # BatchNorm statistics: keep those of the weights, or calibrate them on training images. Random
-    # weights have none and are no baseline without them: auto calibrates these and keeps others.
+    # weights have none, and without them are not a fair baseline: auto calibrates these only.
     cfg.BACKBONE.BATCH_NORM = "auto"
     cfg.BACKBONE.CALIBRATION_IMAGES = 1024  # Training images for the calibration.
 
@@ -123,7 +123,7 @@ def linear_eval_defaults() -> CfgNode:
     cfg.LOW_SHOT = CfgNode()
     cfg.LOW_SHOT.K = [1, 2, 4, 8, 16, 32, 64, 96]  # Images with a class that its SVM is trained on.
     cfg.LOW_SHOT.SAMPLES = 5  # Independent draws of these images; each has a record.
-    cfg.LOW_SHOT.COST_OF_ONE = 1.0  # Cost where k is 1, which cannot be parted.
+    cfg.LOW_SHOT.COST_OF_ONE = 1.0  # Cost for k = 1, where one image cannot be split into folds.
 
     cfg.FINETUNE = CfgNode()  # Its epochs, batches and schedule are SOLVER's.
     cfg.FINETUNE.TRUNK_LR = 0.02  # Learning rate of the backbone.

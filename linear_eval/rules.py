@@ -60,6 +60,12 @@ def check_linear_eval(cfg: CfgNode) -> Iterator[Broken]:
     yield from check_values(cfg, CHOICES, RANGES)
     for check in (_check_input, _check_schedule, _check_grid, _check_lists, _check_sets):
         yield from check(cfg)
+    if cfg.PROBE == "finetune" and cfg.SOLVER.AMP == "fp16":
+        yield (
+            ("PROBE", "SOLVER.AMP"),
+            "small gradients vanish in fp16, and fine-tuning does not scale its loss: set bf16 or "
+            "off",
+        )
 
 
 def _check_input(cfg: CfgNode) -> Iterator[Broken]:

@@ -9,11 +9,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from kscl.config.tree import CONFIG_FILE, save_config
 from kscl.engine.run_dir import find_start
+from kscl.errors import KsclError
 from kscl.records.record import RECORD_FILE, RecordError, read_record
 from kscl.runtime.cpu import avoid_broken_amx
 from kscl.runtime.folder_lock import only_run_in
@@ -22,7 +24,7 @@ from kscl.runtime.precision import set_numerics, warn_of_emulation
 from kscl.runtime.processes.distributed import rank
 from kscl.runtime.processes.ranks import device, on_first_rank
 from kscl.runtime.processes.signals import stop_requests
-from linear_eval.backbone import freeze
+from linear_eval.backbone import freeze, load
 from linear_eval.checkpoint import Stopped
 from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.errors import LinearEvalError
@@ -85,6 +87,7 @@ def run(job: Job) -> int:
             return has_record(folder)
 
         if on_first_rank(claim):
+            refuse_other_ending(cfg, folder)
             log.info("This evaluation has ended: %s.", folder / RECORD_FILE)
             return 0
         # All that can be refused is refused before anything is written: a folder with files of a
@@ -111,6 +114,38 @@ def check_folder(job: Job) -> None:
         )
     # Most of a probe's state is its cached features, so a run without a checkpoint resumes too.
     find_start(job.cfg, False, job.resume or job.auto_resume, WITHOUT_EFFECT_ON_RESULTS)
+
+
+def refuse_other_ending(cfg: CfgNode, folder: Path) -> None:
+    """Raise if the evaluation that has ended here was of other weights or images than are named.
+
+    What was named in the same way then may be gone now.
+    """
+    record = read_record(folder / RECORD_FILE)
+    named = record.config.values
+    before: dict[str, Any] = {}
+    now: dict[str, Any] = {}
+    try:
+        loaded = load(cfg)
+        before["the backbone"] = record.inputs.get("backbone")
+        now["the backbone"] = loaded.file_sha256 or loaded.tensors_sha256
+    except KsclError:
+        if named["BACKBONE"]["WEIGHTS"] != cfg.BACKBONE.WEIGHTS:
+            raise
+    try:
+        data = open_and_check(cfg)
+        before |= {f"the data of {role}": known["hash"] for role, known in record.data.items()}
+        now |= {f"the data of {role}": each.fingerprint["hash"] for role, each in data.items()}
+    except KsclError:
+        if any(named["DATA"][key] != cfg.DATA[key] for key in ("TRAIN", "VAL")):
+            raise
+    changed = [name for name in now if before.get(name) != now[name]]
+    if changed:
+        raise LinearEvalError(
+            f"{folder} holds an evaluation that has ended, and {' and '.join(changed)} differ from "
+            "what it was made with. Choose another OUTPUT_DIR, or delete the folder to evaluate "
+            "again."
+        )
 
 
 def has_record(folder: Path) -> bool:

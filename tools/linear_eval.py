@@ -1,4 +1,4 @@
-"""Evaluate a frozen backbone by a linear probe or by nearest neighbors."""
+"""Evaluate a backbone by linear probes, nearest neighbors, SVMs, or fine-tuning on few labels."""
 
 import sys
 from pathlib import Path

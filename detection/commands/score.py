@@ -22,7 +22,8 @@ EXAMPLES = """  python tools/score.py --detections run/detections.npz --annotati
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    parser.add_argument("--detections", required=True, metavar="FILE", help="of an evaluation")
+    about = "detections.npz of an evaluation"
+    parser.add_argument("--detections", required=True, metavar="FILE", help=about)
     parser.add_argument(
         "--annotations",
         required=True,

@@ -29,7 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--min-score", type=float, default=MIN_SCORE, help="boxes to draw (default: %(default)s)"
     )
-    parser.add_argument("--scorer", choices=tuple(BOX_SCORERS), default=next(iter(BOX_SCORERS)))
+    about = "scorer of the AP that is shown (default: %(default)s)"
+    first = next(iter(BOX_SCORERS))
+    parser.add_argument("--scorer", choices=tuple(BOX_SCORERS), default=first, help=about)
     parser.add_argument(
         "--dataset", help="where the images are, if not where the run's config says"
     )

@@ -31,12 +31,15 @@ WITHOUT_EFFECT = (
     "SOLVER.CHECKPOINT_PERIOD",
 )
 # What comes with the weights: other contenders have other networks under the same protocol.
-THE_CONTENDERS_OWN = (
+OF_RESNETS = (
     "MODEL.RESNETS.DEPTH",
     "MODEL.RESNETS.NUM_GROUPS",
     "MODEL.RESNETS.WIDTH_PER_GROUP",
     "MODEL.RESNETS.RES2_OUT_CHANNELS",
     "MODEL.RESNETS.STEM_OUT_CHANNELS",
+)
+THE_CONTENDERS_OWN = (
+    *OF_RESNETS,
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
     "KSCL.TIMM",

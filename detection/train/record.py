@@ -11,8 +11,9 @@ from detectron2.config import CfgNode
 from detection.convert.certificate import Certificate
 from detection.scoring import ScorerResult, metrics_of
 from detection.scoring.result import per_class_numbers
-from detection.train.protocol import WITHOUT_EFFECT, protocol_of
+from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of
 from kscl.backbone_file import RANDOM
+from kscl.config.tree import plain, value_at
 from kscl.method.encoder import build_backbone
 from kscl.records.record import LEAST_AP50, make_record, write_record
 
@@ -27,6 +28,14 @@ def _described(cfg: CfgNode, certificate: Certificate) -> dict[str, Any]:
     with torch.device("meta"):  # only its structure is needed
         backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
     return found | {"parameters": sum(p.numel() for p in backbone.parameters())}
+
+
+def _network(cfg: CfgNode) -> dict[str, Any]:
+    """Return what makes a network without converted weights another one: those are not compared."""
+    if cfg.KSCL.TIMM.NAME:
+        return {"arch": cfg.KSCL.TIMM.NAME, "kwargs": plain(cfg.KSCL.TIMM.KWARGS)}
+    resnet = {key.rpartition(".")[2].lower(): value_at(cfg, key) for key in OF_RESNETS}
+    return {"arch": f"resnet{resnet.pop('depth')}", "kwargs": resnet}
 
 
 def _hardly_found(headline: ScorerResult) -> list[str]:
@@ -49,7 +58,7 @@ def write_trial_record(
 ) -> None:
     """Write record.json into the trial's folder."""
     inputs: dict[str, str] = {}
-    backbone: dict[str, Any] = {"method": "from scratch"}
+    backbone: dict[str, Any] = {"method": "from scratch", **_network(cfg)}
     if certificate is not None:
         inputs = {"weights": certificate.weights_sha256, "backbone": certificate.source_sha256}
         backbone = _described(cfg, certificate)

@@ -30,12 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--reference", default="moco_v2", metavar="NAME", help="a contender (default: moco_v2)"
     )
-    parser.add_argument(
-        "--epochs", type=float, default=30, metavar="N", help="of the reference (default: 30)"
-    )
-    parser.add_argument(
-        "--turns", type=int, default=8, metavar="N", help="of each contender (default: 8)"
-    )
+    about = "epochs of the reference (default: %(default)s)"
+    parser.add_argument("--epochs", type=float, default=30, metavar="N", help=about)
+    about = "measuring turns per contender (default: %(default)s)"
+    parser.add_argument("--turns", type=int, default=8, metavar="N", help=about)
     cli.add_flag(parser, "--dry-run", "change no file")
     arguments = parser.parse_args(argv)
 

@@ -36,10 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     onnx.add_argument("--output", type=Path, required=True, metavar="FILE", help="ends in .onnx")
     about = "width and height of the images (default: that of the pretraining, or 224)"
     onnx.add_argument("--size", type=int, metavar="N", help=about)
-    hub.add_argument("--output-dir", type=Path, required=True, metavar="FOLDER", help="is made")
+    about = "folder to write"
+    hub.add_argument("--output-dir", type=Path, required=True, metavar="FOLDER", help=about)
     about = "folders with the records of its evaluations, for the card's results"
     hub.add_argument("--records", nargs="+", default=[], metavar="FOLDER", help=about)
-    about = "of the weights, as hubs name it (default: %(default)s)"
+    about = "license of the weights, as hubs name it (default: %(default)s)"
     hub.add_argument("--license", default="apache-2.0", help=about)
     given = parser.parse_args(argv)
     return _onnx(given) if given.what == "onnx" else _hub(given)

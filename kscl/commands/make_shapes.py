@@ -28,13 +28,13 @@ as it is; any other is refused.
 
 _EXAMPLES = """\
   the default set, in about half a minute:
-    %(prog)s --output-dir datasets/shapes
+    python tools/make_shapes.py --output-dir datasets/shapes
   five classes that differ in both form and texture, small enough for a smoke test:
-    %(prog)s --output-dir datasets/tiny --num-classes 5 --unlabeled 100 --train 50 --val 50 \\
-        --detection-train 16 --detection-test 8
+    python tools/make_shapes.py --output-dir datasets/tiny --num-classes 5 --unlabeled 100 \\
+        --train 50 --val 50 --detection-train 16 --detection-test 8
   larger pictures, another seed, and one picture of it all:
-    %(prog)s --output-dir datasets/large --seed 1 --image-size 224 --detection-size 320 \\
-        --contact-sheet large.png
+    python tools/make_shapes.py --output-dir datasets/large --seed 1 --image-size 224 \\
+        --detection-size 320 --contact-sheet large.png
 
 classes, in the order --num-classes takes them:
 """
@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=Path("datasets/shapes"),
         metavar="DIR",
-        help="%(default)s",
+        help="folder to write (%(default)s)",
     )
     for field in fields(ShapesSettings):
         parser.add_argument(

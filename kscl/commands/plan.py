@@ -55,9 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = f"one of {', '.join(GPUS)}, or cpu to measure a few steps on this machine (default: cpu"
     about += f" where there is no GPU and DATA.TRAIN can be read, {PAPER_GPU} otherwise)"
     arguments.add_argument("--gpu", help=about)
-    arguments.add_argument(
-        "--num-gpus", type=int, default=PAPER_COUNT, metavar="N", help="number of GPUs"
-    )
+    about = "number of GPUs (default: %(default)s)"
+    arguments.add_argument("--num-gpus", type=int, default=PAPER_COUNT, metavar="N", help=about)
     about = "images per epoch (default: those of DATA.TRAIN, or else ImageNet's)"
     arguments.add_argument("--images", type=int, metavar="N", help=about)
     arguments.add_argument(

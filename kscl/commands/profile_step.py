@@ -15,7 +15,10 @@ from fvcore.common.config import CfgNode
 from tabulate import tabulate
 
 from kscl import cli
+from kscl.config.comments import comments_of
+from kscl.config.defaults import pretrain_defaults
 from kscl.config.merge import load_config
+from kscl.config.tree import config_yaml
 from kscl.errors import KsclError
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 EXAMPLES = """  python tools/profile_step.py --num-gpus 8 \\
       --config-file configs/pretrain/kscl_k5_rho40_r50_200ep_gpu8.yaml DATA.TRAIN /data/train
   python tools/profile_step.py --config-file configs/pretrain/shapes_kscl.yaml \\
-      DATA.TRAIN datasets/shapes/train
+      DATA.TRAIN datasets/shapes/unlabeled
 """
 
 
@@ -49,6 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.steps < 1:
         raise KsclError(f"--steps is {given.steps}. It must be at least 1.")
     cfg = load_config(given.config_file, given.overrides)
+    if given.print_config:
+        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
+        return 0
 
     from kscl.runtime.processes.launch import launch
 

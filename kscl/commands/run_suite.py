@@ -123,8 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     _print_board(Path(suite.output_dir) / suite.board, with_advice=not one_seed)
     if one_seed:
         print(
-            f"One seed tells no difference from noise. For three, write seeds: [0, 1, 2] in "
-            f"{arguments.suite} and run the same command again; what is finished is kept."
+            "One seed cannot separate a difference from noise. For three, write seeds: [0, 1, 2] "
+            f"in {arguments.suite} and run the same command again; what is finished is kept."
         )
     if suite.steps:
         print(report_seconds(seconds_of(suite, stages)))

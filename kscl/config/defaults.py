@@ -49,8 +49,8 @@ def pretrain_defaults() -> CfgNode:
     # The augmentations in their order: a list of ops, or the name of a recipe (moco_v1, moco_v2 or
     # simclr).
     cfg.AUGMENT = [dict(op) for op in MOCO_V2]
-    # The augmentations of the keys, if they are not those of AUGMENT: a list or a recipe's name. With
-    # METHOD.SYMMETRIC they are those of all views but the first.
+    # The augmentations of the keys, if they are not those of AUGMENT: a list or a recipe's name.
+    # With METHOD.SYMMETRIC they are those of all views but the first.
     cfg.AUGMENT_KEYS = None
 
     cfg.VIEWS = CfgNode()

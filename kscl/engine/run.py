@@ -6,7 +6,6 @@ Each thing is opened once, in `prepare`, and handed on.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,6 @@ from fvcore.common.config import CfgNode
 from kscl.backbone_file import read_plain
 from kscl.config.tree import save_config
 from kscl.data.loader import TrainLoader, build_train_loader, steps_per_epoch
-from kscl.data.open import ImageSource, open_source
-from kscl.data.tar.remote import RemoteShards
 from kscl.data.throughput import measure_budget
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER
 from kscl.engine.export import export
@@ -29,21 +26,18 @@ from kscl.engine.preview.announce import announce
 from kscl.engine.run_dir import find_start
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import TrainState, build_state, check_room, restore
+from kscl.engine.training_images import open_images, refuse_other_data, refuse_other_ending
 from kscl.engine.world_size import HINTS, required, world_sizes
-from kscl.errors import KsclError
 from kscl.method.cost import num_views
-from kscl.records.fingerprint import fingerprint
 from kscl.records.record import RECORD_FILE
 from kscl.runtime.cpu import keep_freed_memory
 from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.logs import set_up_logging
 from kscl.runtime.processes.distributed import rank, world_size
-from kscl.runtime.processes.ranks import device, first_rank_first, on_first_rank
+from kscl.runtime.processes.ranks import device, on_first_rank
 from kscl.runtime.processes.signals import StopRequest, stop_requests
 
 log = logging.getLogger(__name__)
-
-SAMPLED_IMAGES = 64
 
 
 class Checkpoint(NamedTuple):
@@ -120,11 +114,10 @@ def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
         keep_freed_memory()
     checkpoint = claim(job, held)
     if (folder / RECORD_FILE).exists():
+        refuse_other_ending(cfg, folder)
         log.info("This run has ended: %s.", folder / RECORD_FILE)
         return None
-    where = (cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
-    source = first_rank_first(lambda: open_source(*where))
-    data = on_first_rank(lambda: data_fingerprint(cfg.DATA.TRAIN, source, cfg.DATA.CACHE_DIR))
+    source, data = open_images(cfg)
     steps = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
     state = build_state(cfg, len(source), steps, device())
     if checkpoint is not None:
@@ -176,28 +169,3 @@ def claim(job: Job, held: contextlib.ExitStack) -> Checkpoint | None:
     if path is None:
         return None
     return read[0] if read else Checkpoint(path, read_plain(path))
-
-
-def data_fingerprint(where: str, source: ImageSource, cache_dir: str = "") -> dict[str, Any]:
-    """Hash names, sizes and sampled contents; of remote shards the hashes of all contents."""
-    if Path(where).exists():
-        return {**fingerprint(where, cache_dir).as_dict(), "images": len(source)}
-    digest = hashlib.sha256()
-    if isinstance(source, RemoteShards):
-        digest.update("\n".join(source.sha256).encode())
-        return {"hash": digest.hexdigest()[:16], "images": len(source)}
-    for index in range(len(source)):
-        digest.update(f"{source.name(index)}\0".encode("utf-8", "surrogateescape"))
-    for index in range(0, len(source), max(1, len(source) // SAMPLED_IMAGES)):
-        digest.update(source.read(index))
-    return {"hash": digest.hexdigest()[:16], "images": len(source)}
-
-
-def refuse_other_data(before: dict[str, Any], now: dict[str, Any], where: str) -> None:
-    """Raise if the images are not those that the checkpoint was trained on."""
-    if before["hash"] != now["hash"]:
-        raise KsclError(
-            f"DATA.TRAIN {where} has changed since the checkpoint was written (fingerprint "
-            f"{before['hash']} with {before['images']:,} images then, {now['hash']} with "
-            f"{now['images']:,} now). Restore the images, or start a new run in another OUTPUT_DIR."
-        )

@@ -61,6 +61,11 @@ def set_numerics(
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
 
 
+def in_tf32(device: torch.device) -> bool:
+    """Return whether float32 is rounded to TF32 on this device, as `set_numerics` has chosen."""
+    return device.type == "cuda" and numerics()["tf32"]
+
+
 def numerics() -> dict[str, bool]:
     """Return what `set_numerics` has chosen in this process, for the record."""
     return {

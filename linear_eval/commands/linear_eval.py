@@ -1,4 +1,4 @@
-"""Evaluate a frozen backbone on labeled images: linear probe or nearest neighbors."""
+"""Evaluate a backbone on labeled images: linear probes, neighbors, SVMs, or fine-tuning."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import cv2
 import numpy as np
 import PIL
 import safetensors
@@ -21,6 +22,7 @@ from kscl.data.index_cache import cache_folder
 from kscl.method.batch_norm import batch_norms, calibrate_batch_norm
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER
+from kscl.runtime.precision import in_tf32
 from kscl.runtime.processes.distributed import rank
 from kscl.runtime.processes.ranks import device
 from kscl.views.normalize import normalize_exactly
@@ -49,7 +51,8 @@ def calibrate(
         "images": hashlib.sha256(indices.tobytes()).hexdigest(),
         "views": asdict(geometry(cfg)),
         "input": [*mean.flatten().tolist(), *std.flatten().tolist()],
-        "libraries": [torch.__version__, np.__version__, PIL.__version__, device().type],
+        "libraries": [torch.__version__, np.__version__, PIL.__version__, cv2.__version__],
+        "computed": [device().type, in_tf32(device())],
     }
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
     path = cache_folder(cfg.DATA.CACHE_DIR) / "batch_norm" / f"{name}.safetensors"

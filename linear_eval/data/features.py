@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import PIL
 import torch
@@ -32,6 +33,7 @@ from kscl.data.loader import EpochIndex
 from kscl.records.provenance import library_versions
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER, progress
+from kscl.runtime.precision import in_tf32
 from kscl.runtime.processes.distributed import rank, world_size
 from kscl.runtime.processes.ranks import any_rank, on_first_rank
 from kscl.runtime.processes.signals import StopRequest
@@ -244,14 +246,15 @@ def _about(frozen: Frozen, images: LabeledImages, shape: Geometry) -> dict[str, 
         "format": FORMAT,
         "backbone": frozen.tensors_sha256,
         "arch": [description.arch, description.kwargs],
-        "precision": str(frozen.amp or torch.float32),
+        "precision": f"{frozen.amp or torch.float32}{' tf32' if in_tf32(frozen.device) else ''}",
         "mean": frozen.mean.flatten().tolist(),
         "std": frozen.std.flatten().tolist(),
         "device": frozen.device.type,
         "data": images.fingerprint["hash"],
         "files": file_state(images),
         "views": asdict(shape),
-        "libraries": {name: versions[name] for name in LIBRARIES} | {"pillow": PIL.__version__},
+        "libraries": {name: versions[name] for name in LIBRARIES}
+        | {"pillow": PIL.__version__, "opencv": cv2.__version__},
     }
 
 

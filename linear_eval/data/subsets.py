@@ -121,10 +121,19 @@ def _listed(images: LabeledImages, content: bytes, where: str) -> np.ndarray:
     """Return the images whose file names (or paths below the folder) are in the list."""
     names = content.decode("utf-8", "replace").split()
     root, places = images.source.root, {}
+    paths: dict[str, list[str]] = {}  # by name alone
     for place, number in enumerate(images.numbers.tolist()):
         path = os.path.relpath(images.source.name(number), root)
         places[path] = place
-        places.setdefault(os.path.basename(path), place)
+        paths.setdefault(os.path.basename(path), []).append(path)
+    for name in names:
+        if name not in places and len(found := paths.get(name, [])) > 1:
+            raise LinearEvalError(
+                f"{where} lists {name}, and {images.source.where} has {len(found):,} images of "
+                f"this name, {found[0]} and {found[1]} among them. List their paths below the "
+                "folder."
+            )
+    places |= {name: places[found[0]] for name, found in paths.items() if name not in places}
     missing = [name for name in names if name not in places]
     if missing or not names:
         raise LinearEvalError(

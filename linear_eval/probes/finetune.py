@@ -44,7 +44,9 @@ class Network(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits (B, C), float32, of normalized images."""
-        return self.head(self.trunk(images).float())
+        features = self.trunk(images).float()
+        with torch.autocast(features.device.type, enabled=False):
+            return self.head(features)
 
 
 def probe_finetune(

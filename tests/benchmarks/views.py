@@ -129,7 +129,7 @@ def views_float() -> float:
 
 # What each step takes, and what was tried to make it faster, is in docs/gpu.md. The ratio depends
 # on the CPU: 6.9 to 7.5 on an AMD EPYC 7003 (6.0 to 6.7 before hue was 1.5 times as fast), where an
-# Intel Xeon had 5.2 to 5.5 before.
+# Intel Xeon had 5.2 to 5.9 before.
 @figure("views_uint8", "views/s over MoCo's recipe on PIL, one core, bytes out", at_least=5.5)
 def views_uint8() -> float:
     return times_as_fast(None)

@@ -123,8 +123,8 @@ def suite_page() -> str:
         "\nThe key of a contender is its name: that of its folder and, unless its overrides set "
         "`LABEL`, of its rows.\nThe key of an evaluation is its name. Where it is a kind "
         f"({kinds}), `kind` can be left out;\notherwise `kind` says it, so that a suite can have "
-        f"several of one kind:\n\n{SEVERAL}\nThe leaderboard has columns of their own for each "
-        "protocol.\n"
+        f"several of one kind:\n\n{SEVERAL}\nEach protocol has its own columns on the "
+        "leaderboard.\n"
     ]
     return "".join(parts)
 
@@ -139,7 +139,7 @@ def _sections(
     top = {key: value for key, value in cfg.items() if not isinstance(value, CfgNode)}
     sections = {key: value for key, value in cfg.items() if isinstance(value, CfgNode)}
     for name, section in {"": top, **sections}.items():
-        if not section:
+        if not section and name not in comments:
             continue
         if name:
             yield f"\n### {name}\n"
@@ -151,8 +151,9 @@ def _sections(
             if key in ranges:
                 allowed = ranges[key][1].split(":")[0].split(";")[0]
             rows.append((f"`{key}`", _default(key, value), allowed, comments[key]))
-        yield "\n"
-        yield from _table(("key", "default", "allowed", "meaning"), rows)
+        if rows:
+            yield "\n"
+            yield from _table(("key", "default", "allowed", "meaning"), rows)
 
 
 def _augmentations() -> Iterator[str]:

@@ -84,10 +84,17 @@ def links(files: Sequence[RecordFile]) -> list[Link]:
                 known.setdefault("kwargs", known["arch_kwargs"])
             name = {"name": record.name}
             words[_backbone(file)] = {**name, **known, **words.get(_backbone(file), {})}
+    replicates: dict[Link, set[str]] = {}  # the backbones of each
     for file in files:
         if file.id not in found:
             key = _backbone(file)
             found[file.id] = made.get(key) or _described(file, key, words[key])
+            if key not in made and "epochs" in words[key]:
+                replicates.setdefault(found[file.id], set()).add(key)
+    for file in files:
+        # Pretrainings that only settings tell apart which nobody described are not one trial.
+        if len(replicates.get(found[file.id], ())) > 1:
+            found[file.id] = _described(file, _backbone(file), words[_backbone(file)], apart=True)
     return [found[file.id] for file in files]
 
 
@@ -133,14 +140,19 @@ def label(record: Record) -> str:
     return text(values.get("LABEL")) or text(inside(values, "METHOD", "NAME")) or record.name
 
 
-def _described(file: RecordFile, backbone: str, words: Mapping[str, Any]) -> Link:
-    """Return the entry of a backbone that no pretraining record made, from what is said of it."""
+def _described(
+    file: RecordFile, backbone: str, words: Mapping[str, Any], apart: bool = False
+) -> Link:
+    """Return the entry of a backbone that no pretraining record made, from what is said of it.
+
+    If it is to be `apart`, it has an entry to itself.
+    """
     method, seed = text(words.get("method")), number(words.get("seed"))
     shots = number(words.get("num_shots"))
     settings = {key: _plain(words[key]) for key in DESCRIBING if key in words}
     if seed is None and method is not None and backbone == file.id:
         seed = file.record.seed  # from scratch: the trial's own seed made the weights
-    if seed is None or method is None:
+    if seed is None or method is None or apart:
         # Nothing says that two such files are replicates of one another.
         settings["file"] = backbone
     entry = Entry(

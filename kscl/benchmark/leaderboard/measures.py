@@ -50,7 +50,7 @@ def measures_of(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Me
         elif len(trials_of_one) > 1:
             measure = replace(measure, std=std(trials_of_one), std_is=OVER_TRIALS)
         else:
-            sampled = _sampling_interval(result.records[0], protocol, metric, measure.mean)
+            sampled = _sampling_interval(result.records, protocol, metric, measure.mean)
             if sampled:
                 measure = replace(measure, interval=sampled, interval_is=TEST_SAMPLING)
         yield metric, measure
@@ -66,11 +66,16 @@ def _not_negative(
 
 
 def _sampling_interval(
-    file: RecordFile, protocol: ProtocolKey, metric: str, value: float
+    files: Sequence[RecordFile], protocol: ProtocolKey, metric: str, value: float
 ) -> tuple[float, float] | None:
-    """Return the interval over draws of test images: the evaluator's own, or from their number."""
-    given = interval(file.record, metric, metric == HEADLINE[protocol.kind])
-    n = image_count(file.record)
+    """Return the interval over draws of test images: the evaluator's own, or from their number.
+
+    The mean of a trial that was recorded several times has none of its own.
+    """
+    given = interval(files[0].record, metric, metric == HEADLINE[protocol.kind])
+    if len(files) > 1:
+        given = None
+    n = image_count(files[0].record)
     if given is None and n is not None and metric in COUNTED_OVER_IMAGES:
         return bootstrap_interval(value, n)
     return given

@@ -32,7 +32,7 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
         *_head(facts, output_dir),
         "# Several seeds, so that a difference can be told from noise."
         if plan.seeds > 1
-        else "# One seed tells no difference from noise. [0, 1, 2] adds two and keeps the first.",
+        else "# One seed cannot separate a difference from noise. [0, 1, 2] adds two.",
         f"seeds: {list(range(plan.seeds))}",
         f"jobs: {plan.jobs}  # stages at the same time, one core each",
         "# Seconds of one stage as measured; those of finished stages replace them.",
@@ -89,7 +89,7 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
         "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
         "# tools/start.py with --cpu.",
         *_head(facts, output_dir),
-        "# Several seeds, so that a difference can be told from noise; one seed tells none.",
+        "# Several seeds: one cannot separate a difference from noise.",
         f"seeds: {list(range(num_seeds))}",
         f"num_gpus: {num_gpus}  # of every stage; batches are shared out among them",
         "baseline: [random]  # the question is what pretraining adds to random weights",

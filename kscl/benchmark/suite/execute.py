@@ -70,11 +70,15 @@ def look(
             *(path, reason),
         )
     states = []
+    gone: set[int] = set()  # stages whose result is made again, by identity
     for stage in stages:
         path = note_path(state_dir, stage)
         note = notes.get(path)
         is_known = note is not None and note.key == stage.key
-        status = DONE if is_known and _result_exists(stage) else TO_DO
+        # What is made again may differ, so what was made from it is looked at again too.
+        if not _result_exists(stage) or gone.intersection(map(id, stage.needs)):
+            gone.add(id(stage))
+        status = DONE if is_known and id(stage) not in gone else TO_DO
         if (
             status == TO_DO
             and stage.kind != "board"  # it is always made again
@@ -82,8 +86,8 @@ def look(
             and any(state_dir.glob(f"{_base_name(stage)}-????????.json"))
         ):
             log.warning(
-                "%s is run again: its settings or its data have changed since, or its result is "
-                "gone.",
+                "%s is run again: its settings or its data have changed since, or its result or "
+                "that of a stage before it is gone.",
                 stage.name,
             )
         file = state_dir / f"{file_name(stage)}.log"

@@ -27,17 +27,27 @@ PHOTOS = "JPEGImages"  # of a set of prepare_data.py, which cuts them into a fol
 
 def data_of(files: Sequence[str], overrides: Overrides) -> list[str]:
     """Return the data that a stage reads, by its overrides or else by its config files."""
-    values: dict[str, object] = {}
-    for file in files:
-        if Path(file).suffix in (".yaml", ".yml"):
-            values |= dict(leaves(file_values(file)))
-    values |= dict(leaves(overrides))
+    values = _values(files, overrides)
     sets = [key for key in values if key.startswith(SETS) and key.endswith(PARTS)]
     found: list[str] = []
     for key in (*PATH_KEYS, *sets):
         value = values.get(key)
         found += [str(name) for name in (value if isinstance(value, list | tuple) else [value])]
     return [name for name in found if name and name != "None"]
+
+
+def weights_of(files: Sequence[str], overrides: Overrides) -> list[str]:
+    """Return the file of weights that a pretraining starts from, if there is one."""
+    name = _values(files, overrides).get("BACKBONE.WEIGHTS")
+    return [str(name)] if name else []
+
+
+def _values(files: Sequence[str], overrides: Overrides) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for file in files:
+        if Path(file).suffix in (".yaml", ".yml"):
+            values |= dict(leaves(file_values(file)))
+    return values | dict(leaves(overrides))
 
 
 def content_of(name: str, made: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kscl.benchmark.suite.inputs import content_of, data_of
+from kscl.benchmark.suite.inputs import content_of, data_of, weights_of
 from kscl.benchmark.suite.references import SHAPES_FOLDER
 from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
 from kscl.config.tree import one_line
@@ -82,7 +82,7 @@ def _pretrain(suite: Suite, contender: Contender, seed: int, run: str, data: lis
     arguments = ["--config-file", contender.pretrain, "--auto-resume", *_gpus(suite.num_gpus)]
     stage = _in_folder(
         suite, f"{run}/pretrain", "pretrain", "kscl-pretrain", arguments, overrides, data,
-        [contender.pretrain],
+        [contender.pretrain, *weights_of([contender.pretrain], overrides)],
     )  # fmt: skip
     return replace(stage, length=contender.lengths[0])
 

@@ -204,9 +204,10 @@ def test_training_from_scratch_runs_when_it_is_asked_for_by_name(shop, tmp_path)
     more = ["MODEL.WEIGHTS", "", "KSCL.FROM_SCRATCH", "True", "SOLVER.MAX_ITER", "2"]
     done = train_net(shop, tmp_path / "run", *more, "SOLVER.STEPS", "(1,)")
     assert done.returncode == 0, done.stderr
-    assert read_record(tmp_path / "run" / "record.json")["details"]["backbone"] == {
-        "method": "from scratch"
-    }
+    backbone = read_record(tmp_path / "run" / "record.json")["details"]["backbone"]
+    assert backbone["method"] == "from scratch"
+    assert backbone["arch"].startswith("resnet")
+    assert "res2_out_channels" in backbone["kwargs"]
 
 
 def test_random_weights_compete_under_the_protocol_of_the_others():

@@ -157,6 +157,27 @@ def test_a_finished_run_is_left_as_it_is(finished, capsys):
     assert (finished.folder / "record.json").read_bytes() == before
 
 
+def test_a_finished_run_does_not_answer_for_other_images(finished, images, tmp_path, capsys):
+    other = shutil.copytree(images, tmp_path / "images")
+    moved = ["DATA.TRAIN", other]
+    assert main(finished.command("--auto-resume", more=moved)) == 0
+    assert "This run has ended" in capsys.readouterr().err
+    next(other.rglob("*.jpg")).write_bytes(b"changed")
+    assert main(finished.command("--auto-resume", more=moved)) == 2
+    assert f"DATA.TRAIN {other} does not hold" in capsys.readouterr().err
+
+
+def test_a_finished_run_has_ended_though_its_images_are_gone(images, tmp_path, capsys):
+    gone = shutil.copytree(images, tmp_path / "images")
+    run = Run(tmp_path / "run", gone, *ONE_EPOCH)
+    assert main(run.command()) == 0
+    shutil.rmtree(gone)
+    assert main(run.command("--auto-resume")) == 0
+    assert "This run has ended" in capsys.readouterr().err
+    assert main(run.command("--auto-resume", more=["DATA.TRAIN", tmp_path / "nowhere"])) == 2
+    assert "nowhere" in capsys.readouterr().err
+
+
 def test_a_run_opens_the_images_once_and_a_resumed_one_reads_its_checkpoint_once(
     images, tmp_path, monkeypatch, capsys
 ):

@@ -14,7 +14,7 @@ from kscl.data.view_dataset import Batch
 from kscl.engine.loop import take_step
 from kscl.engine.state import build_state
 from kscl.records.record import read_record
-from kscl.runtime.precision import numerics, set_numerics, warn_of_emulation
+from kscl.runtime.precision import in_tf32, numerics, set_numerics, warn_of_emulation
 from tests.helpers.runs import TINY, Run, draw_images
 
 SWITCHES = ("tf32", "cudnn_benchmark", "deterministic")
@@ -95,3 +95,14 @@ def test_the_momentum_encoders_weights_are_cast_once_per_step_and_not_per_view(
         take_step(state, batch)
     assert set(casts.counts.values()) == {0, 1}  # vectors of BatchNorm are not cast
     assert not any(weight.requires_grad for weight in weights)
+
+
+def test_tf32_is_a_matter_of_gpus_and_of_what_was_chosen():
+    """Cached features must know it: those of one precision are not those of another."""
+    try:
+        set_numerics(tf32=True)
+        assert in_tf32(torch.device("cuda"))
+        assert not in_tf32(torch.device("cpu"))
+    finally:
+        set_numerics()
+    assert not in_tf32(torch.device("cuda"))

@@ -161,6 +161,24 @@ def test_a_finished_evaluation_is_neither_repeated_nor_overwritten(digits, tmp_p
     assert (tmp_path / "run/record.json").read_bytes() == before
 
 
+def test_a_finished_evaluation_does_not_answer_for_other_weights_or_images(
+    digits, tmp_path, capsys
+):
+    words = overrides(digits, tmp_path / "run", "PROBE", "knn", "KNN.K", "[5]")
+    assert main(words) == 0
+    arch = ["BACKBONE.WEIGHTS", "random", "BACKBONE.NAME", "test_resnet"]
+    other = shutil.copytree(digits / "val", tmp_path / "val")
+    assert main(["--auto-resume", *words, "DATA.VAL", str(other)]) == 0  # equal images
+    next(other.rglob("*.png")).unlink()
+    capsys.readouterr()
+    for changed, named in ((arch, "the backbone"), (["DATA.VAL", str(other)], "the data of val")):
+        code = main(["--auto-resume", *words, *changed])
+        told = capsys.readouterr()
+        assert code == 2
+        assert named in told.err
+        assert "top-1" not in told.out
+
+
 def test_one_seed_that_is_asked_for_by_number_has_its_folder_too(digits, tmp_path):
     words = overrides(digits, tmp_path, "PROBE", "knn", "KNN.K", "[5]", "SEED", 4)
     assert main(["--num-seeds", "1", *words]) == 0

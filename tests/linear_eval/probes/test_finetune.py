@@ -13,6 +13,7 @@ import torch
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.writing.tables import overview_cells
 from kscl.data.view_dataset import Batch
+from kscl.errors import ConfigError
 from kscl.records.record import read_record
 from linear_eval.backbone import freeze
 from linear_eval.commands.linear_eval import main
@@ -140,6 +141,29 @@ def test_a_list_names_the_images_to_train_on(digits, tmp_path):
     assert protocol.id == "finetune-list"
     digest = hashlib.sha256((tmp_path / "list.txt").read_bytes()).hexdigest()
     assert protocol.definition["train_subset"] == {"sha256": digest}
+
+
+def test_a_name_that_several_classes_have_is_refused(digits, tmp_path, capsys):
+    (tmp_path / "list.txt").write_text("digit_0/001.png\n001.png\n")
+    words = overrides(digits, tmp_path / "run", *SMALL, "DATA.SUBSET", tmp_path / "list.txt")
+    assert main(words) == 2
+    told = capsys.readouterr().err
+    assert "10 images of this name" in told
+    assert "List their paths" in told
+
+
+def test_fp16_which_would_need_loss_scaling_is_refused():
+    with pytest.raises(ConfigError, match="does not scale its loss"):
+        load_linear_eval_config(None, ["PROBE", "finetune", "SOLVER.AMP", "fp16"])
+
+
+def test_the_classifier_computes_in_full_precision():
+    head = torch.nn.Linear(4, 3)
+    network = finetune.Network(torch.nn.Identity(), head)
+    features = torch.randn(2, 4)
+    expected = head(features)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(network(features), expected)
 
 
 def test_a_list_of_other_images_is_refused_by_name(digits, tmp_path, capsys):

@@ -121,6 +121,42 @@ def test_trials_from_scratch_are_replicates_by_their_own_seeds(tmp_path):
     assert (result.n_pretrain, result.n_finetune) == (3, 3)
 
 
+def test_trials_from_scratch_of_two_networks_are_two_rows(tmp_path):
+    words = [{"method": "from scratch", "arch": arch} for arch in ("resnet50", "resnet101")]
+    records = [detection(30, "", inputs={}, details={"backbone": each}) for each in words]
+    assert len(board_of(tmp_path, records).rows) == 2
+
+
+def test_backbones_that_are_described_alike_are_not_one_trial(tmp_path):
+    """Settings such as a learning rate are in the record of a pretraining, which is not here."""
+    words = described("kscl", 0, epochs=200, num_shots=5, rho=0.4)
+    other_seed = described("kscl", 1, epochs=200, num_shots=5, rho=0.4)
+    records = [linear(60.0, sha("a"), details=words), linear(70.0, sha("b"), details=words)]
+    alike = board_of(tmp_path / "alike", records)
+    values = sorted(
+        measure.values
+        for row in alike.rows
+        for result in row.results.values()
+        for name, measure in result.measures.items()
+        if name == "top1"
+    )
+    assert values == [(60.0,), (70.0,)]
+    replicates = [records[0], linear(70.0, sha("b"), details=other_seed)]
+    (result,) = only(board_of(tmp_path / "seeds", replicates).rows).results.values()
+    assert result.measures["top1"].values == (60.0, 70.0)
+
+
+def test_a_trial_that_was_recorded_twice_has_an_interval_around_its_mean(tmp_path):
+    own = {"confidence_interval": {"top1": [58.6, 61.4]}, "n": 5000}
+    words = described("kscl", 0) | own
+    records = [linear(60.0, sha("a"), details=words), linear(64.0, sha("a"), details=words)]
+    (result,) = only(board_of(tmp_path, records).rows).results.values()
+    measure = result.measures["top1"]
+    assert measure.mean == 62.0
+    low, high = measure.interval
+    assert low < 62.0 < high
+
+
 def test_fine_tuning_trials_are_averaged_and_are_no_replicates_of_pretraining(tmp_path):
     made = [pretraining(seed=seed) for seed in range(2)]
     scores = {0: (50.0, 52.0, 54.0), 1: (60.0,)}

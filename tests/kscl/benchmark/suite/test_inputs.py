@@ -85,6 +85,19 @@ def test_tiles_whose_photos_are_gone_can_still_be_pretrained_on(tmp_path):
     assert "kscl/seed0/pretrain" in keys(pretrained_on(tmp_path, str(tmp_path / "mine/tiles")))
 
 
+def test_replaced_start_weights_change_the_pretraining_from_them(tmp_path):
+    write_image(tmp_path / "photos/0.jpg", seed=0)
+    path = pretrained_on(tmp_path, str(tmp_path / "photos"))
+    suite = yaml.safe_load(path.read_text())
+    suite["pretrain_overrides"]["BACKBONE.WEIGHTS"] = str(tmp_path / "start.pth")
+    path.write_text(yaml.safe_dump(suite))
+    (tmp_path / "start.pth").write_bytes(b"one")
+    before = keys(path)
+    (tmp_path / "start.pth").write_bytes(b"two")
+    stages = {f"kscl/seed0/{kind}" for kind in PRETRAINED}
+    assert changed(before, keys(path)) == stages | {"leaderboard"}
+
+
 def test_a_replaced_basis_image_changes_its_figures_alone(tmp_path):
     image = tmp_path / "shown.jpg"
     write_image(image, seed=1)

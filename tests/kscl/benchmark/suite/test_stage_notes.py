@@ -75,6 +75,14 @@ def test_the_suites_estimates_are_shown_until_a_stage_of_the_kind_has_finished(t
     assert first.expected < 60
 
 
+def test_what_was_made_from_a_result_that_is_gone_is_run_again(tmp_path):
+    run(tmp_path)
+    (tmp_path / "one").rmdir()
+    assert run(tmp_path) == [TO_DO, TO_DO]
+    (tmp_path / "two").rmdir()
+    assert run(tmp_path) == [DONE, TO_DO]
+
+
 def test_a_longer_pretraining_is_expected_to_take_longer_by_its_length(tmp_path):
     def stage(name: str, length: int) -> Stage:
         folder = f"{tmp_path}/{name}"
