@@ -5,9 +5,12 @@ PY = $(VENV)/bin/python
 PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
+FIGURE = $(PY) tools/leaderboard.py output/small/cifar10_equal_time --no-reported \
+    --title "CIFAR-10, 2,000 images: linear top-1 against time" \
+    --figure docs/accuracy_time.png --output-dir output/small/cifar10_equal_time/figure
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme docs evidence screen board test test-portable test-slow test-gpu test-slurm test-versions attack lint format bench doctor lock clean
+.PHONY: help setup demo readme docs evidence evidence-long screen board test test-portable test-slow test-gpu test-slurm test-versions attack lint format bench doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -29,17 +32,21 @@ docs: setup  ## write docs/config.md and docs/suite.md from the comments of the 
 evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md (about two hours, resumes if stopped)
 	$(PY) tools/prepare_data.py cifar10 --root datasets
 	$(SUITE)/small/cifar10_equal_time.yaml --insert RESULTS.md cifar10
-	$(PY) tools/leaderboard.py output/small/cifar10_equal_time --no-reported --figure docs/accuracy_time.png \
-	    --title "CIFAR-10, 2,000 images: linear top-1 against time" --output-dir output/small/cifar10_equal_time/figure
+	$(FIGURE)
 	$(PY) tools/visualize_training.py $(call newest,cifar10_equal_time/kscl_k5) \
 	    $(call newest,cifar10_equal_time/kscl_k3_weak) --names "K=5" "K=3, weaker keys" --output docs/eigenvalues.png
 	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md shapes
-	$(SUITE)/small/shapes_lengths.yaml --insert RESULTS.md shapes_lengths
 	$(SUITE)/demo.yaml --insert README.md demo
 	$(MAKE) datasets/BCCD
 	$(SUITE)/small/bccd_detection.yaml --insert RESULTS.md bccd
 	for picture in 00007 00200; do $(PY) tools/visualize_basis.py --checkpoint $(call newest,bccd/kscl) \
 	    --image datasets/BCCD/JPEGImages/BloodImage_$$picture.jpg --output docs/basis_$$picture.png; done
+
+evidence-long: setup  ## the same for longer trainings on CIFAR-10 and the shapes (about an hour, resumes if stopped)
+	$(PY) tools/prepare_data.py cifar10 --root datasets
+	$(SUITE)/small/cifar10_long.yaml --insert RESULTS.md cifar10_long
+	$(FIGURE)
+	$(SUITE)/small/shapes_lengths.yaml --insert RESULTS.md shapes_lengths
 
 screen: setup  ## which settings are worth more seeds, on held-out images (under 60 minutes, resumes if stopped)
 	$(PY) tools/prepare_data.py cifar10 --root datasets

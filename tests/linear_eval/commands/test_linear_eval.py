@@ -162,16 +162,25 @@ def test_a_finished_evaluation_is_neither_repeated_nor_overwritten(digits, tmp_p
 
 
 def test_a_finished_evaluation_does_not_answer_for_other_weights_or_images(
-    digits, tmp_path, capsys
+    digits, tmp_path, backbone, capsys
 ):
-    words = overrides(digits, tmp_path / "run", "PROBE", "knn", "KNN.K", "[5]")
+    network, kwargs = backbone
+    files = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for number, file in enumerate(files):
+        state = {name: value + number for name, value in network.state_dict().items()}
+        save_backbone(file, state, Description("resnet18", kwargs))
+    more = ("PROBE", "knn", "KNN.K", "[5]", "BACKBONE.WEIGHTS", files[0])
+    words = overrides(digits, tmp_path / "run", *more)
     assert main(words) == 0
-    arch = ["BACKBONE.WEIGHTS", "random", "BACKBONE.NAME", "test_resnet"]
+    weights = ["BACKBONE.WEIGHTS", str(files[1])]
     other = shutil.copytree(digits / "val", tmp_path / "val")
     assert main(["--auto-resume", *words, "DATA.VAL", str(other)]) == 0  # equal images
     next(other.rglob("*.png")).unlink()
     capsys.readouterr()
-    for changed, named in ((arch, "the backbone"), (["DATA.VAL", str(other)], "the data of val")):
+    for changed, named in (
+        (weights, "the backbone"),
+        (["DATA.VAL", str(other)], "the data of val"),
+    ):
         code = main(["--auto-resume", *words, *changed])
         told = capsys.readouterr()
         assert code == 2
