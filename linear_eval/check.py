@@ -8,8 +8,8 @@ from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
 from kscl.data.annotated.annotations import Problem
+from kscl.data.bad_images import find_unreadable
 from kscl.data.formats import DECODED_SAMPLE
-from kscl.data.unreadable import find_unreadable
 from kscl.errors import KsclError
 from linear_eval.backbone import load
 from linear_eval.data.images import LabeledImages

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,14 +46,19 @@ def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
             os.unlink(name)
         sync_folder(path.parent)
     except FileExistsError as error:
-        os.unlink(name)
+        _remove(name)
         raise KsclError(f"{path} exists already and is never overwritten.") from error
     except OSError as error:
-        os.unlink(name)
+        _remove(name)
         raise _cannot_write(path, error) from error
     except BaseException:
-        os.unlink(name)
+        _remove(name)
         raise
+
+
+def _remove(name: str) -> None:
+    with suppress(FileNotFoundError):  # an interruption may come when it has its new name already
+        os.unlink(name)
 
 
 @contextmanager

@@ -144,9 +144,7 @@ def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
     """Return the suite in this file, or a shipped one; raise one error with all that is wrong."""
     path = find_config(name)
     values = read_mapping(path)
-    problems = list(_problems(values))
-    if with_lengths:
-        problems += length_problems(values)
+    problems = [*_problems(values), *(length_problems(values) if with_lengths else ())]
     raise_problems(problems, f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
     described = with_steps(values) if with_lengths else values["contenders"]

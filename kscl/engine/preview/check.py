@@ -10,14 +10,13 @@ from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
 from kscl.data.annotated.annotations import SHOWN_PER_KIND, Problem
-from kscl.data.bad_images import BadImages, check_some_image_reads
+from kscl.data.bad_images import BadImages, check_some_image_reads, find_unreadable
 from kscl.data.formats import DECODED_SAMPLE
 from kscl.data.loader import steps_per_epoch
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource, is_remote
 from kscl.data.tar.remote import check_reachable
 from kscl.data.tar.shards import is_shard_pattern
-from kscl.data.unreadable import find_unreadable
 from kscl.engine.knn import KnnCheck
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import build_state, check_ranks, check_room

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from kscl.errors import KsclError
-from kscl.runtime.files import whole_folder
+from kscl.runtime import files
+from kscl.runtime.files import whole_folder, write_atomically
 
 
 def test_a_folder_gets_its_name_when_it_is_complete(tmp_path):
@@ -44,3 +47,16 @@ def test_a_place_that_cannot_be_written_to_is_named(tmp_path):
     message = "file/set cannot be written"
     with pytest.raises(KsclError, match=message), whole_folder(tmp_path / "file" / "set"):
         raise AssertionError
+
+
+def test_an_interruption_right_after_the_renaming_is_not_hidden_by_another_error(
+    tmp_path, monkeypatch
+):
+    def rename_and_stop(name, path):
+        os.rename(name, path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "replace", rename_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "file", b"whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -5,7 +5,10 @@ const MARGIN = { top: 28, right: 18, bottom: 40, left: 48 };
 
 // Ticks at round numbers, the first at or below `low` and the last at or above `high`.
 function niceTicks(low, high, about) {
-  const rough = (high - low) / Math.max(1, about) || Math.abs(low) / 10 || 1;
+  if (!Number.isFinite(low) || !Number.isFinite(high)) return [];
+  // What differs by rounding alone is equal: a step of 1e-15 could not be counted with.
+  const span = high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)) ? high - low : 0;
+  const rough = span / Math.max(1, about) || Math.abs(low) / 10 || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * 0.999);
   let [from, to] = [Math.floor(low / step + 1e-9), Math.ceil(high / step - 1e-9)];

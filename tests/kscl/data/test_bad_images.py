@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kscl.data import unreadable
+from kscl.data import bad_images
 from kscl.data.open import open_source
 
 
@@ -21,42 +21,42 @@ def folder(tmp_path):
 @pytest.fixture
 def decoded(monkeypatch):
     """Count the images that are decoded; none is known from before."""
-    calls, decode = [], unreadable.decode
+    calls, decode = [], bad_images.decode
 
     def counting(data, max_pixels):
         calls.append(max_pixels)
         return decode(data, max_pixels)
 
-    monkeypatch.setattr(unreadable, "decode", counting)
-    monkeypatch.setattr(unreadable, "_decodable", set())
+    monkeypatch.setattr(bad_images, "decode", counting)
+    monkeypatch.setattr(bad_images, "_decodable", set())
     return calls
 
 
 def test_known_files_are_not_decoded_again_but_changed_ones_are(folder, decoded):
     source = open_source(str(folder), "")
-    assert unreadable.find_unreadable(source, range(5), most=10) == (5, {}, [])
-    assert unreadable.find_unreadable(source, range(5), most=10).reasons == {}
+    assert bad_images.find_unreadable(source, range(5), most=10) == (5, {}, [])
+    assert bad_images.find_unreadable(source, range(5), most=10).reasons == {}
     assert len(decoded) == 5
     broken = folder / "3.png"
     broken.write_bytes(broken.read_bytes()[:100])
     (folder / "4.png").unlink()
-    reasons = unreadable.find_unreadable(source, range(5), most=10).reasons
+    reasons = bad_images.find_unreadable(source, range(5), most=10).reasons
     assert list(reasons) == [3, 4]
     assert "No such file" in reasons[4]
-    assert list(unreadable.find_unreadable(source, range(5), most=10).reasons) == [3, 4]
+    assert list(bad_images.find_unreadable(source, range(5), most=10).reasons) == [3, 4]
 
 
 def test_with_fewer_pixels_allowed_a_known_file_is_judged_again(folder, decoded):
     source = open_source(str(folder), "")
-    assert not unreadable.find_unreadable(source, range(5), most=10).reasons
-    assert len(unreadable.find_unreadable(source, range(5), most=10, max_pixels=100).reasons) == 5
+    assert not bad_images.find_unreadable(source, range(5), most=10).reasons
+    assert len(bad_images.find_unreadable(source, range(5), most=10, max_pixels=100).reasons) == 5
 
 
 def test_of_many_a_fixed_sample_is_decoded_and_said(folder, decoded):
     source = open_source(str(folder), "")
-    num_decoded, _, (note,) = unreadable.find_unreadable(source, range(5), most=3)
+    num_decoded, _, (note,) = bad_images.find_unreadable(source, range(5), most=3)
     assert (num_decoded, len(decoded)) == (3, 3)
     assert not note.fatal
     assert "a sample of 3 of the 5 images was decoded" in note.what
-    unreadable.find_unreadable(source, range(5), most=3)
+    bad_images.find_unreadable(source, range(5), most=3)
     assert len(decoded) == 3, "another sample was taken"
