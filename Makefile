@@ -29,7 +29,7 @@ readme: setup  ## run the demo and put its table and a picture of its page into 
 docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
 	$(PY) -W ignore -m tests.helpers.config_reference
 
-evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md (103 minutes, resumes if stopped)
+evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md (101 minutes, resumes if stopped)
 	$(PY) tools/prepare_data.py cifar10 --root datasets
 	$(SUITE)/small/cifar10_equal_time.yaml --insert RESULTS.md cifar10
 	$(FIGURE)
