@@ -30,7 +30,7 @@ WITHOUT_EFFECT = (
     "KSCL.MAX_BAD_FRACTION",  # the record lists the images
     "SOLVER.CHECKPOINT_PERIOD",
 )
-# What comes with the weights: other contenders have other networks under the same protocol.
+# What makes a ResNet that Detectron2 builds another network.
 OF_RESNETS = (
     "MODEL.RESNETS.DEPTH",
     "MODEL.RESNETS.NUM_GROUPS",
@@ -38,6 +38,7 @@ OF_RESNETS = (
     "MODEL.RESNETS.RES2_OUT_CHANNELS",
     "MODEL.RESNETS.STEM_OUT_CHANNELS",
 )
+# What comes with the weights: other contenders have other networks under the same protocol.
 THE_CONTENDERS_OWN = (
     *OF_RESNETS,
     "MODEL.PIXEL_MEAN",

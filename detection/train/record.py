@@ -31,7 +31,7 @@ def _described(cfg: CfgNode, certificate: Certificate) -> dict[str, Any]:
 
 
 def _network(cfg: CfgNode) -> dict[str, Any]:
-    """Return what makes a network without converted weights another one: those are not compared."""
+    """Return the network of a training from scratch, so that another one has a row of its own."""
     if cfg.KSCL.TIMM.NAME:
         return {"arch": cfg.KSCL.TIMM.NAME, "kwargs": plain(cfg.KSCL.TIMM.KWARGS)}
     resnet = {key.rpartition(".")[2].lower(): value_at(cfg, key) for key in OF_RESNETS}

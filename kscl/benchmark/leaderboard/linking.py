@@ -92,7 +92,7 @@ def links(files: Sequence[RecordFile]) -> list[Link]:
             if key not in made and "epochs" in words[key]:
                 replicates.setdefault(found[file.id], set()).add(key)
     for file in files:
-        # Files of one method and one seed differ in settings that are not told here: no one trial.
+        # Several files of one method and seed differ in settings unknown here: not one trial.
         if len(replicates.get(found[file.id], ())) > 1:
             found[file.id] = _described(file, _backbone(file), words[_backbone(file)], apart=True)
     return [found[file.id] for file in files]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fvcore.common.config import CfgNode
@@ -30,8 +31,11 @@ def budget_here(cfg: CfgNode, source: ImageSource) -> Budget:
     )
     small.SOLVER.GRAD_ACCUM_STEPS = 1
     small.DATA.NUM_WORKERS = 0  # only its data set is used
-    small.freeze()
     steps = steps_per_epoch(len(source), small.SOLVER.BATCH_SIZE)
+    # As many epochs: warm-up and milestones are judged by them.
+    more = steps / steps_per_epoch(len(source), batch)
+    small.SOLVER.MAX_STEPS = math.ceil(cfg.SOLVER.MAX_STEPS * more)
+    small.freeze()
     state = build_state(small, len(source), steps, device())
     loader = build_train_loader(small, source, first_step=0, last_step=steps, rank=0, world_size=1)
     budget = measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS)

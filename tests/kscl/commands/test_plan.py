@@ -78,6 +78,13 @@ def test_a_run_of_so_many_steps_is_planned_by_them(words, capsys):
     assert "; 2.5 epochs: " in capsys.readouterr().out  # of two steps each
 
 
+def test_warm_up_and_milestones_are_judged_by_the_batch_of_the_run(words, capsys, monkeypatch):
+    monkeypatch.setattr("kscl.engine.preview.estimate.MOST_IMAGES", 4)  # measured with half of it
+    words += ["SOLVER.MAX_STEPS", "5", "SOLVER.WARMUP_EPOCHS", "1", "SOLVER.SCHEDULE", "step"]
+    assert plan.main(["--gpu", "cpu", *words, "SOLVER.MILESTONES", "[2]"]) == 0
+    assert "; 2.5 epochs: " in capsys.readouterr().out
+
+
 def test_a_check_tells_how_long_the_run_may_take(words, capsys):
     assert pretrain.main(["--check", "--estimate", *words]) == 0
     assert json.loads(capsys.readouterr().out)["seconds"] > 0
