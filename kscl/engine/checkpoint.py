@@ -41,13 +41,17 @@ class CheckpointError(KsclError):
 
 
 def save_checkpoint(folder: Path, step: int, content: Mapping[str, Any], keep: int) -> Path:
-    """Write the checkpoint of this step, then remove all but the newest `keep`."""
+    """Write the checkpoint of this step, then remove all but the newest `keep` up to this step.
+
+    Later ones were too damaged to resume from: they do not count, and go once the run is past them.
+    """
     unfinished = folder / f".checkpoint-{step:09d}.unfinished"
     with _into(folder, unfinished, bytes_of(content)):
         digest = _write(unfinished, content)
         path = unfinished.rename(folder / f"checkpoint-{step:09d}-{digest[:CHECKSUM_LENGTH]}.pt")
         sync_folder(folder)
-    for old in find_checkpoints(folder)[keep:]:
+    others = [found for found in find_checkpoints(folder) if found != path]
+    for old in [found for found in others if step_of(found) <= step][keep - 1 :]:
         old.unlink(missing_ok=True)
     return path
 

@@ -53,7 +53,7 @@ class Contender:
     # Seeds of this contender, instead of those of the suite.
     seeds: tuple[int, ...] = ()
     # Lengths of this contender, instead of those of the suite; or a mapping of each to its seeds.
-    lengths: tuple[int, ...] = (1,)
+    lengths: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:
@@ -148,8 +148,9 @@ def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
     raise_problems(problems, f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
     described = with_steps(values) if with_lengths else values["contenders"]
+    defaults = {"seeds": seeds, "lengths": (1,)}
     contenders = (
-        Contender(key, **(about | {"seeds": tuple(about.get("seeds", seeds))}))
+        Contender(key, **(about | {k: tuple(about.get(k, v)) for k, v in defaults.items()}))
         for key, about in described.items()
     )
     others = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "seeds")}

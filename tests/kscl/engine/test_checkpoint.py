@@ -54,8 +54,22 @@ def test_the_name_carries_the_step_and_a_checksum_of_the_content(tmp_path):
 
 
 def test_only_the_newest_are_kept(tmp_path):
-    save_steps(tmp_path, 1, 2, 10, 9, keep=2)
+    save_steps(tmp_path, 1, 2, 9, 10, keep=2)
     assert [step_of(path) for path in find_checkpoints(tmp_path)] == [10, 9]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_damaged_later_checkpoint_does_not_push_out_what_was_just_written(tmp_path, keep):
+    damaged = save_steps(tmp_path, 4, 8, 12)[2]
+    cut(damaged)
+    (path,) = save_steps(tmp_path, 10, keep=keep)
+    found = load_newest(tmp_path)
+    assert found is not None
+    assert found[0] == path
+    assert len(find_checkpoints(tmp_path)) == keep + 1
+    save_steps(tmp_path, 14, 16, keep=keep)
+    assert damaged not in find_checkpoints(tmp_path)
+    assert len(find_checkpoints(tmp_path)) == keep
 
 
 def test_where_nothing_was_saved_nothing_is_found(tmp_path):
