@@ -29,7 +29,7 @@ readme: setup  ## run the demo and put its table and a picture of its page into 
 docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
 	$(PY) -W ignore -m tests.helpers.config_reference
 
-evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md (101 minutes, resumes if stopped)
+evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md (114 minutes, resumes if stopped)
 	$(PY) tools/prepare_data.py cifar10 --root datasets
 	$(SUITE)/small/cifar10_equal_time.yaml --insert RESULTS.md cifar10
 	$(FIGURE)
@@ -48,7 +48,7 @@ evidence-long: setup  ## the same for longer trainings on CIFAR-10 and the shape
 	$(FIGURE)
 	$(SUITE)/small/shapes_lengths.yaml --insert RESULTS.md shapes_lengths
 
-screen: setup  ## which settings are worth more seeds, on held-out images (under 60 minutes, resumes if stopped)
+screen: setup  ## which settings are worth more seeds, on held-out images (an hour, resumes if stopped)
 	$(PY) tools/prepare_data.py cifar10 --root datasets
 	$(PY) tools/make_shapes.py --output-dir datasets/shapes_screen --seed 77 --num-classes 5 --unlabeled 2000
 	$(SUITE)/small/screen_cifar10.yaml --insert RESULTS.md screen_cifar10

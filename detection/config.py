@@ -6,7 +6,7 @@ Detectron2 reads YAML with code execution allowed; here a file is data, read by
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,19 @@ NORM_KEYS = (
     "MODEL.RETINANET.NORM",
 )
 WEIGHTS_KEY = "MODEL.WEIGHTS"
-CHOICES = {"KSCL.SCORER": tuple(BOX_SCORERS)}
+RETINANET = "RetinaNet"
+CHOICES: dict[str, tuple[str, ...]] = {
+    "KSCL.SCORER": tuple(BOX_SCORERS),
+    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN", RETINANET),
+}
+# What Detectron2 does and this project does not: the only value of a key, and why.
+ONLY: dict[str, tuple[Any, str]] = {
+    "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "no other sampler is implemented"),
+    "TEST.AUG.ENABLED": (False, "test images are not augmented"),
+    "TEST.EVAL_PERIOD": (0, "a detector is scored once, after its training"),
+    "TEST.EXPECTED_RESULTS": ([], "results are not compared with expected ones"),
+}
+OUTPUT_DIR = "output/detection"  # Detectron2's ./output is the folder of all our tools
 # What a detector is made of beside its backbone network: another value is another detector.
 DETECTOR_KEYS = (
     "MODEL.META_ARCHITECTURE",
@@ -97,33 +109,50 @@ def detection_defaults() -> CfgNode:
     """Return a new tree with every key of Detectron2's and ours."""
     cfg = get_cfg()
     add_kscl_config(cfg)
+    cfg.OUTPUT_DIR = OUTPUT_DIR
     return cfg
 
 
+def check_version(cfg: CfgNode) -> Iterator[Broken]:
+    """Yield the rule that a config must keep to be read at all."""
+    if cfg.VERSION != VERSION:
+        yield ("VERSION",), f"only version {VERSION} of Detectron2's configs can be read"
+
+
+def check_detection(cfg: CfgNode) -> Iterator[Broken]:
+    """Yield every broken rule; what concerns data and weights is checked where they are read."""
+    yield from check_values(cfg, CHOICES, {})
+    yield from check_version(cfg)
+    for key, (only, reason) in ONLY.items():
+        if value_at(cfg, key) != only:
+            yield (key,), f"{reason}: set it to {only}"
+    if cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE == RETINANET:
+        yield (
+            ("MODEL.MASK_ON", "MODEL.META_ARCHITECTURE"),
+            "RetinaNet has no masks: set MASK_ON False, or take a protocol of Mask R-CNN",
+        )
+
+
 def load_detection_config(
-    config_file: str | Path | None = None, overrides: Sequence[str] = ()
+    config_file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    rules: Callable[[CfgNode], Iterable[Broken]] = check_detection,
 ) -> CfgNode:
-    """Return Detectron2's defaults with the file, its `_BASE_` and KEY VALUE merged; not frozen."""
+    """Return Detectron2's defaults with the file, its `_BASE_` and KEY VALUE merged; not frozen.
+
+    `rules` are those of a training; a config that is only read needs `check_version`.
+    """
     # Items of Detectron2's lists have no fixed type: INPUT.CROP.SIZE holds fractions or pixels.
-    cfg = load_config(
-        config_file, overrides, detection_defaults, check_detection, check_items=False
-    )
+    cfg = load_config(config_file, overrides, detection_defaults, rules, check_items=False)
     cfg.defrost()
     if config_file is not None and WEIGHTS_KEY not in overrides[::2]:
         _find_weights_beside(cfg, find_config(config_file))
     return cfg
 
 
-def check_detection(cfg: CfgNode) -> Iterator[Broken]:
-    """Yield every broken rule; what concerns data and weights is checked where they are read."""
-    yield from check_values(cfg, CHOICES, {})
-    if cfg.VERSION != VERSION:
-        yield ("VERSION",), f"only version {VERSION} of Detectron2's configs can be read"
-
-
 def classes_key(cfg: CfgNode) -> str:
     """Return the key that holds the number of classes of this kind of detector."""
-    is_retinanet = cfg.MODEL.META_ARCHITECTURE == "RetinaNet"
+    is_retinanet = cfg.MODEL.META_ARCHITECTURE == RETINANET
     return f"MODEL.{'RETINANET' if is_retinanet else 'ROI_HEADS'}.NUM_CLASSES"
 
 
@@ -158,7 +187,11 @@ def changed_values(cfg: CfgNode, always: Container[str] = ()) -> dict[str, Any]:
 
 
 def _find_weights_beside(cfg: CfgNode, path: Path) -> None:
-    """Find the weights beside the config that names them: a converted folder can be moved."""
+    """Find the weights beside the config that names them: a converted folder can be moved.
+
+    A bare name is that of the file beside the config even if the current folder has one too.
+    """
     weights = cfg.MODEL.WEIGHTS
-    if weights and not Path(weights).is_file() and (path.parent / weights).is_file():
+    is_bare = weights == Path(weights).name
+    if weights and (is_bare or not Path(weights).is_file()) and (path.parent / weights).is_file():
         cfg.MODEL.WEIGHTS = str(path.parent / weights)

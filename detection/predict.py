@@ -12,7 +12,7 @@ from detectron2.data.transforms import ResizeShortestEdge
 from detectron2.modeling import build_model
 
 from detection import MIN_SCORE
-from detection.config import load_detection_config
+from detection.config import check_version, load_detection_config
 from detection.errors import DetectionError
 from detection.train.checkpoint import DETECTOR_FILE, load_detector
 from kscl.config.tree import CONFIG_FILE
@@ -40,7 +40,7 @@ def load_predictor(run: str | Path, min_score: float = MIN_SCORE) -> Predictor:
     It leaves out what scores below `min_score`, as tools/predict.py does.
     """
     folder = find_run(Path(run))
-    cfg = load_detection_config(folder / CONFIG_FILE)
+    cfg = load_detection_config(folder / CONFIG_FILE, rules=check_version)
     cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     cfg.MODEL.WEIGHTS = str(folder / DETECTOR_FILE)
     names = read_record(folder / RECORD_FILE)["details"]["classes"]

@@ -19,6 +19,7 @@ from kscl.errors import KsclError, printable
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+INSERT_OPTION = "--insert"
 WORLD_SIZE_OPTION = "--allow-world-size-change"
 PICTURE_FORMATS = ("png", "svg", "pdf")
 # Old option: the new one, in tools that have it.
@@ -76,7 +77,7 @@ def add_flag(arguments: argparse._ActionsContainer, name: str, about: str) -> No
 def add_insert(arguments: argparse.ArgumentParser) -> None:
     """Add the option that puts a board into a document."""
     about = "also put the board into FILE, between <!-- board NAME --> and its end mark"
-    arguments.add_argument("--insert", nargs=2, metavar=("FILE", "NAME"), help=about)
+    arguments.add_argument(INSERT_OPTION, nargs=2, metavar=("FILE", "NAME"), help=about)
 
 
 def add_config_arguments(

@@ -92,7 +92,7 @@ def freeze(cfg: CfgNode, train: LabeledImages) -> Frozen:
         wanted = "calibrate" if loaded.layout == RANDOM else "keep"
     used, decoded = 0, 0
     if wanted == "calibrate" and batch_norms(module):
-        used, decoded = calibrate(cfg, module, loaded.tensors_sha256, train, mean, std)
+        used, decoded = calibrate(cfg, module, loaded, train, mean, std)
     return Frozen(loaded, module, dim, mean, std, amp, used, tensors_hash(module), decoded)
 
 

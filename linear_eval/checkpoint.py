@@ -10,11 +10,13 @@ from typing import Any
 
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, load_newest, save_checkpoint
 from kscl.runtime.processes.distributed import rank
+from kscl.runtime.processes.ranks import any_rank, on_first_rank
 from kscl.runtime.processes.signals import StopRequest
 from linear_eval.errors import LinearEvalError
 
 Content = Mapping[str, Any]
 KEPT = 2
+SUBSET = "DATA.SUBSET"
 
 
 class Stopped(Exception):
@@ -29,6 +31,29 @@ def leave_if_asked(stop: StopRequest) -> None:
     """Raise `Stopped` if a stop was requested."""
     if stop:
         raise Stopped(stop.exit_code)
+
+
+def leave_together(stop: StopRequest) -> None:
+    """Raise `Stopped` on every rank if a stop was requested of any; all ranks meet here."""
+    if any_rank(bool(stop)):
+        raise Stopped(stop.exit_code)
+
+
+def on_first_rank_unless_stopped(work: Callable[[], object]) -> None:
+    """Run `work` on rank 0 while the others wait; if it is stopped, raise `Stopped` on every rank.
+
+    A rank that left alone would wait at the end of the run for those that wait here.
+    """
+
+    def exit_code() -> int:
+        try:
+            work()
+        except Stopped as stopped:
+            return stopped.exit_code
+        return 0
+
+    if code := on_first_rank(exit_code):
+        raise Stopped(code)
 
 
 @dataclass
@@ -62,10 +87,11 @@ def saved_state(folder: Path, about: Content) -> dict[str, Any] | None:
     if newest is None:
         return None
     path, content = newest
-    for what in ("backbone", "data"):
-        if content[what] != about[what]:
+    for what in ("backbone", "data", SUBSET):
+        before, now = (it.get(what, about.get(what)) for it in (content, about))
+        if before != now:  # a checkpoint of an earlier release lacks the list
             raise LinearEvalError(
-                f"{path} was made with another {what} ({content[what]}, now {about[what]}), so it "
-                "cannot be resumed. Choose another OUTPUT_DIR."
+                f"{path} was made with another {what} ({before}, now {now}), so it cannot be "
+                "resumed. Choose another OUTPUT_DIR."
             )
     return content

@@ -18,13 +18,13 @@ from kscl.runtime.processes.distributed import rank, world_size
 from kscl.runtime.processes.ranks import device, on_first_rank
 from kscl.runtime.processes.signals import StopRequest
 from linear_eval.backbone import Frozen, freeze
-from linear_eval.checkpoint import Saver, saved_state
+from linear_eval.checkpoint import SUBSET, Saver, on_first_rank_unless_stopped, saved_state
 from linear_eval.data.annotated import open_annotated_pair
 from linear_eval.data.feature_sets import FeatureSets
 from linear_eval.data.features import Features, cached_features
 from linear_eval.data.images import LabeledImages, open_data
 from linear_eval.data.sets import Data, open_suite
-from linear_eval.data.subsets import take_subset
+from linear_eval.data.subsets import subset_hash, take_subset
 from linear_eval.data.views import cached_views, geometry
 from linear_eval.probes.cached import probe_cached
 from linear_eval.probes.finetune import probe_finetune
@@ -77,6 +77,7 @@ def evaluate(
         "config": config_values(cfg),
         "backbone": frozen.loaded.tensors_sha256,
         "data": {role: images.fingerprint["hash"] for role, images in data.items()},
+        SUBSET: hash_of_subset(cfg),
     }
     saved = on_first_rank(lambda: saved_state(folder, about))
     before = saved["seconds"] if saved else 0.0
@@ -96,6 +97,13 @@ def evaluate(
         path = write_record(record, folder, outcome.part)
         log.info("%s", in_words(record, outcome.remark))
         log.info("Written: %s.", path)
+
+
+def hash_of_subset(cfg: CfgNode) -> str | None:
+    """Return the hash of the list of DATA.SUBSET, which the fingerprint of the data leaves out."""
+    if not cfg.DATA.SUBSET:
+        return None
+    return on_first_rank(lambda: subset_hash(cfg.DATA.SUBSET, cfg.DATA.CACHE_DIR))
 
 
 def probe(
@@ -121,9 +129,13 @@ def probe(
     # All views of CACHED in one pass, so that no later probe decodes the images again.
     views = [CENTER] if cfg.PROBE in ANNOTATED else [CENTER, *cached_views(cfg)]
     of_train = extract(frozen, train, list(dict.fromkeys(views)))
-    if rank() != 0:
-        return []  # the rest takes one process
     sets = FeatureSets(train, val, of_train, of_val)
+    outcomes: list[Outcome] = []  # the rest takes one process
+    on_first_rank_unless_stopped(lambda: outcomes.extend(_fit(cfg, sets, saver, saved)))
+    return outcomes
+
+
+def _fit(cfg: CfgNode, sets: FeatureSets, saver: Saver, saved: Json | None) -> list[Outcome]:
     if cfg.PROBE == "knn":
         return probe_knn(cfg, sets, device())
     if cfg.PROBE in ANNOTATED:

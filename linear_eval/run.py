@@ -28,7 +28,7 @@ from linear_eval.backbone import freeze, load
 from linear_eval.checkpoint import Stopped
 from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.errors import LinearEvalError
-from linear_eval.evaluate import evaluate, open_and_check
+from linear_eval.evaluate import evaluate, hash_of_subset, open_and_check
 from linear_eval.record import summary
 
 log = logging.getLogger(LOGGER)
@@ -136,7 +136,10 @@ def refuse_other_ending(cfg: CfgNode, folder: Path) -> None:
         data = open_and_check(cfg)
         before |= {f"the data of {role}": known["hash"] for role, known in record.data.items()}
         now |= {f"the data of {role}": each.fingerprint["hash"] for role, each in data.items()}
-    except KsclError:
+        subset = record.protocol.definition.get("train_subset", {})
+        before["the list of DATA.SUBSET"] = subset.get("sha256")
+        now["the list of DATA.SUBSET"] = hash_of_subset(cfg)
+    except (KsclError, SystemExit):  # the latter on ranks whose rank 0 has the error
         if any(named["DATA"][key] != cfg.DATA[key] for key in ("TRAIN", "VAL")):
             raise
     changed = [name for name in now if before.get(name) != now[name]]

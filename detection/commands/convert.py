@@ -39,7 +39,8 @@ EXAMPLES = """  our own file says what it is:
     python tools/convert.py model_final.pth --to timm --arch resnet50 --protocol voc.yaml \\
         --output-dir output/back
   then:
-    python tools/train_net.py --config-file output/kscl/detectron2/config.yaml
+    python tools/train_net.py --config-file output/kscl/detectron2/config.yaml \\
+        OUTPUT_DIR output/kscl/detection
 """
 
 
@@ -166,7 +167,8 @@ def _report(converted: Any) -> str:
             _table(keys),
             f"Written to {converted.folder}: "
             + ", ".join(sorted(path.name for path in converted.folder.iterdir())),
-            f"Next: python tools/train_net.py --config-file {converted.folder / 'config.yaml'}",
+            f"Next: python tools/train_net.py --config-file {converted.folder / 'config.yaml'} "
+            f"OUTPUT_DIR {converted.folder}-run",
         ]
     )
 

@@ -21,13 +21,17 @@ from kscl.data.annotated.annotations import Problem
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
-EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8
-  python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5
-  python tools/train_net.py --config-file output/converted/config.yaml --resume --num-trials 5
+EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8 \\
+      OUTPUT_DIR output/detector
+  python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5 \\
+      OUTPUT_DIR output/trials
+  python tools/train_net.py --config-file output/converted/config.yaml --resume --num-trials 5 \\
+      OUTPUT_DIR output/trials
   python tools/train_net.py --config-file output/converted/config.yaml \\
       DATASETS.TRAIN "('voc:data/mine:train',)" DATASETS.TEST "('voc:data/mine:val',)" \\
       MODEL.ROI_HEADS.NUM_CLASSES 3 OUTPUT_DIR output/mine
-  python tools/train_net.py --config-file output/converted/config.yaml --lr-grid 0.01,0.02,0.04
+  python tools/train_net.py --config-file output/converted/config.yaml --lr-grid 0.01,0.02,0.04 \\
+      OUTPUT_DIR output/rates
   python tools/train_net.py --config-file output/mine/config.yaml --eval-only \\
       MODEL.WEIGHTS output/mine/model_final.pth OUTPUT_DIR output/mine-again
 

@@ -16,7 +16,7 @@ import torch
 from detectron2.config import CfgNode
 from torch import Tensor, nn
 
-from detection.config import load_detection_config
+from detection.config import check_version, load_detection_config
 from detection.convert.certificate import CERTIFICATE_FILE, Certificate, read_certificate
 from detection.convert.converter import CONFIG_FILE, FORMATS, weights_bytes
 from detection.convert.name_map import COUNTER, to_timm, without_prefix
@@ -62,7 +62,7 @@ def take_back(
                 f"{source} has a certificate, which names its network and config: leave --arch, "
                 "--arch-kwargs and --protocol out."
             )
-        cfg = load_detection_config(weights.parent / CONFIG_FILE)
+        cfg = load_detection_config(weights.parent / CONFIG_FILE, rules=check_version)
         verify(certificate, weights, cfg)
         arch, kwargs = certificate.arch, certificate.arch_kwargs
     elif arch is None or protocol is None:
@@ -72,7 +72,7 @@ def take_back(
             "the weights were trained with (--protocol FILE)."
         )
     else:
-        cfg = load_detection_config(protocol)
+        cfg = load_detection_config(protocol, rules=check_version)
     if cfg.MODEL.BACKBONE.NAME not in EXACT_BUILDERS:
         raise DetectionError(
             f"{source} holds the timm network itself (MODEL.BACKBONE.NAME "

@@ -55,6 +55,8 @@ def _scale(cfg: CfgNode, processes: int) -> tuple[CfgNode, int, str]:
     factor = processes / reference
     scaled.defrost()
     scaled.KSCL.LR_GRID = [rate * factor for rate in cfg.KSCL.LR_GRID]
+    # Detectron2 scales it too, but an iteration takes as long as before, and so does a period.
+    scaled.SOLVER.CHECKPOINT_PERIOD = cfg.SOLVER.CHECKPOINT_PERIOD
     notice = (
         f"Written for {reference} processes, running on {processes}: batch "
         f"{cfg.SOLVER.IMS_PER_BATCH} → {scaled.SOLVER.IMS_PER_BATCH}, learning rate "

@@ -18,7 +18,6 @@ from detection.train.checkpoint import check_room_for
 from detection.train.lr_search import GRID_KEY, check_grid, images_to_divide
 from kscl.cli import is_later
 from kscl.data.annotated.annotations import Problem
-from kscl.engine.preview.check import existing_parent
 from kscl.errors import KsclError
 
 
@@ -69,6 +68,6 @@ def _problems(cfg: CfgNode, later: Sequence[str]) -> Iterator[Problem]:
         yield Problem("detector", "MODEL", str(error), "")
         return
     try:
-        check_room_for(existing_parent(Path(cfg.OUTPUT_DIR)), model)
+        check_room_for(Path(cfg.OUTPUT_DIR), model)
     except KsclError as error:
         yield Problem("disk", "OUTPUT_DIR", str(error), "")

@@ -3,32 +3,39 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from detectron2.config import CfgNode
 from detectron2.engine import SimpleTrainer
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from detection.errors import DetectionError
 from kscl.backbone_file import read_plain
+from kscl.config.tree import leaves, plain, value_at
 from kscl.engine.checkpoint import (
     CHECKPOINT_FOLDER,
+    CONTAINER_BYTES,
     NAME,
     bytes_of,
-    check_room,
+    find_checkpoints,
     is_intact,
     save_checkpoint,
     write_tensors,
 )
+from kscl.engine.preview.check import existing_parent
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.files import sha256_of, write_atomically
 
 KEPT = 2
 DETECTOR_FILE = "model_final.pth"
 DETECTOR_HASH = "detector_sha256"  # in the details of a record
+CLASSES = "classes"  # there and in a checkpoint: names in the order of the detector's outputs
+INPUT_KEYS = ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD", "INPUT.FORMAT")
 
 
 class Stopwatch:
@@ -77,9 +84,22 @@ def restore_state(
 
 
 def check_room_for(folder: Path, model: nn.Module) -> None:
-    """Raise an error before training if the disk cannot take its checkpoints."""
-    momentum = bytes_of(list(model.parameters()))
-    check_room(folder, bytes_of(model.state_dict()) + momentum)
+    """Raise an error before training if the disk cannot take all that it will hold at a time.
+
+    A checkpoint is complete before an older one goes; what a resumed run has written is there.
+    """
+    detector = bytes_of(model.state_dict()) + CONTAINER_BYTES
+    checkpoint = detector + bytes_of(list(model.parameters()))  # with the momentum
+    written = [*find_checkpoints(folder / CHECKPOINT_FOLDER), folder / DETECTOR_FILE]
+    there = sum(path.stat().st_size for path in written if path.is_file())
+    needed = (KEPT + 1) * checkpoint + detector - there
+    free = shutil.disk_usage(existing_parent(folder)).free
+    if free < needed:
+        raise DetectionError(
+            f"The disk of OUTPUT_DIR {folder} has {free / 2**20:,.1f} MiB free, but {KEPT + 1} "
+            f"checkpoints and the trained detector take {needed / 2**20:,.1f} MiB more. Make room, "
+            "or choose another OUTPUT_DIR."
+        )
 
 
 def export_detector(folder: Path, model: nn.Module) -> str:
@@ -124,6 +144,26 @@ def load_detector(model: nn.Module, path: str) -> None:
         raise DetectionError(
             f"{path} is not a trained detector of this config, so it is not scored: {error}"
         ) from error
+
+
+def refuse_other_use(cfg: CfgNode, class_names: Sequence[str]) -> None:
+    """Raise an error if the record beside a detector tells of other classes or another input."""
+    weights = Path(cfg.MODEL.WEIGHTS)
+    if not weights.is_file() or not (weights.parent / RECORD_FILE).is_file():
+        return
+    record = read_record(weights.parent / RECORD_FILE)
+    trained = dict(leaves(record["config"]["values"])) | {CLASSES: record["details"].get(CLASSES)}
+    now = {key: plain(value_at(cfg, key)) for key in INPUT_KEYS} | {CLASSES: list(class_names)}
+    lines = "".join(
+        f"\n  {key}: {trained[key]!r} in training, {value!r} now"
+        for key, value in now.items()
+        if trained.get(key) not in (None, value)  # None: a record of another tool or release
+    )
+    if lines:
+        raise DetectionError(
+            f"{weights} was trained with other settings, so it is not scored with these:{lines}\n"
+            "Use the config.yaml of its run; KSCL.CLASS_NAMES sets the classes and their order."
+        )
 
 
 def _refuse_damaged(file: Path) -> None:

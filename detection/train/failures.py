@@ -16,10 +16,14 @@ from kscl.runtime import failures
 
 
 @contextlib.contextmanager
-def explained(cfg: CfgNode) -> Iterator[None]:
-    """Turn a NaN, full memory or a failure of the machine into an error with its fix."""
+def explained(cfg: CfgNode, scaled_from: int = 0) -> Iterator[None]:
+    """Turn a NaN, full memory or a failure of the machine into an error with its fix.
+
+    `scaled_from` is the number of processes that the config was scaled from, 0 if it was not.
+    """
+    of_memory = _gpu_memory_explained(cfg, scaled_from or cfg.SOLVER.REFERENCE_WORLD_SIZE)
     try:
-        with failures.explained(workers_key="DATALOADER.NUM_WORKERS"), _gpu_memory_explained(cfg):
+        with failures.explained(workers_key="DATALOADER.NUM_WORKERS"), of_memory:
             yield
     except FloatingPointError as error:
         raise DetectionError(
@@ -44,13 +48,34 @@ def _of_naive_norms(cfg: CfgNode) -> str:
 
 
 @contextlib.contextmanager
-def _gpu_memory_explained(cfg: CfgNode) -> Iterator[None]:
+def _gpu_memory_explained(cfg: CfgNode, reference: int) -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
+        images = cfg.SOLVER.IMS_PER_BATCH // comm.get_world_size()
+        count = "1 image" if images == 1 else f"{images} images"
         raise DetectionError(
-            f"The GPU's memory is full with {cfg.SOLVER.IMS_PER_BATCH // comm.get_world_size()} "
-            f"images of up to {max(cfg.INPUT.MIN_SIZE_TRAIN)} pixels on it. Use more GPUs, or a "
-            "smaller SOLVER.IMS_PER_BATCH with SOLVER.REFERENCE_WORLD_SIZE set, so that the "
-            f"learning rate follows. ({error})"
+            f"The GPU's memory is full with {count} of up to {max(cfg.INPUT.MIN_SIZE_TRAIN)} "
+            f"pixels on it. {_with_fewer(images, reference)} ({error})"
         ) from error
+
+
+def _with_fewer(images: int, reference: int) -> str:
+    """Return how to train with fewer or smaller images on a GPU.
+
+    A config for `reference` processes puts SOLVER.IMS_PER_BATCH / `reference` on each, however many
+    processes there are.
+    """
+    if images == 1:
+        return "Use smaller images (INPUT.MIN_SIZE_TRAIN, and _TEST to score)."
+    if not reference:
+        return (
+            "Use more GPUs, or divide SOLVER.IMS_PER_BATCH and SOLVER.BASE_LR by the same number "
+            "and multiply MAX_ITER, STEPS and WARMUP_ITERS by it."
+        )
+    by = 2 if images % 2 == 0 else images
+    return (
+        "Leave SOLVER.IMS_PER_BATCH as the config has it and set SOLVER.REFERENCE_WORLD_SIZE "
+        f"{by * reference}: batch and learning rate are then divided by {by}, and the schedule is "
+        f"{by} times as long."
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from detectron2.config import CfgNode
 
-from detection.config import DETECTOR_KEYS, NORM_KEY, load_detection_config
+from detection.config import DETECTOR_KEYS, NORM_KEY, NORM_KEYS, load_detection_config
 from detection.convert.routes import PLAIN_BUILDERS, PROTOCOL_BUILDERS
 from kscl.config.shipped import shipped_configs
 from kscl.config.tree import leaves_without, one_line, plain, value_at
@@ -50,12 +51,17 @@ THE_CONTENDERS_OWN = (
 
 
 BUILDER_KEY = "MODEL.BACKBONE.NAME"
+SCORER_KEY = "KSCL.SCORER"
 SIMPLE_PYRAMID = "-simple-pyramid"  # what the name of a protocol ends in for plain transformers
 LR_SEARCH = "-lr-search"  # and where the learning rate is chosen
 
 
-def protocol_of(cfg: CfgNode) -> Protocol:
-    """Return all settings but the contender's own: its weights, its network and the seed."""
+def protocol_of(cfg: CfgNode, processes: Sequence[int] = (1,)) -> Protocol:
+    """Return all settings but the contender's own: its weights, its network and the seed.
+
+    `processes` is the number of them in every part of the run: each computes the statistics of a
+    plain BatchNorm on its own images.
+    """
     # Where it is False, records from before this key have the same protocol.
     tf32 = () if cfg.KSCL.TF32 else ("KSCL.TF32",)
     without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", *tf32)
@@ -66,6 +72,8 @@ def protocol_of(cfg: CfgNode) -> Protocol:
         definition[BUILDER_KEY] = PROTOCOL_BUILDERS.get(builder, builder)
     # With a grid the learning rate is found, not set.
     definition.pop("SOLVER.BASE_LR" if cfg.KSCL.LR_GRID else "KSCL.LR_GRID")
+    if max(processes) > 1 and any(value_at(cfg, key) == "BN" for key in NORM_KEYS):
+        definition["processes"] = list(processes)
     return Protocol(_name(cfg), definition)
 
 
@@ -74,13 +82,16 @@ def _has_simple_pyramid(cfg: CfgNode) -> bool:
 
 
 def _name(cfg: CfgNode) -> str:
-    """Return the protocol's name, which says what is not as shipped of data, heads and norms."""
+    """Return the protocol's name, which says what is not as shipped.
+
+    That is data, heads, norms and scorer: published numbers are attached by the name.
+    """
     name = cfg.KSCL.PROTOCOL or "unnamed"
     shipped = shipped_configs() / "detection" / f"{name.replace('-', '_')}.yaml"
     changes = ""
     if cfg.KSCL.PROTOCOL and shipped.is_file():
         theirs = load_detection_config(shipped)
-        for key in (NORM_KEY, *DETECTOR_KEYS):
+        for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY):
             ours = plain(value_at(cfg, key))
             if key != BUILDER_KEY and ours != plain(value_at(theirs, key)):
                 changes += f"+{key}={one_line(ours)}"

@@ -14,6 +14,7 @@ from detection.scoring.result import per_class_numbers
 from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of
 from kscl.backbone_file import RANDOM
 from kscl.config.tree import plain, value_at
+from kscl.engine.world_size import WORLD_SIZES
 from kscl.method.encoder import build_backbone
 from kscl.records.record import LEAST_AP50, make_record, write_record
 
@@ -70,10 +71,11 @@ def write_trial_record(
         details = {**details, "warnings": [low]}
     elif missed := _hardly_found(headline):
         details = {**details, "warnings": missed}
+    processes = [number for _, number in details.get(WORLD_SIZES, [(0, 1)])]
     record = make_record(
         kind="detection",
         name=Path(cfg.OUTPUT_DIR).name,
-        protocol=protocol_of(cfg),
+        protocol=protocol_of(cfg, processes),
         metrics=metrics,
         seconds=seconds,
         seed=cfg.SEED,

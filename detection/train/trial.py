@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ from detectron2.utils.logger import setup_logger
 from detection.convert.certificate import Certificate
 from detection.data.sets import ROLES, RunSets
 from detection.errors import DetectionError
-from detection.train.checkpoint import DETECTOR_HASH, Stopwatch, export_detector
+from detection.train.checkpoint import CLASSES, DETECTOR_HASH, Stopwatch, export_detector
 from detection.train.evaluation import evaluate, evaluate_detector
 from detection.train.failures import explained
+from detection.train.processes import WHAT_CHANGES, hints
 from detection.train.protocol import WITHOUT_EFFECT
 from detection.train.record import write_trial_record
 from detection.train.trainer import Saved, Stopped, train
@@ -26,7 +27,7 @@ from kscl.backbone_file import read_plain
 from kscl.config.tree import config_values, save_config
 from kscl.engine.checkpoint import step_of
 from kscl.engine.run_dir import find_start, refuse_changes
-from kscl.engine.world_size import HINTS, WORLD_SIZE, WORLD_SIZES, required, world_sizes
+from kscl.engine.world_size import WORLD_SIZE, WORLD_SIZES, required, world_sizes
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.precision import set_numerics
@@ -59,6 +60,14 @@ class Job:
             "data": {role: self.sets.fingerprints[role]["hash"] for role in ROLES},
         }
 
+    def refuse_other_classes(self, before: Mapping[str, Any], where: Path) -> None:
+        """Raise an error if a run had other classes, or in another order.
+
+        No fingerprint tells of their order, and earlier versions did not save it.
+        """
+        now = list(self.sets.class_names)
+        refuse_changes({CLASSES: before.get(CLASSES, now)}, {CLASSES: now}, where)
+
 
 def is_finished(job: Job) -> bool:
     """Return whether this trial has a record; a record of another run is an error."""
@@ -72,10 +81,12 @@ def is_finished(job: Job) -> bool:
         "data": {role: record["data"].get(role, {}).get("hash") for role in ROLES},
     }
     now = {**config_values(job.cfg), **job.identity()}
-    refuse_changes(before, now, job.folder, WITHOUT_EFFECT)
+    refuse_changes(before, now, job.folder, WITHOUT_EFFECT, hints(job.cfg))
+    job.refuse_other_classes(record["details"], job.folder)
     if not (job.resume or job.auto_resume):
         raise DetectionError(
-            f"{job.folder} holds this run already, and it is finished. Choose another OUTPUT_DIR."
+            f"{job.folder} holds this run already, and it is finished. Keep it with --resume, or "
+            "choose another OUTPUT_DIR."
         )
     return True
 
@@ -83,7 +94,7 @@ def is_finished(job: Job) -> bool:
 def run_trial(job: Job) -> int:
     """Train, evaluate and write the record, on every rank; return the exit code."""
     set_numerics(tf32=job.cfg.KSCL.TF32, cudnn_benchmark=job.cfg.CUDNN_BENCHMARK)
-    with explained(job.cfg), contextlib.ExitStack() as until_the_end:
+    with explained(job.cfg, job.scaled_from), contextlib.ExitStack() as until_the_end:
         saved = _claim(job, until_the_end)
         if (job.folder / RECORD_FILE).is_file():  # another process wrote it while this one waited
             return 0
@@ -104,7 +115,11 @@ def _claim(job: Job, until_the_end: contextlib.ExitStack) -> Saved | None:
     def claim() -> Path | None:
         until_the_end.enter_context(only_run_in(job.folder))
         also = {**job.identity(), **required(job.allow_world_size_change)}
-        newest = find_start(job.cfg, job.resume, job.auto_resume, WITHOUT_EFFECT, also, HINTS)
+        newest = find_start(
+            job.cfg, job.resume, job.auto_resume, WITHOUT_EFFECT, also, hints(job.cfg)
+        )
+        if newest is not None:
+            job.refuse_other_classes(newest[1], newest[0])
         found.append(newest)
         # Nothing is left to refuse. The config is written first: it tells whose folder this is.
         save_config(job.cfg, job.folder)
@@ -118,7 +133,8 @@ def _claim(job: Job, until_the_end: contextlib.ExitStack) -> Saved | None:
 
 def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
     cfg, stopwatch = job.cfg, Stopwatch()
-    parts = world_sizes(saved[1] if saved else None, step_of(saved[0]) if saved else 0)
+    begin = step_of(saved[0]) if saved else 0
+    parts = world_sizes(saved[1] if saved else None, begin, WHAT_CHANGES)
     if saved is not None:
         stopwatch.restart_at(saved[1]["seconds"])
         job.sets.bad_images.update(saved[1].get("bad_images", {}))
@@ -127,6 +143,7 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
         return {
             "config": config_values(cfg),
             **job.identity(),
+            CLASSES: list(job.sets.class_names),
             WORLD_SIZE: comm.get_world_size(),
             WORLD_SIZES: parts,
             "seconds": stopwatch.seconds(),
@@ -140,7 +157,7 @@ def _run(job: Job, saved: Saved | None, stop: StopRequest) -> None:
     bad_images = comm.gather(job.sets.bad_images)
     if comm.is_main_process():
         details = {
-            "classes": list(job.sets.class_names),
+            CLASSES: list(job.sets.class_names),
             "seconds_of_training": round(trained, 1),
             "scaled_from_processes": job.scaled_from,
             "processes": comm.get_world_size(),

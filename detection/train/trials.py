@@ -13,11 +13,14 @@ from detection.data.sets import read_run_sets
 from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
 from detection.train.check import build_on_paper
+from detection.train.checkpoint import refuse_other_use
 from detection.train.lr_search import GRID_KEY, SEARCH_FOLDER, check_grid, search, search_summary
 from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial, score_detector
 from kscl.config.tree import CONFIG_FILE
+from kscl.engine.run_dir import find_start
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.records.spread import mean_and_std
+from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.processes.launch import launch
 
 HEADLINE = ("AP50", "AP", "AP75")
@@ -46,6 +49,8 @@ def run_trials(
             f"There is nothing to resume in {cfg.OUTPUT_DIR}. Leave --resume out to start, or use "
             "--auto-resume for either."
         )
+    if not (resume or auto_resume):
+        _refuse_used_folders(configs)
     sets, report = read_run_sets(cfg)
     print(report, flush=True)
     certificate = verify_start(cfg)
@@ -78,6 +83,15 @@ def run_trials(
     return 0
 
 
+def _refuse_used_folders(configs: list[CfgNode]) -> None:
+    """Raise an error before data and weights are read if a folder is not free for a new run."""
+    for cfg in configs:
+        folder = Path(cfg.OUTPUT_DIR)
+        if folder.is_dir():
+            with only_run_in(folder):
+                find_start(cfg, resume=False, auto_resume=False)
+
+
 def _run(job: Job, num_gpus: int) -> int:
     """Run a trial unless it is finished; return the exit code."""
     if is_finished(job):
@@ -99,6 +113,7 @@ def run_evaluation(cfg: CfgNode, num_gpus: int) -> int:
     refuse_run_folder(Path(cfg.OUTPUT_DIR))
     sets, report = read_run_sets(cfg)
     print(report, flush=True)
+    refuse_other_use(cfg, sets.class_names)
     return launch(score_detector, Job(cfg, None, sets), num_gpus)
 
 

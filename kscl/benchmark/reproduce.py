@@ -12,10 +12,11 @@ import yaml
 
 from kscl.benchmark.leaderboard.board import HEADLINE, Measure
 from kscl.benchmark.leaderboard.details import inside, is_random, machine, mapping, text
-from kscl.benchmark.leaderboard.linking import label, made_backbone
+from kscl.benchmark.leaderboard.linking import label, made_backbone, processes
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.stale import changed_data, stale_reasons
+from kscl.benchmark.leaderboard.statistics import prediction_interval
 from kscl.benchmark.submission.private import HIDDEN
 from kscl.config.tree import leaves_without, nested
 from kscl.errors import KsclError
@@ -54,13 +55,10 @@ def origin(path: Path, folder: Path | None = None) -> Origin:
     record = read_record(path)
     if record.kind == "pretrain":
         raise KsclError(f"{path}: Name an evaluation's record; its pretraining is found by it.")
-    place = path.resolve().parent
     if is_random(record):
-        return Origin(record, path, None, folder or place)
-    here = Path.cwd()
-    above = [it for it in [place, *place.parents][:LEVELS_UP] if not here.is_relative_to(it)]
+        return Origin(record, path, None, folder or path.resolve().parent)
     wanted = record.inputs.get("backbone")
-    for searched in [folder] if folder else above:
+    for searched in [folder] if folder else _folders_above(path):
         for found in find_records(searched).records.values():
             if found.kind == "pretrain" and wanted and made_backbone(found) == wanted:
                 return Origin(record, path, found, searched)
@@ -70,8 +68,16 @@ def origin(path: Path, folder: Path | None = None) -> Origin:
     )
 
 
-def write_suite(start: Origin, output_dir: Path, settings: Settings) -> Path:
-    """Write the configs and the suite that run every stage again."""
+def _folders_above(path: Path) -> list[Path]:
+    """Return the folder of a record and some above it, but none that has the current one in it."""
+    place, here = path.resolve().parent, Path.cwd()
+    return [it for it in [place, *place.parents][:LEVELS_UP] if not here.is_relative_to(it)]
+
+
+def write_suite(
+    start: Origin, output_dir: Path, settings: Settings, num_gpus: int | None = None
+) -> Path:
+    """Write the configs and the suite that run every stage again, on as many processes."""
     record, made = start.record, start.pretraining
     contender: dict[str, Any]
     if made is not None:
@@ -86,7 +92,8 @@ def write_suite(start: Origin, output_dir: Path, settings: Settings) -> Path:
         contender |= {"overrides": {"LABEL": name}} if name != CONTENDER else {}
         seed = record.seed
     evaluation: dict[str, Any] = {
-        "config": str(_config(record, output_dir / f"{record.kind}.yaml", settings))
+        "config": str(_config(record, output_dir / f"{record.kind}.yaml", settings)),
+        "num_gpus": num_gpus or processes(record),
     }
     if record.seed != seed:
         if record.kind != "detection" or seed != 0 or record.seed < 0:
@@ -99,6 +106,7 @@ def write_suite(start: Origin, output_dir: Path, settings: Settings) -> Path:
         "name": f"Reproduction of {record.id[:16]}",
         "output_dir": str(output_dir / "output"),
         "seeds": [seed],
+        "num_gpus": num_gpus or processes(made or record),
         "contenders": {CONTENDER: contender},
         "evaluations": {record.kind: evaluation},
     }
@@ -151,10 +159,12 @@ def other_data(start: Origin, settings: Settings) -> list[str]:
     return found
 
 
-def differences_here(start: Origin, settings: Settings) -> list[str]:
+def differences_here(start: Origin, settings: Settings, num_gpus: int | None = None) -> list[str]:
     """Return one sentence for everything that is not as it was: code, data, libraries, machine."""
     found = []
     for record in start.records:
+        if num_gpus and num_gpus != processes(record):
+            found.append(f"{record.kind}: The number of processes was {processes(record)}.")
         file = RecordFile(record, start.path, start.folder, record.kind)
         if not settings.get(record.kind):
             reasons = stale_reasons([file], source_hash).get(record.id, [])
@@ -181,12 +191,14 @@ class Verdict:
     metric: str
     old: float
     new: float
-    interval: tuple[float, float] | None
+    interval: tuple[float, float] | None  # 95 %, in which one more run is expected
     interval_is: str
 
     @property
     def inside(self) -> bool | None:
-        """Tell whether the new number is inside the old interval; None if there is none."""
+        """Tell whether the new number is expected; None if nothing tells what to expect."""
+        if self.new == self.old:
+            return True
         if self.interval is None:
             return None
         return self.interval[0] <= self.new <= self.interval[1]
@@ -194,13 +206,13 @@ class Verdict:
     def sentence(self) -> str:
         """Return the verdict in words."""
         said = f"{self.metric} was {self.old:.2f} and is {self.new:.2f}"
+        if self.new == self.old:
+            return f"{said}: the same number."
         if self.interval is None:
-            return f"{said}. The record has no interval (one seed, and none of its own)."
+            return f"{said}. One seed has no interval, so nothing tells whether that is expected."
         low, high = self.interval
         where = "inside" if self.inside else "OUTSIDE"
-        return (
-            f"{said}: {where} the old 95 % interval {low:.2f} to {high:.2f} ({self.interval_is})."
-        )
+        return f"{said}: {where} the 95 % interval {low:.2f} to {high:.2f} ({self.interval_is})."
 
 
 def verdict(start: Origin, output_dir: Path) -> Verdict:
@@ -216,14 +228,14 @@ def verdict(start: Origin, output_dir: Path) -> Verdict:
             f"{record.protocol.hash}, {differing}."
         )
     metric = HEADLINE[record.kind]
-    measure = _measure(start, metric)
-    return Verdict(
-        metric,
-        record.metrics[metric],
-        same[0].metrics[metric],
-        measure.interval if measure else None,
-        measure.interval_is if measure else "",
-    )
+    old, new = record.metrics[metric], same[0].metrics[metric]
+    measure = _measure(start, metric, output_dir.resolve())
+    if measure is None:
+        return Verdict(metric, old, new, None, "")
+    if len(measure.values) > 1:
+        of_seeds = f"of one more run, from {len(measure.values)} seeds"
+        return Verdict(metric, old, new, prediction_interval(measure.values), of_seeds)
+    return Verdict(metric, old, new, measure.interval, measure.interval_is)
 
 
 def _differing(old: Record, new: Record) -> str:
@@ -233,14 +245,25 @@ def _differing(old: Record, new: Record) -> str:
     return "; ".join(shown) or "the protocol's name differs"
 
 
-def _measure(start: Origin, metric: str) -> Measure | None:
-    """Return the old number's row, as the board of its folder shows it."""
-    board = build_board([start.folder], check_stale=False, with_reported=False)
-    for row in board.rows:
-        for result in row.results.values():
-            if any(file.id == start.record.id for file in result.records):
-                return result.measures.get(metric)
-    return None
+def _measure(start: Origin, metric: str, output_dir: Path) -> Measure | None:
+    """Return the old number's row on the board of the nearest folder that has several seeds.
+
+    A folder that has the new number in it does not count.
+    """
+    found: Measure | None = None
+    for folder in dict.fromkeys([start.folder.resolve(), *_folders_above(start.path)]):
+        if folder != start.folder.resolve() and output_dir.is_relative_to(folder):
+            break
+        board = build_board([folder], check_stale=False, with_reported=False)
+        for row in board.rows:
+            for result in row.results.values():
+                if any(file.id == start.record.id for file in result.records):
+                    measure = result.measures.get(metric)
+                    if measure and (found is None or len(measure.values) > len(found.values)):
+                        found = measure
+        if found is not None and len(found.values) > 1:
+            break
+    return found
 
 
 def parse_settings(words: Sequence[str]) -> Settings:

@@ -51,16 +51,16 @@ def write_board(
 ) -> dict[str, Path]:
     """Write the board in each format, the answer first; equal records give equal bytes."""
     folder = Path(output_dir)
-    found, doubts = answers(board, baselines), warnings(board)
+    compared, unfit = compare_with(board, baselines)
+    found, doubts = answers(board, baselines), [*warnings(board), *unfit]
     cautions, sentences = [f"Warning: {doubt}" for doubt in doubts], [it.sentence for it in found]
     closing = [*advice(found), *baselines_to_choose(board, baselines)]
-    compared = [differences(board, name) for name in baselines]
     make = {
         "md": lambda: markdown(
             board,
             title,
             [escaped(sentence) for sentence in (*cautions, *sentences, *closing)],
-            ["## Differences to the baseline", *compared, EXPLANATION] if compared else [],
+            ["## Differences to the baseline", *compared.values(), EXPLANATION] if compared else [],
         ),
         "csv": lambda: as_csv(board, baselines or (RANDOM,)),
         "json": lambda: as_json(
@@ -76,6 +76,17 @@ def write_board(
         # A record can contain half of a surrogate pair, which no file can.
         write_atomically(written[name], make[name]().encode("utf-8", "replace"))
     return written
+
+
+def compare_with(board: Board, baselines: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the differences to each baseline, and what is wrong with those that do not fit."""
+    compared, unfit = {}, []
+    for name in baselines:
+        try:
+            compared[name] = differences(board, name)
+        except KsclError as error:
+            unfit.append(str(error))
+    return compared, unfit
 
 
 @cli.command
@@ -155,7 +166,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(sentence)
     for line in baselines_to_choose(board, arguments.baseline):
         print(line)
-    compared = {name: differences(board, name) for name in arguments.baseline}
+    compared, unfit = compare_with(board, arguments.baseline)
+    if unfit:  # the board is written all the same: it may be the end of a long suite
+        raise KsclError(" ".join(unfit))
     if arguments.insert:
         path, name = arguments.insert
         insert(Path(path), name, document(board, compared))

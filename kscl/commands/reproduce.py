@@ -1,8 +1,9 @@
-"""Make a number again from its record, and tell whether it lies inside the old interval.
+"""Make a number again from its record, and tell whether it is what another run would give.
 
 A suite file and its configs are written from the record and from that of its pretraining; data,
 code, versions and machine are compared with what was recorded; the suite is run; and the new
-number is compared. Exit code 1 if it lies outside.
+number is compared with the old ones: it should be the same, or lie inside the 95 % interval in
+which one more run is expected, by the spread over seeds. Exit code 1 if it lies outside.
 """
 
 from __future__ import annotations
@@ -49,14 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         help="folder for suite, configs and runs (default: output/reproduce/ID)",
     )
+    parser.add_argument(
+        "--num-gpus",
+        type=int,
+        metavar="N",
+        help="processes of every stage (default: as many as there were)",
+    )
     cli.add_flag(parser, "--dry-run", "write the suite and say what differs, and stop")
     given = parser.parse_args(argv)
     settings = parse_settings(given.set)
     start = origin(given.record, given.records)
     folder = given.output_dir or Path("output/reproduce", start.record.id[:16])
-    suite = write_suite(start, folder, settings)
+    suite = write_suite(start, folder, settings, given.num_gpus)
     print(f"Written: {suite}")
-    differing = differences_here(start, settings)
+    differing = differences_here(start, settings, given.num_gpus)
     for sentence in differing:
         print(f"Differs: {sentence}")
     if not differing:

@@ -86,8 +86,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     suite = read_suite(arguments.suite)
     stages = plan(suite)
     if arguments.insert:
+        if arguments.slurm or arguments.print_commands:
+            raise KsclError(
+                "--insert needs all results: give it to this command without --slurm and "
+                "--print-commands, once all stages are done."
+            )
         board = stages[-1]
-        stages[-1] = replace(board, arguments=(*board.arguments, "--insert", *arguments.insert))
+        words = (*board.arguments, cli.INSERT_OPTION, *arguments.insert)
+        stages[-1] = replace(board, arguments=words)
     state_dir = Path(suite.output_dir) / STATE_FOLDER
     if arguments.print_commands:
         print(commands_text(stages, state_dir, arguments.format), end="")
@@ -113,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse(problems)
     if arguments.dry_run:
         return 0
+    board_file = Path(suite.output_dir) / suite.board / "leaderboard.md"
+    earlier = _changed_at(board_file)
     show = LiveTable(jobs) if sys.stderr.isatty() else Lines(states, jobs)
     code = run_stages(states, state_dir, show, jobs)
     if any(state.status == STOPPED for state in states):
@@ -120,12 +128,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     _print_failures(states)
     one_seed = code == 0 and any(len(contender.seeds) == 1 for contender in suite.contenders)
-    _print_board(Path(suite.output_dir) / suite.board, with_advice=not one_seed)
+    if _changed_at(board_file) != earlier:  # one of an earlier run would be taken for this one's
+        _print_board(board_file, with_advice=not one_seed)
     if one_seed:
         print(
             "One seed cannot separate a difference from noise. For three, write seeds: [0, 1, 2] "
             f"in {arguments.suite} and run the same command again; what is finished is kept."
         )
+    if code and arguments.insert:
+        print(f"Something failed, so nothing was written into {arguments.insert[0]}.")
     if suite.steps:
         print(report_seconds(seconds_of(suite, stages)))
     return code
@@ -177,12 +188,14 @@ def _print_failures(states: list[State]) -> None:
             print(f"\n{state.stage.name} failed. The end of {state.log}:\n{tail(state.log)}")
 
 
-def _print_board(folder: Path, with_advice: bool) -> None:
+def _changed_at(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.is_file() else None
+
+
+def _print_board(path: Path, with_advice: bool) -> None:
     from kscl.benchmark.leaderboard.writing.answer import ADVICE
     from kscl.benchmark.leaderboard.writing.tables import plain
 
-    text = folder / "leaderboard.md"
-    if text.is_file():
-        shown = plain(text.read_text())
-        shown = shown if with_advice else shown.replace(f"{ADVICE}\n\n", "")
-        print(f"\n{shown}\nThe page is {(folder / 'leaderboard.html').resolve()}")
+    shown = plain(path.read_text())
+    shown = shown if with_advice else shown.replace(f"{ADVICE}\n\n", "")
+    print(f"\n{shown}\nThe page is {path.with_suffix('.html').resolve()}")

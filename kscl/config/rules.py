@@ -222,6 +222,12 @@ def _check_parts(cfg: CfgNode) -> Iterator[Broken]:
             ("SOLVER.DETERMINISTIC", "SOLVER.CUDNN_BENCHMARK"),
             "the fastest convolution may be another one in every run: set one of them False",
         )
+    if solver.OPTIMIZER == "lars" and solver.WEIGHT_DECAY == 0:
+        yield (
+            ("SOLVER.OPTIMIZER", "SOLVER.WEIGHT_DECAY"),
+            "lars adapts the learning rate of weights that decay, so without decay it is plain "
+            "SGD: set WEIGHT_DECAY above 0, or OPTIMIZER sgd",
+        )
     if solver.GRAD_ACCUM_STEPS >= 1 and solver.BATCH_SIZE % solver.GRAD_ACCUM_STEPS:
         yield (
             ("SOLVER.GRAD_ACCUM_STEPS", "SOLVER.BATCH_SIZE"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -75,6 +75,14 @@ class BadImages:
             logger.warning("%s cannot be read and is skipped: %s.", name, reason)
         self._check_fraction()
 
+    def recall(self, reasons: Mapping[int, str]) -> None:
+        """Take in what a run met before it was resumed; raise KsclError as for what is met now."""
+        self.reasons.update(reasons)
+        if self.reasons and self.policy == "error":
+            index = min(self.reasons)
+            self._refuse(self.source.name(index), self.reasons[index])
+        self._check_fraction()
+
     def _refuse(self, name: str, reason: str) -> None:
         raise KsclError(
             f"{name} cannot be read: {reason}. Fix or remove it, or set DATA.BAD_IMAGES to skip."
@@ -95,13 +103,14 @@ class BadImages:
             raise KsclError(
                 f"{self.count} of the {total} images of {self.source.where} cannot be read, more "
                 f"than DATA.MAX_BAD_FRACTION = {self.max_fraction:g} allows. "
-                f"The first is {self._first()}. Fix or remove them, or allow more."
+                f"The first is {self._first()}. Raise DATA.MAX_BAD_FRACTION, and "
+                "--auto-resume continues; or fix or remove them, and start a new run."
             )
 
     def _first(self) -> str:
         if self.source.lost:
             return f"{self.source.lost[0].name} ({self.source.lost[0].reason})"
-        index = next(iter(self.reasons))
+        index = min(self.reasons)  # the same on all ranks
         return f"{self.source.name(index)} ({self.reasons[index]})"
 
 

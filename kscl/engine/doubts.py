@@ -16,13 +16,7 @@ FEWEST_IMAGES = 16  # to find the own one among; with fewer, chance is too good
 
 def doubts(cfg: CfgNode, num_images: int, curves: Mapping[str, Sequence[float]]) -> list[str]:
     """Return one sentence per reason to doubt; none for a run without a fault."""
-    found = []
-    length = cfg.DICTIONARY.QUEUE_LENGTH
-    if cfg.DICTIONARY.TYPE == "queue" and length >= num_images:
-        found.append(
-            f"The queue of {length} is as long as the data ({num_images} images), so it holds the "
-            "query's own image as a negative. Set DICTIONARY.QUEUE_LENGTH lower."
-        )
+    found = queue_doubts(cfg, num_images)
     # Not the top-1 among the queue: that is high while the queue fills, and while the encoder
     # moves fast, since the queue's older entries are then easy to tell from the present ones.
     in_batch = cfg.DICTIONARY.TYPE == "minibatch"
@@ -41,6 +35,17 @@ def doubts(cfg: CfgNode, num_images: int, curves: Mapping[str, Sequence[float]])
             "collapse. Lower the learning rate."
         )
     return found
+
+
+def queue_doubts(cfg: CfgNode, num_images: int) -> list[str]:
+    """Return the sentence about a queue as long as the data, which is known before a training."""
+    length = cfg.DICTIONARY.QUEUE_LENGTH
+    if cfg.DICTIONARY.TYPE != "queue" or length < num_images:
+        return []
+    return [
+        f"The queue of {length} is as long as the data ({num_images} images), so it holds the "
+        "query's own image as a negative. Set DICTIONARY.QUEUE_LENGTH lower."
+    ]
 
 
 def _quarters(curve: Sequence[float]) -> list[float]:

@@ -67,16 +67,20 @@ def train(
         begun = now
         epoch, within = divmod(state.step, state.steps_per_epoch)
         at_end = state.step == state.total_steps
-        if within == 0 or at_end or state.step % cfg.LOG.PERIOD == 0:
+        reporting = within == 0 or at_end or state.step % cfg.LOG.PERIOD == 0
+        if reporting:
             report(state, run_log, loader.seconds_waited)
         if knn is not None and (at_end or (within == 0 and knn.is_due(epoch))):
             run_log.write(state.step, {KNN_TOP1: check_neighbors(state, knn, epoch)})
         if within == 0:
             begun = time.perf_counter()
         stopping = vote.hold(bool(stop)) and not at_end
-        if stopping or at_end or checkpoint_due(cfg, state.step, epoch, within):
+        saving = stopping or at_end or checkpoint_due(cfg, state.step, epoch, within)
+        if reporting or saving:
+            share_reasons(loader.bad_images)
+        if saving:
             check_numbers(state, checkpoints)
-            save(state, checkpoints, about_checkpoint(state, data, all_reasons(loader.bad_images)))
+            save(state, checkpoints, about_checkpoint(state, data, loader.bad_images.reasons))
         if stopping:
             vote.close()
             log.info(
@@ -238,6 +242,13 @@ def check_neighbors(state: TrainState, knn: KnnCheck, epoch: int) -> float:
     top1 = knn.accuracy(state.learner.encoder.backbone, state.device)
     log.info("Epoch %d: kNN top-1 %.2f %%.", epoch, top1)
     return top1
+
+
+def share_reasons(bad_images: BadImages) -> None:
+    """Note what other ranks have met: DATA.MAX_BAD_FRACTION is the limit of all ranks together."""
+    reasons = all_reasons(bad_images)
+    if len(reasons) > len(bad_images.reasons):
+        bad_images.note(reasons.items())
 
 
 def all_reasons(bad_images: BadImages) -> dict[int, str]:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fvcore.common.config import CfgNode
 
 from kscl.backbone_file import read_plain
+from kscl.config.defaults import WITHOUT_EFFECT_ON_RESULTS
 from kscl.config.tree import save_config
 from kscl.data.loader import TrainLoader, build_train_loader, steps_per_epoch
 from kscl.data.throughput import measure_budget
@@ -38,6 +39,9 @@ from kscl.runtime.processes.ranks import device, on_first_rank
 from kscl.runtime.processes.signals import StopRequest, stop_requests
 
 log = logging.getLogger(__name__)
+
+# A run that too many unreadable images have stopped resumes when more of them are allowed.
+MAY_CHANGE = (*WITHOUT_EFFECT_ON_RESULTS, "DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
 
 
 class Checkpoint(NamedTuple):
@@ -114,7 +118,7 @@ def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
         keep_freed_memory()
     checkpoint = claim(job, held)
     if (folder / RECORD_FILE).exists():
-        refuse_other_ending(cfg, folder)
+        on_first_rank(lambda: refuse_other_ending(cfg, folder))
         log.info("This run has ended: %s.", folder / RECORD_FILE)
         return None
     source, data = open_images(cfg)
@@ -134,7 +138,7 @@ def prepare(job: Job, held: contextlib.ExitStack) -> Run | None:
         world_size=world_size(),
     )
     if checkpoint is not None:
-        loader.bad_images.reasons.update(checkpoint.content["bad_images"])
+        loader.bad_images.recall(checkpoint.content["bad_images"])
     knn = KnnCheck(cfg) if cfg.EVAL.KNN_PERIOD else None
     if state.step < state.total_steps:
         on_first_rank(lambda: check_room(state, folder))
@@ -157,6 +161,7 @@ def claim(job: Job, held: contextlib.ExitStack) -> Checkpoint | None:
             job.cfg,
             job.resume,
             job.auto_resume,
+            MAY_CHANGE,
             also=required(job.allow_world_size_change or has_ended),
             hints=HINTS,
         )

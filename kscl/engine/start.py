@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import torch
 from fvcore.common.config import CfgNode
@@ -11,6 +12,8 @@ from kscl.backbone_file import RANDOM, load_backbone
 from kscl.config.tree import config_values
 from kscl.errors import KsclError
 from kscl.method.learner import Learner
+from kscl.runtime.files import sha256_of
+from kscl.runtime.paths import is_url
 
 log = logging.getLogger(__name__)
 
@@ -43,3 +46,20 @@ def start_from_weights(learner: Learner, cfg: CfgNode) -> dict[str, str]:
             encoder.backbone.load_state_dict(loaded.backbone.state_dict())
     assert loaded.file_sha256 is not None  # only random weights have no file
     return {"weights": loaded.file_sha256}
+
+
+def refuse_other_weights(cfg: CfgNode, before: str | None) -> None:
+    """Raise if BACKBONE.WEIGHTS names another file now than the one that the run began with.
+
+    `before` is the SHA-256 of that one. A file that is gone, or an address, is not compared.
+    """
+    weights = cfg.BACKBONE.WEIGHTS
+    if before is None or is_url(weights) or not Path(weights).is_file():
+        return
+    now = sha256_of(Path(weights))
+    if now != before:
+        raise KsclError(
+            f"BACKBONE.WEIGHTS {weights} does not hold the weights that this run began with "
+            f"(SHA-256 {before[:16]} then, {now[:16]} now). Restore them, or start a new run in "
+            "another OUTPUT_DIR."
+        )

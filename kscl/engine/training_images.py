@@ -12,6 +12,7 @@ from fvcore.common.config import CfgNode
 from kscl.data.open import ImageSource, open_source
 from kscl.data.source import is_remote
 from kscl.data.tar.remote import RemoteShards
+from kscl.engine.start import refuse_other_weights
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.records.record import RECORD_FILE, read_record
@@ -28,16 +29,18 @@ def open_images(cfg: CfgNode) -> tuple[ImageSource, dict[str, Any]]:
 
 
 def refuse_other_ending(cfg: CfgNode, folder: Path) -> None:
-    """Raise if the run that has ended here was trained on other images than DATA.TRAIN holds now.
+    """Raise if the run that has ended here was trained on other images or weights than are named.
 
-    Images under the name they had then may be gone, or be far away.
+    What has the name that it had then may be gone, or be far away. Rank 0 alone calls this.
     """
     record = read_record(folder / RECORD_FILE)
+    refuse_other_weights(cfg, record.inputs.get("weights"))
     is_same_name = record.config.values["DATA"]["TRAIN"] == cfg.DATA.TRAIN
     if is_same_name and is_remote(cfg.DATA.TRAIN):
         return
     try:
-        _, data = open_images(cfg)
+        source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
+        data = data_fingerprint(cfg.DATA.TRAIN, source, cfg.DATA.CACHE_DIR)
     except KsclError:
         if is_same_name:
             return

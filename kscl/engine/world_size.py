@@ -16,11 +16,19 @@ from kscl.runtime.processes.distributed import world_size
 log = logging.getLogger(__name__)
 
 WORLD_SIZE, WORLD_SIZES = "world_size", "world_sizes"  # entries of a checkpoint
-HINTS = {
-    WORLD_SIZE: f"{WORLD_SIZE_OPTION} resumes on another number of processes; the record says so. "
+WHAT_CHANGES = (
     "The global batch, its order and its views stay the same, but BatchNorm statistics differ: "
     "each process computes them on its own part of the batch."
-}
+)
+
+
+def hint(what_changes: str) -> str:
+    """Return what to do about another number of processes."""
+    option = f"{WORLD_SIZE_OPTION} resumes on another number of processes; the record says so."
+    return f"{option} {what_changes}"
+
+
+HINTS = {WORLD_SIZE: hint(WHAT_CHANGES)}
 
 
 def required(allow_change: bool) -> dict[str, int]:
@@ -28,16 +36,16 @@ def required(allow_change: bool) -> dict[str, int]:
     return {} if allow_change else {WORLD_SIZE: world_size()}
 
 
-def world_sizes(saved: Mapping[str, Any] | None, step: int) -> list[list[int]]:
+def world_sizes(
+    saved: Mapping[str, Any] | None, step: int, what_changes: str = WHAT_CHANGES
+) -> list[list[int]]:
     """Return [first step, processes] of every part of the run, with the one that begins now."""
     parts = [list(part) for part in saved.get(WORLD_SIZES, [])] if saved is not None else []
     now = world_size()
     if parts and parts[-1][1] != now:
         log.warning(
-            "Resuming with %d processes; until step %d there were %d. The global batch, its order "
-            "and its views stay the same, but BatchNorm statistics differ from here on: each "
-            "process computes them on its own part of the batch.",
-            *(now, step, parts[-1][1]),
+            "Resuming with %d processes; until step %d there were %d. %s",
+            *(now, step, parts[-1][1], what_changes),
         )
     if not parts or parts[-1][1] != now:
         parts.append([step, now])

@@ -105,7 +105,8 @@ class _ProjectorGradient(torch.autograd.Function):
         the projector as it is, so no gap between kept eigenvalues is ever divided by. Dropped
         vectors outside the span have λ_j = 0; 1/(λ_i − λ_j) = 1/λ_i + λ_j / (λ_i (λ_i − λ_j)) takes
         them together with the others and spares the division by a λ_j near 0. At a tie of a kept
-        and a dropped eigenvalue the projector has no derivative: that term is left out.
+        and a dropped eigenvalue the projector has no derivative: that term is left out. A
+        division by −λ_j in the place of the gap takes its 1/λ_i back.
         """
         basis, keys, eigenvalues, vectors, kept = ctx.saved_tensors
         length = basis.shape[1]
@@ -114,11 +115,14 @@ class _ProjectorGradient(torch.autograd.Function):
             grad = grad * kept[:, :length, None]  # (B, L, D) zero rows are constants
             gap = eigenvalues[:, None, :length] - eigenvalues[:, :, None]  # (B, K, L) λ_i − λ_j
             tie = torch.finfo(gap.dtype).eps ** 0.5 * eigenvalues.sum(1)[:, None, None]
-            crosses = ~kept[:, :, None] & kept[:, None, :length] & (gap > tie)  # (B, K, L)
-            cross = vectors.mT @ keys @ grad.mT / torch.where(crosses, gap, torch.inf)  # (B, K, L)
-            cross = vectors @ cross  # (B, K, L)
+            pairs = ~kept[:, :, None] & kept[:, None, :length]  # (B, K, L) λ_j dropped, λ_i kept
+            divisor = torch.where(pairs & (gap > tie), gap, torch.inf)  # (B, K, L)
+            ties = pairs & (gap <= tie) & (gap <= eigenvalues[:, :, None])  # a λ_j near 0 is none
+            dots = vectors.mT @ keys @ grad.mT  # (B, K, L) √λ_j w_jᵀ times the gradient of w_i
+            cross = vectors @ (dots / divisor)  # (B, K, L)
+            inside = vectors @ (dots / divisor.where(~ties, -eigenvalues[:, :, None]))  # (B, K, L)
             outside = grad - grad @ basis.mT @ basis  # (B, L, D) left of the gradient outside W̃
-            toward = scale[:, :, None] * (outside + cross.mT @ keys)  # (B, L, D)
+            toward = scale[:, :, None] * (outside + inside.mT @ keys)  # (B, L, D)
             keys_grad = vectors[:, :, :length] @ toward + cross @ basis  # (B, K, D)
         return None, keys_grad, None, None, None
 

@@ -60,13 +60,14 @@ def blend_subspaces(old: Tensor, new: Subspaces, momentum: float) -> Tensor:
 
     Projectors P = W̃W̃ᵀ are averaged and not basis vectors, whose signs and order mean nothing.
     """
-    weighted = torch.cat([old * momentum**0.5, new.basis * (1 - momentum) ** 0.5], 1)  # (B, 2L, D)
-    eigenvalues, vectors = eigenpairs(weighted @ weighted.mT)  # (B, 2L), (B, 2L, 2L)
-    length = new.basis.shape[1]
-    eigenvalues, vectors = eigenvalues[:, :length], vectors[:, :, :length]
-    kept = is_kept(new.rank, eigenvalues)  # (B, L)
-    scale = torch.where(kept, eigenvalues.clamp_min(1e-6).rsqrt(), 0)  # (B, L)
-    return orthonormalized((vectors * scale[:, None]).mT @ weighted)  # (B, L, D)
+    with full_precision(old, new.basis) as (old, basis):
+        weighted = torch.cat([old * momentum**0.5, basis * (1 - momentum) ** 0.5], 1)  # (B, 2L, D)
+        eigenvalues, vectors = eigenpairs(weighted @ weighted.mT)  # (B, 2L), (B, 2L, 2L)
+        length = basis.shape[1]
+        eigenvalues, vectors = eigenvalues[:, :length], vectors[:, :, :length]
+        kept = is_kept(new.rank, eigenvalues)  # (B, L)
+        scale = torch.where(kept, eigenvalues.clamp_min(1e-6).rsqrt(), 0)  # (B, L)
+        return orthonormalized((vectors * scale[:, None]).mT @ weighted)  # (B, L, D)
 
 
 def blend_directions(old: Tensor, new: Subspaces, momentum: float) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
+from kscl.backbone_file import Loaded
 from kscl.data.index_cache import cache_folder
 from kscl.method.batch_norm import batch_norms, calibrate_batch_norm
 from kscl.runtime.files import write_atomically
@@ -38,15 +39,16 @@ log = logging.getLogger(LOGGER)
 def calibrate(
     cfg: CfgNode,
     module: nn.Module,
-    tensors_sha256: str,
+    loaded: Loaded,
     train: LabeledImages,
     mean: Tensor,
     std: Tensor,
 ) -> tuple[int, int]:
-    """Calibrate a backbone whose tensors have this hash; return the numbers (used, decoded)."""
+    """Calibrate the module of a loaded backbone; return the numbers (used, decoded)."""
     indices = calibration_images(cfg.SEED, len(train), cfg.BACKBONE.CALIBRATION_IMAGES)
     about = {
-        "backbone": tensors_sha256,
+        "backbone": loaded.tensors_sha256,
+        "arch": [loaded.description.arch, loaded.description.kwargs],
         "data": [train.fingerprint["hash"], file_state(train)],
         "images": hashlib.sha256(indices.tobytes()).hexdigest(),
         "views": asdict(geometry(cfg)),

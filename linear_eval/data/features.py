@@ -35,10 +35,10 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.precision import in_tf32
 from kscl.runtime.processes.distributed import rank, world_size
-from kscl.runtime.processes.ranks import any_rank, on_first_rank
+from kscl.runtime.processes.ranks import on_first_rank
 from kscl.runtime.processes.signals import StopRequest
 from linear_eval.backbone import Frozen
-from linear_eval.checkpoint import leave_if_asked
+from linear_eval.checkpoint import leave_if_asked, leave_together, on_first_rank_unless_stopped
 from linear_eval.data.images import LabeledImages, ViewsOfImages, file_state, load_batches
 from linear_eval.data.turns import my_turn
 from linear_eval.data.views import Geometry, slot
@@ -196,7 +196,7 @@ def cached_features(
     store = _Store(cache_folder(cache_dir) / "features" / name, len(images), frozen.dim)
     with contextlib.ExitStack() as until_made:
         lock = my_turn(store.folder / ".lock", lambda: leave_if_asked(stop))
-        on_first_rank(lambda: until_made.enter_context(lock))
+        on_first_rank_unless_stopped(lambda: until_made.enter_context(lock))
         return _made(store, frozen, images, views, shape, about, num_workers, stop)
 
 
@@ -232,8 +232,9 @@ def _made(
     for piece, rows in _extract(frozen, images, missing, shape, pieces, num_workers):
         for number, view in enumerate(missing):
             store.write(view, piece, rows[:, number])
-        leave_if_asked(stop)
-    any_rank(False)  # all ranks have written
+        if stop:
+            break
+    leave_together(stop)  # or all ranks have written
     on_first_rank(lambda: store.finish(missing))
     decoded = sum(min(PIECE, len(images) - piece * PIECE) for piece in pieces)  # by all ranks
     return store.open(views, decoded)

@@ -70,7 +70,7 @@ def probe_cached(
     train, val, train_features, val_features = sets
     solve = _sgd(cfg, len(train.classes), device, saver, saved)
     if cfg.CACHED.METHOD == "lbfgs":
-        solve = _lbfgs(cfg, len(train.classes), device)
+        solve = _lbfgs(cfg, len(train.classes), device, saver, saved)
     views = cached_views(cfg)
     points = grid_points(cfg)
     if saved is not None and saved["stage"] == REFIT:
@@ -210,15 +210,25 @@ def _sgd(
     return solve
 
 
-def _lbfgs(cfg: CfgNode, classes: int, device: torch.device) -> Solver:
+def _lbfgs(
+    cfg: CfgNode, classes: int, device: torch.device, saver: Saver, saved: Json | None
+) -> Solver:
     def solve(rows: Rows, points: Sequence[Point], stage: str, sweep: list[Json]) -> list[Fitted]:
         found: list[Fitted] = []
-        for point in points:
+        if saved is not None and saved["stage"] == stage:
+            found = [Fitted(**fitted) for fitted in saved["fitted"]]
+        before = len(cfg.CACHED.L2) if stage == REFIT else 0
+
+        def content() -> Json:
+            return {"stage": stage, "sweep": sweep, "fitted": [vars(fitted) for fitted in found]}
+
+        for point in points[len(found) :]:
             start = (found[-1].weight, found[-1].bias) if found else None
             weight, bias, reached = fit_logistic(
                 rows, classes, point.weight_decay, cfg.CACHED.LBFGS_ITERATIONS, device, start
             )
             found.append(Fitted(weight, bias, [reached]))
+            saver.offer(before + len(found), content)
         return found
 
     return solve

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.processes.distributed import rank
-from linear_eval.checkpoint import Saver
+from linear_eval.checkpoint import Saver, on_first_rank_unless_stopped
 from linear_eval.data.annotated import IGNORED, PRESENT
 from linear_eval.data.features import Features
 from linear_eval.data.images import LabeledImages
@@ -55,6 +56,24 @@ class Split:
         return Split(features, np.concatenate([self.labels, other.labels]))
 
 
+Solution = tuple[Tensor, Tensor]  # weight (C, D), bias (C,)
+Fitter = Callable[[Split, float, Solution | None], Solution]
+
+
+@dataclass
+class Tried:
+    """The weight decays of one set that were tried so far: their scores, the last solution."""
+
+    name: str = ""
+    scores: list[float] = field(default_factory=list)
+    last: Solution | None = None
+
+    def begin(self, name: str) -> None:
+        """Go on with a set, or begin it if another one was tried."""
+        if name != self.name:
+            self.name, self.scores, self.last = name, [], None
+
+
 def probe_linear_suite(
     cfg: CfgNode,
     features: Callable[[str], Features],
@@ -65,21 +84,31 @@ def probe_linear_suite(
 ) -> list[Outcome]:
     """Probe one set after another; `features` gives those of a role, such as SET/train."""
     done: dict[str, Json] = dict(saved["sets"]) if saved else {}
+    tried = Tried(**saved["tried"]) if saved and "tried" in saved else Tried()
     names = list(dict.fromkeys(role.partition("/")[0] for role in data))
+
+    def after_each() -> None:
+        fits = len(done) * (len(cfg.LINEAR_SUITE.WEIGHT_DECAYS) + 1) + len(tried.scores)
+        saver.offer(fits, lambda: {"sets": done, "tried": vars(tried)})
+
+    def probe(name: str, train: Split | None, val: Split | None, test: Split | None) -> None:
+        assert train is not None
+        assert test is not None
+        tried.begin(name)
+        fit = fitter(cfg, len(data[f"{name}/train"].classes), metric_of(cfg, name), device)
+        done[name] = probe_set(cfg, metric_of(cfg, name), fit, train, val, test, tried, after_each)
+        log.info("%s: %s %.2f.", name, done[name]["metric"], done[name]["score"])
+        tried.begin("")
+        after_each()
+
     for name in names:
         roles = [f"{name}/{part}" for part in PARTS]
         found = [
             Split(features(role).of_view(CENTER), data[role].labels) if role in data else None
             for role in roles
         ]  # on every rank; the rest is for one
-        if rank() == 0 and name not in done:
-            train, val, test = found
-            assert train is not None
-            assert test is not None
-            classes = len(data[roles[0]].classes)
-            done[name] = probe_set(cfg, metric_of(cfg, name), classes, train, val, test, device)
-            log.info("%s: %s %.2f.", name, done[name]["metric"], done[name]["score"])
-        saver.offer(len(done), lambda: {"sets": done})
+        if name not in done:
+            on_first_rank_unless_stopped(partial(probe, name, *found))
     return [_outcome(done, data)] if rank() == 0 else []
 
 
@@ -104,13 +133,14 @@ def _outcome(done: dict[str, Json], data: dict[str, LabeledImages]) -> Outcome:
 def probe_set(
     cfg: CfgNode,
     metric: str,
-    classes: int,
+    fit: Fitter,
     train: Split,
     val: Split | None,
     test: Split,
-    device: torch.device,
+    tried: Tried,
+    after_each: Callable[[], None] = lambda: None,
 ) -> Json:
-    """Return the score on test, and how it was obtained."""
+    """Return the score on test, and how it was obtained; go on after what was `tried`."""
     if val is None:
         labels = train.labels if train.labels.ndim == 1 else _rarest(train.labels)
         kept, held = hold_out(labels, cfg.LINEAR_SUITE.HOLD_OUT, cfg.SEED)
@@ -122,11 +152,11 @@ def probe_set(
         raise LinearEvalError("One train image per class leaves none to choose a weight decay on.")
     # From strong to weak: each solution is then close to the next.
     decays = sorted(cfg.LINEAR_SUITE.WEIGHT_DECAYS, reverse=True)
-    fit = _fitter(cfg, classes, metric, device)
-    scores, start = [], None
-    for decay in decays:
-        start = fit(fitted_on, decay, start)
-        scores.append(score_of(metric, start, chosen_on))
+    scores = tried.scores
+    for decay in decays[len(scores) :]:
+        tried.last = fit(fitted_on, decay, tried.last)
+        scores.append(score_of(metric, tried.last, chosen_on))
+        after_each()
     best = max(range(len(decays)), key=lambda n: (scores[n], n))  # among equals the weakest
     chosen = fit(whole, decays[best], None)
     return {
@@ -140,11 +170,8 @@ def probe_set(
     }
 
 
-Solution = tuple[Tensor, Tensor]  # weight (C, D), bias (C,)
-Fitter = Callable[[Split, float, Solution | None], Solution]
-
-
-def _fitter(cfg: CfgNode, classes: int, metric: str, device: torch.device) -> Fitter:
+def fitter(cfg: CfgNode, classes: int, metric: str, device: torch.device) -> Fitter:
+    """Return what fits a split with a weight decay, from the solution of another one or from 0."""
     iterations = cfg.LINEAR_SUITE.ITERATIONS
 
     def fit(split: Split, decay: float, start: Solution | None) -> Solution:

@@ -8,8 +8,10 @@ all objects of a class are difficult take no part for that class, in training or
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from fvcore.common.config import CfgNode
 from threadpoolctl import threadpool_limits
 
 from kscl.runtime.logs import LOGGER
+from kscl.runtime.processes.workers import obey_parent_alone, start_method
 from linear_eval.checkpoint import Saver
 from linear_eval.data.annotated import ABSENT, IGNORED, PRESENT
 from linear_eval.data.feature_sets import FeatureSets
@@ -105,10 +108,26 @@ class Machines:
 
     def train(self, problems: Sequence[tuple[int, np.ndarray]], k: int) -> list[Chosen]:
         """Return the SVM of each (class, rows of the table); k is 0 for all images."""
-        with threadpool_limits(1), ThreadPoolExecutor(self.threads) as pool:
-            return list(
-                pool.map(lambda problem: self.train_one(problem[0], problem[1], k), problems)
-            )
+        given = [(number, rows, k) for number, rows in problems]
+        with threadpool_limits(1):
+            if self.cfg.SVM.SOLVER != "liblinear":
+                with ThreadPoolExecutor(self.threads) as pool:
+                    return list(pool.map(self.train_one, *zip(*given, strict=True)))
+            # All threads of a process share liblinear's random numbers, so its result would depend
+            # on their timing. A forked process has its own, and shares the table.
+            method = start_method(self.threads)
+            if self.threads == 1 or method is None:
+                return [self.train_one(*problem) for problem in given]
+            context = multiprocessing.get_context(method)
+            count = min(self.threads, len(given))
+            try:
+                with ProcessPoolExecutor(count, context, _begin, (self,)) as processes:
+                    return list(processes.map(_train_one, given))
+            except BrokenProcessPool as error:
+                raise LinearEvalError(
+                    "A process that trained SVMs was ended. If nobody ended it, memory has run "
+                    "out: use fewer threads (OMP_NUM_THREADS). --resume continues."
+                ) from error
 
     def train_one(self, number: int, rows: np.ndarray, k: int) -> Chosen:
         """Choose the cost of one class on folds of its rows, and train on all of them."""
@@ -137,6 +156,18 @@ class Machines:
             weights = self.fit(rows[kept], labels[kept], self.cfg.SVM.COSTS)  # (P, D + 1)
             scores = self.table[rows[held]] @ weights[:, :-1].T + weights[:, -1]  # (n, P)
             yield np.array([average_precision(labels[held] > 0, s) for s in scores.T])
+
+
+_machines: list[Machines] = []  # in a forked process, those of its parent
+
+
+def _begin(machines: Machines) -> None:
+    obey_parent_alone()
+    _machines.append(machines)
+
+
+def _train_one(problem: tuple[int, np.ndarray, int]) -> Chosen:
+    return _machines[-1].train_one(*problem)
 
 
 def unit_rows(features: Features) -> np.ndarray:

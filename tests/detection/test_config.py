@@ -10,18 +10,20 @@ from detectron2.modeling import build_model
 from torch import nn
 
 from detection.config import (
+    OUTPUT_DIR,
     add_kscl_config,
     changed_values,
+    check_version,
     detection_defaults,
     load_detection_config,
     norm_family,
     set_network,
 )
 from detection.errors import DetectionError
-from detection.train.protocol import protocol_of
+from detection.train.protocol import WITHOUT_EFFECT, protocol_of
 from kscl.config.comments import comments_of
 from kscl.config.shipped import shipped_configs
-from kscl.config.tree import config_yaml, leaves, value_at
+from kscl.config.tree import config_hash, config_yaml, leaves, value_at
 from kscl.errors import ConfigError
 
 SHIPPED = sorted((shipped_configs() / "detection").glob("*.yaml"))
@@ -31,6 +33,7 @@ SHIPPED = sorted((shipped_configs() / "detection").glob("*.yaml"))
 def test_every_file_merges_into_detectron2s_config_as_its_users_do_it(path):
     theirs = get_cfg()
     add_kscl_config(theirs)
+    theirs.OUTPUT_DIR = OUTPUT_DIR
     theirs.merge_from_file(str(path), allow_unsafe=False)
     assert load_detection_config(path) == theirs
     assert yaml.safe_load(path.read_text())["VERSION"] == 2
@@ -93,7 +96,7 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_key(tmp_path):
 def test_values_are_read_as_detectron2_reads_them(tmp_path):
     path = tmp_path / "values.yaml"
     path.write_text('SOLVER: {BASE_LR: 1}\nDATASETS:\n  TRAIN: ("a", "b")\n')
-    words = ["SOLVER.STEPS", "(1, 2)", "OUTPUT_DIR", "2024", "TEST.AUG.ENABLED", "true"]
+    words = ["SOLVER.STEPS", "(1, 2)", "OUTPUT_DIR", "2024", "SOLVER.NESTEROV", "true"]
     words += ["INPUT.CROP.SIZE", "[384, 600]", "DATASETS.TEST", "('voc:a: b:test',)"]
     cfg = load_detection_config(path, [*words, "SOLVER.WEIGHT_DECAY_BIAS", "1e-4"])
     assert cfg.SOLVER.BASE_LR == 1.0
@@ -101,7 +104,7 @@ def test_values_are_read_as_detectron2_reads_them(tmp_path):
     assert cfg.DATASETS.TRAIN == ("a", "b")
     assert cfg.SOLVER.STEPS == (1, 2)
     assert cfg.OUTPUT_DIR == "2024"
-    assert cfg.TEST.AUG.ENABLED is True
+    assert cfg.SOLVER.NESTEROV is True
     assert cfg.SOLVER.WEIGHT_DECAY_BIAS == 1e-4
     assert [type(side) for side in cfg.INPUT.CROP.SIZE] == [int, int]  # pixels, not fractions
     assert cfg.DATASETS.TEST == ("voc:a: b:test",)
@@ -132,6 +135,32 @@ def test_a_broken_file_is_an_error_that_names_it(text, reason, tmp_path):
     with pytest.raises(ConfigError, match=reason) as caught:
         load_detection_config(tmp_path / "it.yaml")
     assert "it.yaml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (("DATALOADER.SAMPLER_TRAIN", "RandomSubsetTrainingSampler"), "set it to TrainingSampler"),
+        (("TEST.AUG.ENABLED", "True"), "set it to False"),
+        (("TEST.EVAL_PERIOD", "500"), "set it to 0"),
+        (("TEST.EXPECTED_RESULTS", "[['bbox', 'AP', 38.5, 0.2]]"), r"set it to \[\]"),
+        (("MODEL.META_ARCHITECTURE", "PanopticFPN"), "GeneralizedRCNN, RetinaNet"),
+        (("MODEL.MASK_ON", "True", "MODEL.META_ARCHITECTURE", "RetinaNet"), "set MASK_ON False"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_by_name(words, fix):
+    with pytest.raises(ConfigError, match=rf"{words[0]} is .*command line\).*: .*{fix}"):
+        load_detection_config("detection/shapes_tiny_fpn.yaml", words)
+    # A config of another project, whose weights are taken back to timm, is only read.
+    assert load_detection_config(None, words, rules=check_version)
+
+
+def test_the_default_folder_is_not_that_of_all_tools_and_has_no_effect_on_hashes():
+    name = "detection/shapes_tiny_c4.yaml"
+    ours, other = (load_detection_config(name, words) for words in ((), ("OUTPUT_DIR", "./output")))
+    assert ours.OUTPUT_DIR == "output/detection"
+    assert protocol_of(ours) == protocol_of(other)
+    assert config_hash(ours, WITHOUT_EFFECT) == config_hash(other, WITHOUT_EFFECT)
 
 
 def test_a_missing_file_is_an_error_with_the_nearest_name():
@@ -165,6 +194,8 @@ def test_weights_are_found_beside_the_config_that_names_them(tmp_path, monkeypat
     (folder / "weights.pth").touch()
     (folder / "config.yaml").write_text("MODEL: {WEIGHTS: weights.pth}\n")
     path = "converted/config.yaml"
+    assert load_detection_config(path).MODEL.WEIGHTS == "converted/weights.pth"
+    (tmp_path / "weights.pth").touch()  # others, of the same name
     assert load_detection_config(path).MODEL.WEIGHTS == "converted/weights.pth"
     words = ["MODEL.WEIGHTS", "weights.pth"]  # what the command line names is where it says
     assert load_detection_config(path, words).MODEL.WEIGHTS == "weights.pth"

@@ -48,3 +48,29 @@ def test_the_name_of_a_protocol_follows_the_data(name, train, test, told):
     # A protocol with a name of its own keeps it.
     named = load_detection_config(config, [*words, "KSCL.PROTOCOL", "mine-c4"])
     assert protocol_of(named).id == "mine-c4"
+
+
+def test_another_scorer_than_the_shipped_one_is_told_by_the_name():
+    """Published numbers stand beside those of the same name."""
+    for name, shipped, other in (
+        ("coco_fpn_1x", "coco-101pt", "voc07-11pt"),
+        ("voc07_c4_12k5", "voc07-11pt", "coco-101pt"),
+    ):
+        names = [
+            protocol_of(load_detection_config(f"detection/{name}.yaml", ["KSCL.SCORER", scorer])).id
+            for scorer in (shipped, other)
+        ]
+        own = name.replace("_", "-")
+        assert names == [own, f"{own}+KSCL.SCORER={other}"]
+
+
+def test_plain_batch_norm_on_several_processes_is_another_protocol():
+    plain, synchronized = (
+        load_detection_config("detection/shapes_tiny_c4.yaml", ["MODEL.RESNETS.NORM", norm])
+        for norm in ("BN", "naiveSyncBN")
+    )
+    found = [protocol_of(plain, processes) for processes in ((1,), (2,), (4,), (2, 1))]
+    assert found[0] == protocol_of(plain)
+    assert "processes" not in found[0].definition
+    assert len({protocol.hash for protocol in found}) == 4
+    assert protocol_of(synchronized, (2,)) == protocol_of(synchronized)

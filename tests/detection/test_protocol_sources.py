@@ -156,6 +156,7 @@ OURS = {  # what every FPN and RetinaNet protocol of this project has in place o
     "MODEL.FPN.NORM": "SyncBN",
     "MODEL.BACKBONE.FREEZE_AT": 0,
     "MODEL.WEIGHTS": "",
+    "OUTPUT_DIR": "output/detection",
     "SOLVER.REFERENCE_WORLD_SIZE": 8,
     "TEST.PRECISE_BN.ENABLED": True,
 }
@@ -216,6 +217,7 @@ def test_the_18k_protocol_is_detectron2s_own_but_for_what_our_backbones_need():
         *("MODEL.WEIGHTS", "MODEL.RESNETS.STRIDE_IN_1X1"),
         *("INPUT.FORMAT", "MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"),
         "SOLVER.REFERENCE_WORLD_SIZE",  # Detectron2's users scale by hand
+        "OUTPUT_DIR",
     }
     assert not ours
 

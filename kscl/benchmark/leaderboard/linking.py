@@ -119,10 +119,22 @@ def pretrained(record: Record) -> Entry:
         epochs=_epochs(record),
         shots=None if shots is None else int(shots),
         rho=_rho(values, "METHOD", "NUM_SHOTS", "SIMILARITY", "RHO"),
-        config=config_hash(values, SAME_FOR_ALL_SEEDS),
+        config=_settings(record),
         data=fingerprints(record),
         family=config_hash(values, (*SAME_FOR_ALL_SEEDS, *VARIED)),
     )
+
+
+def processes(record: Record) -> int:
+    """Return how many processes shared a batch: each has its own BatchNorm statistics."""
+    return int(number(record.details.get("processes")) or 1)
+
+
+def _settings(record: Record) -> str:
+    settings = config_hash(record.config.values, SAME_FOR_ALL_SEEDS)
+    parts = record.details.get("world_sizes")  # of a run that was resumed on another number
+    counts = parts if isinstance(parts, list) and len(parts) > 1 else processes(record)
+    return settings if counts == 1 else _digest({"settings": settings, "processes": counts})
 
 
 def _epochs(record: Record) -> float | None:

@@ -44,7 +44,7 @@ def measures_of(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Me
                 measure,
                 std=std(values),
                 std_is=OVER_SEEDS,
-                interval=_not_negative(t_interval(values), values),
+                interval=_in_percent(t_interval(values), values),
                 interval_is=OVER_SEEDS,
             )
         elif len(trials_of_one) > 1:
@@ -56,13 +56,13 @@ def measures_of(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Me
         yield metric, measure
 
 
-def _not_negative(
+def _in_percent(
     interval: tuple[float, float] | None, values: Sequence[float]
 ) -> tuple[float, float] | None:
-    """Cut an interval at 0 where no value is below it: AP and accuracies cannot be."""
-    if interval is None or min(values) < 0:
+    """Cut an interval at 0 and 100 where no value is outside: AP and accuracies cannot be."""
+    if interval is None or min(values) < 0 or max(values) > 100:
         return interval
-    return max(0.0, interval[0]), interval[1]
+    return max(0.0, interval[0]), min(100.0, interval[1])
 
 
 def _sampling_interval(

@@ -47,11 +47,25 @@ UNTESTED = Standing("not tested", None, None)
 
 def t_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float] | None:
     """Return Student's interval of the mean of several values; None for a single value."""
+    return _around_mean(values, 1 / len(values), level) if len(values) else None
+
+
+def prediction_interval(
+    values: Sequence[float], level: float = LEVEL
+) -> tuple[float, float] | None:
+    """Return the interval in which one more value is expected; None for a single value."""
+    return _around_mean(values, 1 + 1 / len(values), level) if len(values) else None
+
+
+def _around_mean(
+    values: Sequence[float], variances: float, level: float
+) -> tuple[float, float] | None:
+    """Return the mean ± an error whose variance is `variances` times that of the values."""
     spread = std(values)
     if spread is None:
         return None
-    n, mean = len(values), float(np.mean(values))
-    half = float(stdtrit(n - 1, (1 + level) / 2)) * spread / n**0.5
+    mean = float(np.mean(values))
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * spread * variances**0.5
     return mean - half, mean + half
 
 

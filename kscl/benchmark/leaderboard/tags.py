@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS, Entry
+from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS, Entry, processes
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.config.tree import leaves_without
 
@@ -32,8 +32,13 @@ def tags(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
 
 def _distinguishing(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
     settings = [
-        leaves_without(file[0].record.config.values, SAME_FOR_ALL_SEEDS) if file else {}
-        for _, file in rows
+        {
+            **leaves_without(files[0].record.config.values, SAME_FOR_ALL_SEEDS),
+            "PROCESSES": processes(files[0].record),
+        }
+        if files
+        else {}
+        for _, files in rows
     ]
     keys = sorted({key for values in settings for key in values}.difference(IN_COLUMNS))
     differing = [key for key in keys if len({repr(values.get(key)) for values in settings}) > 1]

@@ -84,6 +84,8 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
     """Return the suite with the paper's recipes, for GPUs."""
     refuse_few(facts.num_photos)
     queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
+    num_gpus = min(num_gpus, queue)
+    batch = min(256, queue) // num_gpus * num_gpus
     lines = [
         f"# Made by tools/start.py for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
         "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
@@ -98,8 +100,9 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
         f"  DATA.TRAIN: {one_line(facts.photos)}",
         f"  # shorter than the {facts.num_photos} images; the paper's, for a million, is 65536",
         f"  DICTIONARY.QUEUE_LENGTH: {queue}",
-        "  # the paper's 256, or less where the queue is shorter; the learning rate follows",
-        f"  SOLVER.BATCH_SIZE: {min(256, queue)}",
+        "  # the paper's 256, or less where the queue is shorter or GPUs cannot share it evenly;",
+        "  # the learning rate follows",
+        f"  SOLVER.BATCH_SIZE: {batch}",
         "contenders:  # what is compared; all of them have the same network",
         "  random: {arch: resnet50}  # no pretraining",
         "  # the method that KSCL extends, with one key per image, for 200 epochs",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kscl.benchmark.suite.stages import KEY_LENGTH, Stage
+from kscl.benchmark.suite.stages import KEY_LENGTH, Stage, without_insert
 from kscl.errors import KsclError
 from kscl.records.shape import listed, one_line, wrong_places
 from kscl.runtime.files import write_atomically
@@ -128,7 +128,7 @@ def run_stages(
         try:
             while not stop:
                 ready = _ready(states)
-                running += [_begin(state, jobs) for state in ready[: jobs - len(running)]]
+                running += [_begin(state, states, jobs) for state in ready[: jobs - len(running)]]
                 if not running:
                     break
                 show(states)
@@ -179,19 +179,22 @@ class _Job:
     start: float
 
 
-def _begin(state: State, jobs: int) -> _Job:
+def _begin(state: State, states: Sequence[State], jobs: int) -> _Job:
     stage = state.stage
     state.status, state.seconds = RUNNING, 0.0
     # Only the leaderboard runs after a stage it needs failed: it shows the others.
     missing = {need.folder for need in stage.needs if not Path(need.folder).exists()}
-    arguments = [word for word in stage.arguments if word not in missing]
+    given = stage.arguments
+    if any(other.status in (FAILED, WAITS) for other in states):
+        given = without_insert(given)
+    arguments = [word for word in given if word not in missing]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     if jobs > 1:  # stages that run in parallel would compete with their threads
         environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // jobs)))
     assert state.log is not None
     try:
         with state.log.open("ab") as file:
-            file.write(f"$ {' '.join(stage.command)}\n".encode())
+            file.write(f"$ {' '.join([stage.program, *arguments])}\n".encode())
             file.flush()
             process = subprocess.Popen(
                 [program_path(stage.program), *arguments],

@@ -36,12 +36,26 @@ def _baselines(
     for baseline in given if isinstance(given, list) else []:
         method = re.split("[@,]", str(baseline))[0]
         if method in labels or ROW_KEY.fullmatch(str(baseline)):
+            if method == str(baseline) and _has_lengths(values, labels.get(method, "")):
+                yield (
+                    f"baseline: {baseline} is trained for several lengths: name the epochs of one, "
+                    f"as in {baseline}@30."
+                )
             continue
         near = difflib.get_close_matches(method, labels, n=1)
         if method in contenders:
             near = [str(_overrides(contenders[method])["LABEL"])]  # what its rows are called
         hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(labels)}."
         yield f"baseline: {baseline} is the label of no contender; {hint}"
+
+
+def _has_lengths(values: Mapping[str, Any], key: str) -> bool:
+    """Return whether a contender is pretrained several times, for several lengths."""
+    about, steps = values["contenders"].get(key), values.get("steps")
+    if not isinstance(about, dict) or not isinstance(steps, dict) or key not in steps:
+        return False
+    lengths = about.get("lengths", values.get("lengths", ()))
+    return isinstance(lengths, list | dict) and len(lengths) > 1
 
 
 def _basis_image(values: Mapping[str, Any]) -> Iterator[str]:

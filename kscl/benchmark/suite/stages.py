@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from kscl.benchmark.suite.inputs import content_of, data_of, weights_of
 from kscl.benchmark.suite.references import SHAPES_FOLDER
 from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
+from kscl.cli import INSERT_OPTION
 from kscl.config.tree import one_line
 
 KEY_LENGTH = 8
@@ -251,3 +252,11 @@ def _folders(stages: Sequence[Stage]) -> list[str]:
 
 def _gpus(number: int) -> list[str]:
     return ["--num-gpus", str(number)]
+
+
+def without_insert(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """Keep a board that lacks results out of a document that may have had all of them."""
+    if INSERT_OPTION not in arguments:
+        return arguments
+    place = arguments.index(INSERT_OPTION)
+    return arguments[:place] + arguments[place + 3 :]  # a file and a name follow

@@ -8,6 +8,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from kscl.engine.doubts import queue_doubts
 from kscl.engine.schedule import learning_rate
 from kscl.engine.state import TrainState
 from kscl.method.cost import PASSES_OF_MOCO, forward_passes, num_views, views_in_words
@@ -53,5 +54,7 @@ def announce(state: TrainState, data: dict[str, Any], checkpoint: Path | None) -
         state.total_steps,
         f"{world_size()} x {state.device.type}",
     )
+    for warning in queue_doubts(state.cfg, data["images"]):
+        log.warning("%s", warning)
     if checkpoint is not None:
         log.info("Resuming after step %d from %s.", state.step, checkpoint)

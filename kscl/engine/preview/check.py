@@ -17,6 +17,7 @@ from kscl.data.open import open_source
 from kscl.data.source import ImageSource, is_remote
 from kscl.data.tar.remote import check_reachable
 from kscl.data.tar.shards import is_shard_pattern
+from kscl.engine.doubts import queue_doubts
 from kscl.engine.knn import KnnCheck
 from kscl.engine.start import start_from_weights
 from kscl.engine.state import build_state, check_ranks, check_room
@@ -44,6 +45,8 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
         try:
             source = open_source(where, cfg.DATA.CACHE_DIR)
             num_images = len(source)
+            for doubt in queue_doubts(cfg, num_images):
+                yield Problem("queue", "DICTIONARY.QUEUE_LENGTH", doubt, "", fatal=False)
             check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
             yield from _unreadable(source, cfg)
         except KsclError as error:

@@ -227,8 +227,8 @@ def _explain(ranks: list[_Rank], first: _Rank, stop: StopRequest) -> int:
     if code < 0:
         raise KsclError(
             f"Rank {ranks.index(first)} was ended by {signal.Signals(-code).name}, and the run "
-            "with it. If nobody ended it, memory may have run out (smaller SOLVER.BATCH_SIZE, or "
-            "more SOLVER.GRAD_ACCUM_STEPS). --resume continues from the last checkpoint."
+            "with it. If nobody ended it, memory may have run out: use a smaller batch, or fewer "
+            "loader workers per process. --resume continues from the last checkpoint."
         )
     for _, text in reports[:1]:
         print(text, file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from tests.helpers.detection_runs import arguments, start_train_net
 SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.NUM_ITER", "1")
 
 
-def test_the_learning_rate_is_chosen_on_a_part_of_the_training_images(shop, tmp_path):
+def test_the_learning_rate_is_chosen_on_a_part_of_the_training_images(shop, tmp_path, capsys):
     output = tmp_path / "run"
     grid = "--lr-grid=0.001,0.03"
     done = start_train_net(shop, output, grid, *SHORT).wait()
@@ -46,6 +47,9 @@ def test_the_learning_rate_is_chosen_on_a_part_of_the_training_images(shop, tmp_
     again = start_train_net(shop, output, grid, "--resume", *SHORT).wait()
     assert again.returncode == 0, again.stderr
     assert again.stdout.count("finished before, kept") == 3
+    shutil.rmtree(output / "seed0")
+    assert main(arguments(shop, output, grid, *SHORT)) == 2
+    assert "it is finished. Keep it with --resume" in capsys.readouterr().err
 
 
 def test_the_learning_rate_of_the_highest_ap_is_chosen_and_of_equal_ones_the_lowest(

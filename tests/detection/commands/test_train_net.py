@@ -186,7 +186,7 @@ def test_a_folder_of_another_run_is_refused(finished, shop, capsys):
     other_test = ("DATASETS.TEST", f"('voc:{shop / 'voc'}:val',)")
     detector = ("MODEL.WEIGHTS", str(finished / "model_final.pth"))
     for more, weights, reason in (
-        ((), 0, "holds this run already"),
+        ((), 0, "Resume it with --resume, or choose another"),
         (("--auto-resume",), 1, "weights: "),
         (("--auto-resume", "SOLVER.BASE_LR", "0.5"), 0, "SOLVER.BASE_LR: 0.03 before, 0.5 now"),
         (("--auto-resume", *other_test), 0, "data.test: "),

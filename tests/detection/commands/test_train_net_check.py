@@ -63,8 +63,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_told_by_the_check(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     (problem,) = problems_of(capsys, words)
     assert problem["where"] == "OUTPUT_DIR"
-    assert f"{tmp_path}: the disk is too full" in problem["what"]
-    assert "12.06 KiB" in problem["what"]
+    assert f"The disk of OUTPUT_DIR {tmp_path / 'not' / 'made'} has 0.0 MiB" in problem["what"]
     assert not (tmp_path / "not").exists()
 
 

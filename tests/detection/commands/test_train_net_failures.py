@@ -10,13 +10,20 @@ import signal
 
 import pytest
 import torch
+import yaml
+from detectron2.engine import SimpleTrainer
 
 from detection.commands.convert import main as convert
 from detection.commands.train_net import main
+from detection.errors import DetectionError
+from detection.train.checkpoint import check_room_for
 from kscl.backbone_file import Description, save_backbone
+from kscl.engine.checkpoint import CHECKPOINT_FOLDER, CONTAINER_BYTES
 from tests.detection.commands.test_train_net_resume import at_iteration
 from tests.helpers.detection_runs import arguments, start_train_net
 from tests.helpers.networks.backbones import NARROW, lively_backbone
+
+REFERENCE = ("SOLVER.REFERENCE_WORLD_SIZE", "2", "SOLVER.IMS_PER_BATCH", "4")
 
 
 def kill_a_worker() -> None:
@@ -55,9 +62,64 @@ def test_a_disk_without_room_for_a_checkpoint_is_told_before_training(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     assert main(arguments(shop, tmp_path / "run")) == 2
     told = capsys.readouterr()
-    assert str(tmp_path / "run") in told.err
-    assert "12.06 KiB" in told.err
+    assert f"The disk of OUTPUT_DIR {tmp_path / 'run'} has 0.0 MiB free" in told.err
     assert "total_loss" not in told.out
+
+
+def test_room_is_asked_for_all_checkpoints_less_what_is_there(tmp_path, monkeypatch):
+    model = torch.nn.Linear(1000, 1000)
+    detector = 4 * 1_001_000 + CONTAINER_BYTES
+    checkpoint = detector + 4 * 1_001_000  # with the momentum
+    usage = shutil.disk_usage(tmp_path)
+
+    def check(free: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
+        check_room_for(tmp_path, model)
+
+    check(3 * checkpoint + detector)
+    with pytest.raises(DetectionError, match="3 checkpoints and the trained detector take"):
+        check(3 * checkpoint + detector - 1)
+    (tmp_path / CHECKPOINT_FOLDER).mkdir()
+    for step in (1, 2):  # as a run that is resumed has them
+        name = f"checkpoint-{step:09d}-{'0' * 16}.pt"
+        (tmp_path / CHECKPOINT_FOLDER / name).write_bytes(b"x" * checkpoint)
+    check(checkpoint + detector)
+    with pytest.raises(DetectionError, match="Make room"):
+        check(checkpoint + detector - 1)
+
+
+def fill_memory(*_: object) -> None:
+    raise torch.cuda.OutOfMemoryError("pretended")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ((), "divide SOLVER.IMS_PER_BATCH and SOLVER.BASE_LR by the same number"),
+        (("SOLVER.IMS_PER_BATCH", "1"), "with 1 image of up to 80 pixels"),
+        (("SOLVER.REFERENCE_WORLD_SIZE", "2", "SOLVER.IMS_PER_BATCH", "2"), "Use smaller images"),
+        (REFERENCE, "SOLVER.REFERENCE_WORLD_SIZE 4: batch and learning rate are then divided by 2"),
+    ],
+)
+def test_a_gpu_whose_memory_is_full_is_told_with_advice(
+    shop, tmp_path, monkeypatch, capsys, words, told
+):
+    monkeypatch.setattr(SimpleTrainer, "run_step", fill_memory)
+    assert main(arguments(shop, tmp_path / "run", *words)) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_the_advice_for_a_full_memory_halves_the_batch_with_its_learning_rate(
+    shop, tmp_path, capsys
+):
+    solvers = []
+    for reference in ("2", "4"):
+        words = (*REFERENCE, "SOLVER.REFERENCE_WORLD_SIZE", reference)
+        assert main(arguments(shop, tmp_path / "run", "--print-config", *words)) == 0
+        solvers.append(yaml.safe_load(capsys.readouterr().out)["SOLVER"])
+    before, after = solvers
+    for key, factor in (("IMS_PER_BATCH", 0.5), ("BASE_LR", 0.5), ("MAX_ITER", 2)):
+        assert after[key] == before[key] * factor
 
 
 def error_of(done) -> str:

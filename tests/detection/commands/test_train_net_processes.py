@@ -27,7 +27,9 @@ def test_two_processes_on_the_cpu_train_and_score(shop, tmp_path):
     more = ["--num-gpus=2", "MODEL.RESNETS.NORM", "naiveSyncBN"]
     done = several_processes(shop, tmp_path / "run", *more)
     assert done.returncode == 0, done.stderr
-    assert read_record(tmp_path / "run" / "record.json")["details"]["processes"] == 2
+    record = read_record(tmp_path / "run" / "record.json")
+    assert record["details"]["processes"] == 2
+    assert "processes" not in record["protocol"]["definition"]  # synchronized statistics
 
 
 def test_two_processes_of_torchrun_run_two_trials_one_after_the_other(shop, tmp_path):
@@ -42,6 +44,8 @@ def test_two_processes_of_torchrun_run_two_trials_one_after_the_other(shop, tmp_
         assert warned not in done.stderr
     records = [read_record(output / f"seed{seed}" / "record.json") for seed in (0, 1)]
     assert [record["details"]["processes"] for record in records] == [2, 2]
+    # Each process has its own statistics of a plain BatchNorm.
+    assert [record["protocol"]["definition"]["processes"] for record in records] == [[2], [2]]
 
 
 def test_a_norm_that_needs_gpus_is_refused_on_the_ranks_of_torchrun(
@@ -101,6 +105,7 @@ def test_the_moco_protocol_is_scaled_to_the_gpus_there_are(
     assert (solver["IMS_PER_BATCH"], solver["BASE_LR"]) == (batch, rate)
     assert (solver["MAX_ITER"], solver["STEPS"]) == (iterations, steps)
     assert solver["WARMUP_ITERS"] == warm_up
+    assert solver["CHECKPOINT_PERIOD"] == 5000
     assert main([*words, "--print-config", "SOLVER.REFERENCE_WORLD_SIZE", "0"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["SOLVER"]["MAX_ITER"] == 24000
 

@@ -215,9 +215,14 @@ def test_another_number_of_processes_is_refused_unless_it_is_asked_for_by_name(s
     told = capsys.readouterr().err
     assert "world_size: 2 before, 1 now" in told
     assert "--allow-world-size-change" in told
+    assert "each process groups its own images" in told
     done = start_train_net(shop, copy, "--resume", "--allow-world-size-change").wait()
     assert done.returncode == 0, done.stderr
-    assert read_record(copy / "record.json")["details"]["world_sizes"] == [[0, 2], [4, 1]]
+    assert "until step 4 there were 2. The size of the batch stays the same" in done.stderr
+    assert "its views stay the same" not in done.stdout + done.stderr
+    record = read_record(copy / "record.json")
+    assert record["details"]["world_sizes"] == [[0, 2], [4, 1]]
+    assert record["protocol"]["definition"]["processes"] == [2, 1]
 
 
 def on_two_ranks(shop: Path, output: Path, *more: str) -> subprocess.Popen[str]:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from kscl.benchmark.leaderboard.statistics import prediction_interval
+from kscl.benchmark.reproduce import origin, verdict
 from kscl.benchmark.suite.spec import read_suite
 from kscl.commands.reproduce import main
 from kscl.records.record import find_records, record_id
@@ -32,7 +34,7 @@ def test_the_same_machine_gives_the_same_number_inside_the_old_interval(record, 
     done = tool("reproduce", record, "--output-dir", tmp_path / "again")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "top1 was" in done.stdout
-    assert "inside the old 95 % interval" in done.stdout
+    assert "the same number" in done.stdout
     (new,) = find_records(tmp_path / "again").records.values()
     old = json.loads(record.read_text())
     assert new.metrics == old["metrics"]
@@ -98,3 +100,37 @@ def test_what_cannot_be_made_again_is_refused(tmp_path, which, capsys):
     assert {"a pretraining": "evaluation", "an unknown backbone": sha("x")[:16]}.get(
         which, "seed 2"
     ) in said
+
+
+@pytest.mark.parametrize("is_flat", [True, False], ids=["submission", "suite"])
+def test_another_number_is_judged_by_the_spread_over_all_seeds(tmp_path, monkeypatch, is_flat):
+    monkeypatch.chdir(tmp_path)
+    top1 = [50.0, 52.0, 57.0]
+    for seed, value in enumerate(top1):
+        made = pretraining(*kscl(3, 0.9), seed=seed)
+        folder = tmp_path / "output" / "mine" / "kscl" / ("" if is_flat else f"seed{seed}")
+        for name, record in ("a", made), ("b", linear(value, backbone_of(made), seed=seed)):
+            (folder / f"{seed}{name}").mkdir(parents=True)
+            (folder / f"{seed}{name}" / "record.json").write_text(json.dumps(record))
+    (path,) = (tmp_path / "output").glob("**/2b/record.json")
+    start = origin(path)
+    for new, inside in ((57.0, True), (44.0, True), (30.0, False)):
+        rerun = linear(new, start.record.inputs["backbone"], seed=2)
+        again = tmp_path / "output" / "reproduce" / str(new)
+        (again / "output" / "x").mkdir(parents=True)
+        (again / "output" / "x" / "record.json").write_text(json.dumps(rerun))
+        found = verdict(start, again)
+        assert found.inside is inside
+        assert found.interval == pytest.approx(prediction_interval(top1))
+
+
+def test_a_row_of_several_processes_is_made_again_on_as_many(tmp_path, capsys):
+    made = pretraining(*kscl(3, 0.9), seed=2, details={"processes": 8})
+    folder = write_all(tmp_path / "records", [made, linear(50, backbone_of(made), seed=2)])
+    given = [str(folder / "run_0001" / "record.json"), "--records", str(folder), "--dry-run"]
+    output = tmp_path / "again"
+    assert main([*given, "--output-dir", str(output)]) == 0
+    assert read_suite(output / "suite.yaml").num_gpus == 8
+    assert main([*given, "--output-dir", str(output), "--num-gpus", "2"]) == 0
+    assert read_suite(output / "suite.yaml").num_gpus == 2
+    assert "Differs: pretrain: The number of processes was 8." in capsys.readouterr().out

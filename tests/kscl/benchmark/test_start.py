@@ -170,18 +170,18 @@ def test_both_suites_can_be_read_and_planned(tmp_path):
         plan = choose_lengths(facts, replace(COSTS, probe=3.0), 60, cores=2)
         for text in (
             cpu_suite(facts, sizes, plan, 60, tmp_path / "out"),
-            gpu_suite(facts, 2, tmp_path / "out"),
+            gpu_suite(facts, 6, tmp_path / "out"),
         ):
             path = tmp_path / "suite.yaml"
             path.write_text(text)
             suite = read_suite(path)
-            assert [contender.name for contender in suite.contenders] == [
-                *("random", "moco_v2", "kscl")
-            ]
+            names = [contender.name for contender in suite.contenders]
+            assert names == ["random", "moco_v2", "kscl"]
             assert suite.baseline == ["random"]
             for contender in suite.contenders[1:]:
                 values = {**suite.pretrain_overrides, **contender.overrides}
                 assert values["DICTIONARY.QUEUE_LENGTH"] < images
+                assert values["SOLVER.BATCH_SIZE"] % suite.num_gpus == 0
             assert plan_stages(suite)
 
 

@@ -17,6 +17,7 @@ from tests.kscl.config.test_merge import errors_of, write
         (["METHOD.SYMMETRIC", "True"], "within a minibatch"),
         (["SOLVER.WARMUP_EPOCHS", "200"], "warm-up must end"),
         (["SOLVER.SCHEDULE", "step", "SOLVER.EPOCHS", "100"], "rising epochs inside the training"),
+        (["SOLVER.OPTIMIZER", "lars", "SOLVER.WEIGHT_DECAY", "0"], "set WEIGHT_DECAY above 0"),
         (["INPUT.MEAN", "[0.5]"], "three numbers"),
         (["INPUT.STD", "[0.5, 0, 0.5]"], "divided by it"),
         (["DICTIONARY.TYPE", "minibatch", "SOLVER.BATCH_SIZE", "1"], "no other instance"),

@@ -8,6 +8,7 @@ from PIL import Image
 
 from kscl.data import bad_images
 from kscl.data.open import open_source
+from kscl.errors import KsclError
 
 
 @pytest.fixture
@@ -60,3 +61,16 @@ def test_of_many_a_fixed_sample_is_decoded_and_said(folder, decoded):
     assert "a sample of 3 of the 5 images was decoded" in note.what
     bad_images.find_unreadable(source, range(5), most=3)
     assert len(decoded) == 3, "another sample was taken"
+
+
+def test_what_a_run_met_before_it_was_resumed_is_judged_by_the_rule_of_now(folder):
+    source, met = open_source(str(folder), ""), {3: "it is empty", 1: "it is empty"}
+    account = bad_images.BadImages(source, "skip", 0.5)
+    account.recall(met)
+    assert account.names() == [str(folder / "1.png"), str(folder / "3.png")]
+    for policy, most, named in (
+        ("skip", 0.2, r"2 of the 5 images.*1\.png"),
+        ("error", 0.5, r"1\.png cannot be read: it is empty"),
+    ):
+        with pytest.raises(KsclError, match=named):
+            bad_images.BadImages(source, policy, most).recall(met)

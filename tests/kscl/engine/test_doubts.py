@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 from kscl.commands.pretrain import main
@@ -23,8 +25,18 @@ def test_a_record_holds_the_doubts_of_its_pretraining_and_the_tool_prints_them(
         found[queue] = read_record(run.folder / "record.json")["details"]["warnings"]
         for warning in found[queue]:
             assert warning in told.out + told.err
+        # Before the training, and after it.
+        assert told.err.count("Set DICTIONARY.QUEUE_LENGTH lower") == (2 if queue == 96 else 0)
     assert not [warning for warning in found[64] if "QUEUE_LENGTH" in warning]
     assert len([warning for warning in found[96] if "QUEUE_LENGTH" in warning]) == 1
+
+
+def test_the_check_tells_of_a_queue_as_long_as_the_data_and_lets_it_pass(tmp_path, images, capsys):
+    for queue, expected in ((64, []), (96, ["queue"])):
+        run = Run(tmp_path / "run", images, "DICTIONARY.QUEUE_LENGTH", queue)
+        assert main(run.command("--check")) == 0
+        problems = json.loads(capsys.readouterr().out)["problems"]
+        assert [problem["kind"] for problem in problems] == expected
 
 
 def test_a_queue_as_long_as_the_data_and_a_failed_training_are_doubted():

@@ -14,6 +14,7 @@ from kscl.commands.pretrain import main
 from kscl.data.open import open_source
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.engine.training_images import data_fingerprint
+from kscl.records.record import read_record
 from tests.helpers.runs import Run, wait_until
 
 ONE_EPOCH = ["SOLVER.EPOCHS", 1]
@@ -76,6 +77,19 @@ def test_resuming_with_other_images_is_refused(unfinished, images, tmp_path, err
     text = error_of(unfinished.command("--resume", more=["DATA.TRAIN", other]))
     assert f"DATA.TRAIN {other}" in text
     assert "fingerprint" in text
+
+
+def test_a_run_stopped_by_unreadable_images_resumes_when_more_are_allowed(
+    with_broken, tmp_path, error_of
+):
+    run = Run(tmp_path / "run", with_broken(94, 95))  # of 96: in the last step of the epoch
+    for flags in ([], ["--resume"]):
+        text = error_of(run.command(*flags))
+        assert "2 of the 96 images" in text
+        assert "Raise DATA.MAX_BAD_FRACTION, and --auto-resume continues" in text
+        assert run.state()["step"] == 4
+    assert main(run.command("--resume", more=["DATA.MAX_BAD_FRACTION", 0.03])) == 0
+    assert read_record(run.folder / "record.json")["metrics"]["bad_images"] == 2
 
 
 def test_two_processes_never_write_to_one_folder(images, tmp_path, error_of, monkeypatch):

@@ -105,3 +105,16 @@ def test_the_record_has_the_hash_of_the_weights_also_after_a_resume_without_them
     finally:
         torch.set_num_threads(before)
     assert read_record(run.folder / RECORD_FILE)["inputs"] == {"weights": digest}
+
+
+def test_a_run_that_has_ended_is_refused_if_its_weights_are_others_now(
+    weights, tmp_path, one_thread, error_of
+):
+    images = draw_images(tmp_path / "images", count=32)
+    run = Run(tmp_path / "run", images, "BACKBONE.WEIGHTS", weights, "SOLVER.EPOCHS", 1)
+    assert main(run.command()) == 0
+    assert main(run.command("--resume")) == 0
+    weights.write_bytes(weights.read_bytes() + b"changed")
+    assert f"BACKBONE.WEIGHTS {weights} does not hold" in error_of(run.command("--resume"))
+    weights.unlink()
+    assert main(run.command("--resume")) == 0

@@ -6,9 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import kscl.method.similarity
 from kscl.config.rules import CHOICES
 from kscl.errors import KsclError
 from kscl.method.dictionary import MemoryBank, Minibatch, Queue
+from kscl.method.eigen import eigenpairs
 from kscl.method.similarity import SIMILARITIES, find_similarity
 
 
@@ -28,6 +30,28 @@ def test_own_is_the_diagonal_of_every(name: str) -> None:
     torch.testing.assert_close(similarity.own(query[:, 0], fitted.basis), every.diagonal())
     opposite = similarity.every(-query[:, 0], fitted.basis)
     torch.testing.assert_close(opposite, -every if similarity.signed else every)
+
+
+def test_a_blend_is_in_full_precision_whatever_autocast_and_tf32_are(monkeypatch) -> None:
+    torch.manual_seed(0)
+    fit, blend = SIMILARITIES["projection"].fit, SIMILARITIES["projection"].blend
+    old, new = (fit(F.normalize(torch.randn(6, 4, 16), dim=2), 0.7) for _ in range(2))
+    expected, tf32 = blend(old.basis, new, 0.5), []
+
+    def watched(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tf32.append(torch.backends.cuda.matmul.allow_tf32)
+        return eigenpairs(gram)
+
+    monkeypatch.setattr(kscl.method.similarity, "eigenpairs", watched)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = blend(old.basis, new, 0.5)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert torch.equal(found, expected)
+    assert tf32 == [False]
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:

@@ -55,6 +55,15 @@ class TestGradientThroughTheKeys:
         assert torch.isfinite(grad).all()
         assert grad.norm() < 1e3
 
+    def test_is_zero_along_a_dropped_direction_that_ties_with_the_kept_one(self) -> None:
+        keys = torch.eye(2, 5).double()[None].requires_grad_()  # orthonormal: both λ are 1
+        (kept,) = fit_subspaces(keys, 0.4).basis[0]  # (5,)
+        dropped = F.pad(torch.stack([-kept[1], kept[0]]).detach(), (0, 3))  # (5,)
+        outside = torch.eye(5).double()[2]
+        for direction, expected in ((dropped, 0), (outside, 1)):
+            (grad,) = torch.autograd.grad(kept @ direction, keys, retain_graph=True)
+            assert grad.norm().item() == pytest.approx(expected, abs=1e-12)
+
     def test_equals_autograd_through_eigh_where_eigenvalues_are_apart(self) -> None:
         keys = unit(5, 4, 9).requires_grad_()
         query = unit(6, 9, seed=5)

@@ -143,6 +143,23 @@ def test_a_list_names_the_images_to_train_on(digits, tmp_path):
     assert protocol.definition["train_subset"] == {"sha256": digest}
 
 
+def test_another_list_of_the_same_name_does_not_resume_what_the_first_one_began(
+    digits, tmp_path, capsys
+):
+    names = [f"digit_{n}/{place:03d}.png" for n in range(10) for place in (1, 4)]
+    (tmp_path / "list.txt").write_text("\n".join(names))
+    more = (*SMALL, "CHECKPOINT.SECONDS", 0, "DATA.SUBSET", tmp_path / "list.txt")
+    words = overrides(digits, tmp_path / "run", *more)
+    assert main(words) == 0
+    assert main(["--auto-resume", *words]) == 0
+    (tmp_path / "list.txt").write_text("\n".join(names[:-1]))
+    assert main(["--auto-resume", *words]) == 2
+    assert "DATA.SUBSET" in capsys.readouterr().err
+    (tmp_path / "run" / "record.json").unlink()
+    assert main(["--auto-resume", *words]) == 2
+    assert "DATA.SUBSET" in capsys.readouterr().err
+
+
 def test_a_name_that_several_classes_have_is_refused(digits, tmp_path, capsys):
     (tmp_path / "list.txt").write_text("digit_0/001.png\n001.png\n")
     words = overrides(digits, tmp_path / "run", *SMALL, "DATA.SUBSET", tmp_path / "list.txt")

@@ -14,7 +14,7 @@ from kscl.records.record import read_record
 from linear_eval.commands.linear_eval import main
 from linear_eval.config import load_linear_eval_config
 from linear_eval.probes.lbfgs import fit_binary
-from linear_eval.probes.linear_suite import Split, probe_set, score_of
+from linear_eval.probes.linear_suite import Split, Tried, fitter, probe_set, score_of
 from tests.helpers.data.digits import overrides, write_digits
 
 pytestmark = pytest.mark.portable
@@ -74,7 +74,8 @@ def test_a_set_equals_scikit_learns_logistic_regression():
     train, val, test = (Split(table[a:b], labels[a:b]) for a, b in ((0, 60), (60, 100), (100, 150)))
     decays = [0.01, 1.0, 100.0]
     cfg = load_linear_eval_config(None, ["LINEAR_SUITE.WEIGHT_DECAYS", str(decays)])
-    found = probe_set(cfg, "top1", 3, train, val, test, CPU)
+    fit = fitter(cfg, 3, "top1", CPU)
+    found = probe_set(cfg, "top1", fit, train, val, test, Tried())
     machines = [LogisticRegression(C=1 / wd, max_iter=1000) for wd in decays]
     for machine in machines:
         machine.fit(features[:60], labels[:60])

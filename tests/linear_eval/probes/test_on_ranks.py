@@ -1,8 +1,10 @@
-"""A probe that one process trains, on two ranks: the other one waits as long as it takes."""
+"""A probe that one process trains, on two ranks: the other one waits, and both stop together."""
 
 from __future__ import annotations
 
 import datetime
+import os
+import signal
 import time
 from collections.abc import Sequence
 
@@ -14,6 +16,7 @@ from kscl.runtime.processes.distributed import rank
 from kscl.runtime.processes.launch import launch
 from kscl.runtime.processes.ranks import any_rank
 from linear_eval import evaluate
+from linear_eval.probes import cached, linear_suite
 from linear_eval.run import Job, run_all
 from tests.helpers.data.digits import config, write_digits
 
@@ -47,3 +50,41 @@ def test_probes_of_one_process_end_on_two_ranks_one_after_the_other(tmp_path):
     assert launch(run_slowly, [Job(cfg) for cfg in cfgs], num_gpus=2) == 0
     for name in words:
         assert read_record(tmp_path / name / "record.json")["details"]["processes"] == 2
+
+
+def run_and_stop(jobs: Sequence[Job]) -> int:
+    """Ask rank 0 to stop while it fits alone and the other one waits."""
+    if rank() == 0:
+        for module in (cached, linear_suite):
+            module.fit_logistic = after_a_signal(module.fit_logistic)
+    return run_all(jobs)
+
+
+def after_a_signal(work):
+    def stopped(*args):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return work(*args)
+
+    return stopped
+
+
+@pytest.mark.parametrize("probe", ["cached", "linear_suite"])
+def test_a_stop_while_one_process_fits_ends_both_ranks_and_resumes(tmp_path, probe):
+    digits = write_digits(tmp_path / "digits", train=4, val=2)
+    more = {
+        "cached": ("CACHED.METHOD", "lbfgs", "CACHED.L2", "[0.01, 0.1]"),
+        "linear_suite": (
+            *("LINEAR_SUITE.WEIGHT_DECAYS", "[0.1, 1.0]"),
+            *("SETS.digits", f"{{train: {digits}/train, test: {digits}/val}}"),
+        ),
+    }[probe]
+    jobs = {
+        name: [Job(config(digits, tmp_path / name, "PROBE", probe, *more), auto_resume=True)]
+        for name in ("whole", "stopped")
+    }
+    assert run_all(jobs["whole"]) == 0
+    assert launch(run_and_stop, jobs["stopped"], num_gpus=2) == 128 + signal.SIGTERM
+    assert not (tmp_path / "stopped" / "record.json").exists()
+    assert launch(run_all, jobs["stopped"], num_gpus=2) == 0
+    whole, stopped = (read_record(tmp_path / name / "record.json") for name in jobs)
+    assert stopped.metrics == pytest.approx(whole.metrics)

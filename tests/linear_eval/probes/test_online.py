@@ -19,7 +19,7 @@ from linear_eval.data.images import open_data
 from linear_eval.probes import online, view_training
 from linear_eval.run import Job, run_all
 from tests.helpers.commands import ROOT, run, tool
-from tests.helpers.data.digits import config, overrides
+from tests.helpers.data.digits import NARROW, config, overrides
 from tests.helpers.networks.checkpoints import solo_learn_byol
 
 PLAIN = ("INPUT.AUGMENT", "center")
@@ -184,6 +184,19 @@ def test_random_weights_are_calibrated_by_default_and_only_their_statistics(digi
     assert not any(module.training for module in calibrated.module.modules())
     again = freeze(cfg, train)
     assert again.tensors_sha256 == calibrated.tensors_sha256
+
+
+def test_statistics_of_a_network_with_the_same_weights_are_its_own(digits, tmp_path):
+    other = f"{NARROW[:-1]}, act_layer: gelu}}"
+    caches = {name: ("DATA.CACHE_DIR", tmp_path / name) for name in ("shared", "own")}
+    train, _ = open_data(config(digits, tmp_path))
+    freeze(config(digits, tmp_path, *caches["shared"]), train)
+    in_shared, in_own = (
+        freeze(config(digits, tmp_path, "BACKBONE.KWARGS", other, *cache), train)
+        for cache in caches.values()
+    )
+    assert in_shared.loaded.tensors_sha256 == in_own.loaded.tensors_sha256
+    assert in_shared.tensors_sha256 == in_own.tensors_sha256
 
 
 def test_the_frozen_backbone_gets_no_gradient(digits, tmp_path):

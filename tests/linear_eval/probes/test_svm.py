@@ -12,8 +12,8 @@ from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.records.record import find_records, read_record
 from linear_eval.commands.linear_eval import main
-from linear_eval.config import linear_eval_defaults
-from linear_eval.probes.svm import EDGE_WARNING
+from linear_eval.config import linear_eval_defaults, load_linear_eval_config
+from linear_eval.probes.svm import EDGE_WARNING, Machines
 from linear_eval.probes.svm_fits import ROUTES
 from linear_eval.score import (
     average_precision,
@@ -91,6 +91,19 @@ def test_the_reference_route_is_scikit_learns_linear_svc():
         machine = reference_machine(cost).fit(table[rows], labels[rows])
         assert np.abs(machine.coef_[0] - weights[:-1]).max() < 1e-6
         assert abs(machine.intercept_[0] - weights[-1]) < 1e-6
+
+
+def test_liblinear_gives_the_same_bits_on_several_cores():
+    table, labels = rows_of_two_kinds(600, 40)
+    words = ["PROBE", "svm", "SVM.ITERATIONS", "3", "SVM.COSTS", "[0.1, 10.0, 1000.0]"]
+    machines = Machines(load_linear_eval_config(None, words), table, (labels[:, None] > 0) * 1)
+    problems = [(0, np.arange(start, len(table))) for start in range(8)]
+    machines.threads = 1
+    one_by_one = machines.train(problems, 0)
+    machines.threads = 4
+    for found, expected in zip(machines.train(problems, 0), one_by_one, strict=True):
+        assert found.cost == expected.cost
+        assert np.array_equal(found.weight, expected.weight)
 
 
 @pytest.mark.parametrize("dim", [4, 200], ids=["more images", "more features"])

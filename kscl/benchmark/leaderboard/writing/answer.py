@@ -109,13 +109,23 @@ def _of_section(
 ) -> Iterator[Answer]:
     metric = HEADLINE[section.protocol.kind]
     having = [row for row in section.rows if metric in row.results[section.protocol].measures]
-    for baseline in baselines:
-        rows = baseline_rows(section, baseline)
-        if len(rows) != 1:  # none here, or several, which the comparison refuses by name
-            continue
+    named = [baseline_rows(section, baseline) for baseline in baselines]
+    # A name may fit no row here, or several, which the comparison refuses by name.
+    chosen = [rows[0] for rows in named if len(rows) == 1]
+    for to in chosen:
         for row in having:
-            if row is not rows[0] and row.entry.method not in baselines:
-                yield _answer(section, name, row, rows[0], board)
+            if _is_asked(row, to, chosen):
+                yield _answer(section, name, row, to, board)
+
+
+def _is_asked(row: Row, to: Row, baselines: Sequence[Row]) -> bool:
+    """Of two baselines, ask for the one that is pretrained, or else for the later one."""
+    order = [id(baseline) for baseline in baselines]
+    if id(row) not in order:
+        return True
+    if row.is_pretrained != to.is_pretrained:
+        return row.is_pretrained
+    return order.index(id(row)) > order.index(id(to))
 
 
 def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Answer:
@@ -140,8 +150,9 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
         said = f"{ONE_SEED} ({who} {fmean(one):.1f}, {whom} {fmean(other):.1f} {label})"
     elif not shows:
         said = f"no difference shown between {who} and {whom} ({interval[0]:+.1f} to "
-        said += f"{interval[1]:+.1f} {label}, {seeds} seeds); {MORE_SEEDS} more seeds would detect "
-        said += f"a difference of {detectable(one, other, MORE_SEEDS):.1f}"
+        said += f"{interval[1]:+.1f} {label}, {seeds} seeds); with {MORE_SEEDS} more seeds, a "
+        said += f"difference of {detectable(one, other, MORE_SEEDS):.1f} would show in {POWER:.0%} "
+        said += "of cases"
     else:
         ends = sorted(interval if difference > 0 else map(abs, interval))
         bounds = f"(95 % interval {ends[0]:.1f} to {ends[1]:.1f}, {seeds} seeds)"
@@ -161,7 +172,7 @@ def _verdict(is_pretrained: bool, who: str, difference: float, label: str, whom:
         order = "higher" if difference > 0 else "lower"
         return f"with {who} {label} is {size:.1f} {order} than with {whom}"
     if difference > 0:
-        return f"{who} pretraining adds {difference:+.1f} {label} over {whom}"
+        return f"{who} pretraining adds {size:.1f} {label} over {whom}"
     return f"{who} pretraining costs {size:.1f} {label} against {whom}"
 
 

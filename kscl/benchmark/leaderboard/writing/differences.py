@@ -75,8 +75,10 @@ def differences(board: Board, baseline: str) -> str:
             shown = table(*without_empty_columns(header, lines))
             parts += [f"Under {escaped(cells.section_name(section))}:", shown]
     if not is_there:
-        methods = ", ".join(sorted({row.entry.method for row in board.rows}))
-        raise KsclError(f"--baseline {baseline}: There is no such method. There are {methods}.")
+        rows = named_rows(board.rows, baseline.partition("@")[0])
+        names = list(map(cells.name, rows)) or sorted({row.entry.method for row in board.rows})
+        there = "; ".join(names)
+        raise KsclError(f"--baseline {baseline}: There is no such row. There are {there}.")
     return "\n\n".join(parts)
 
 

@@ -111,7 +111,7 @@ def test_only_pretraining_adds_or_costs_and_no_number_is_negated_twice(tmp_path)
     better, worse = board_of(tmp_path / "a", good, poor), board_of(tmp_path / "b", poor, good)
     (added,), (cost,) = answers(better), answers(worse)
     assert added.sentence.startswith(
-        "Detector: kscl pretraining adds +10.0 AP over random weights (95 % interval 9.1 to 10.9, "
+        "Detector: kscl pretraining adds 10.0 AP over random weights (95 % interval 9.1 to 10.9, "
     )
     assert cost.sentence == (
         "Detector: kscl pretraining costs 10.0 AP against random weights (95 % interval 9.1 to "
@@ -127,6 +127,13 @@ def test_only_pretraining_adds_or_costs_and_no_number_is_negated_twice(tmp_path)
             f"Detector: with random weights AP is 10.0 {order} than with kscl (95 % interval 9.1 "
             "to 10.9, 3 seeds)."
         )
+
+
+def test_of_two_baselines_the_pretrained_one_is_compared_with_the_other(tmp_path):
+    board = board_of(tmp_path, [30.0, 30.4, 30.8], [20.0, 20.4, 20.8])
+    for baselines in (["kscl", "random"], ["random", "kscl"]):
+        (answer,) = answers(board, baselines)
+        assert "kscl pretraining adds 10.0 AP over random weights" in answer.sentence
 
 
 def test_random_weights_under_another_name_are_not_called_pretraining(tmp_path):

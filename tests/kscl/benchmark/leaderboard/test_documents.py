@@ -81,7 +81,7 @@ def test_rows_differ_from_the_named_one_by_welch_and_by_seed(records):
 
 
 def test_a_base_that_is_not_there_is_refused_with_those_that_are(records):
-    with pytest.raises(KsclError, match=r"mocco.* kscl, moco, one"):
+    with pytest.raises(KsclError, match=r"mocco.* kscl; moco; one"):
         differences(build_board([records]), "mocco")
 
 

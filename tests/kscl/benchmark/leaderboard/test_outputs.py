@@ -198,6 +198,23 @@ def test_what_a_user_can_get_wrong_is_said_in_one_line(
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("baseline", ["kscl@7", "kscl", "mocov2"])
+def test_a_baseline_that_fits_no_one_row_costs_its_table_and_not_the_board(
+    tmp_path, capsys, baseline
+):
+    records = [*runs(kscl(5, 0.4), 68, seeds=2), *runs(kscl(3, 0.4), 67, seeds=2)]
+    folder, document = write_all(tmp_path / "records", records), tmp_path / "text.md"
+    document.write_text("<!-- board b -->\n<!-- end of board b -->\n")
+    words = [str(folder), "--output-dir", str(tmp_path / "board"), "--baseline", baseline]
+    assert main([*words, "--insert", str(document), "b"]) == 2
+    said = capsys.readouterr().err
+    assert f"--baseline {baseline}: " in said
+    text = (tmp_path / "board" / "leaderboard.md").read_text()
+    assert "Warning: --baseline" in text
+    assert "## Overview" in text
+    assert document.read_text().count("\n") == 2  # nothing was put into it
+
+
 def test_formats_and_published_rows_can_be_left_out(tmp_path, capsys):
     folder = write_all(tmp_path / "records", [detection(57, sha(1))])
     options = ["--formats", "md", "--no-reported", "--no-stale-check", "--title", "Mine"]

@@ -59,6 +59,12 @@ def test_pretraining_on_other_data_is_another_contender(tmp_path):
     assert all(row.tag.startswith("data ") for row in rows)
 
 
+def test_pretraining_on_more_processes_is_another_contender(tmp_path):
+    records = [pretraining(details={"processes": count}) for count in (1, 8)]
+    rows = board_of(tmp_path, records).rows
+    assert sorted(row.tag for row in rows) == ["processes 1", "processes 8"]
+
+
 def test_rho_is_left_out_where_there_is_nothing_to_cut(tmp_path):
     records = [pretraining(*MOCO), pretraining(*kscl(1, 0.4)), pretraining(*kscl(3, 0.4))]
     rows = board_of(tmp_path, records).rows

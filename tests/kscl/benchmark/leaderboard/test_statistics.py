@@ -12,6 +12,7 @@ from kscl.benchmark.leaderboard.statistics import (
     ALPHA,
     bootstrap_interval,
     holm,
+    prediction_interval,
     standings,
     std,
     t_interval,
@@ -35,9 +36,20 @@ def test_the_interval_is_students(values):
     assert std(values) == pytest.approx(np.std(values, ddof=1))
 
 
+def test_one_more_value_lies_in_the_prediction_interval_as_often_as_promised():
+    rng = np.random.default_rng(0)
+    drawn = rng.normal(70, 2, (4000, 5))
+    inside = 0
+    for *values, another in drawn.tolist():
+        low, high = prediction_interval(values)
+        inside += low <= another <= high
+    assert inside / len(drawn) == pytest.approx(0.95, abs=0.015)
+
+
 def test_one_value_has_no_spread_and_no_interval():
     assert std([70.0]) is None
     assert t_interval([70.0]) is None
+    assert prediction_interval([70.0]) is None
 
 
 @pytest.mark.filterwarnings("ignore:Precision loss")

@@ -55,7 +55,7 @@ def test_a_detector_that_is_too_low_is_never_best_though_another_one_is_not(tmp_
 
 def test_what_is_gained_over_a_detector_that_is_too_low_is_told_with_that(tmp_path):
     (answer,) = answers(board_of(tmp_path, [30.0, 30.5, 31.0], LOW))
-    assert "kscl pretraining adds +50.9 AP over random weights" in answer.sentence
+    assert "kscl pretraining adds 50.9 AP over random weights" in answer.sentence
     assert "lowest AP50 4.5 of random weights is too low" in answer.sentence
 
 

@@ -57,6 +57,13 @@ def test_a_baseline_that_no_row_will_have_is_refused(tmp_path, baseline, hint):
     assert f"baseline: {baseline} is the label of no contender; {hint}" in str(error.value)
 
 
+def test_a_baseline_of_several_lengths_needs_the_epochs_of_one(tmp_path):
+    lengths = {"steps": {"kscl": 3}, "lengths": [1, 2]}
+    with pytest.raises(KsclError, match="name the epochs of one, as in kscl@30"):
+        read_suite(smoke_suite(tmp_path, baseline=["kscl"], **lengths))
+    assert read_suite(smoke_suite(tmp_path, baseline=["kscl@2"], **lengths))
+
+
 def test_a_file_may_be_called_as_it_says_itself(tmp_path):
     (tmp_path / "made.safetensors").write_bytes(b"x")
     contenders = {"theirs": {"file": str(tmp_path / "made.safetensors")}}

@@ -11,7 +11,9 @@ import pytest
 from kscl.benchmark.suite.execute import look
 from kscl.benchmark.suite.shell import FORMATS, commands_text
 from kscl.benchmark.suite.stages import Stage
+from kscl.commands.run_suite import main
 from kscl.errors import KsclError
+from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
 RUN = {"sh": ["sh"], "make": ["make", "-j", "2", "-f"]}
 
@@ -75,3 +77,10 @@ def test_the_list_has_one_command_per_line(tmp_path):
     lines = commands_text(stages, tmp_path / ".stages", FORMATS[0]).splitlines()
     assert lines[0] == f"mkdir {stages[0].folder}"
     assert len(lines) == 4
+
+
+def test_a_board_that_a_scheduler_makes_is_put_into_no_document(tmp_path, capsys):
+    words = [str(smoke_suite(tmp_path)), "--insert", str(tmp_path / "text.md"), "b"]
+    for where in (["--print-commands"], ["--slurm", "profile.yaml"]):
+        assert main([*words, *where]) == 2
+        assert "--insert needs all results" in capsys.readouterr().err

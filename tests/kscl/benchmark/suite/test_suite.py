@@ -180,7 +180,9 @@ def half_failed(tmp_path_factory):
     three = suite["evaluations"]["knn"] | {"kind": "knn"}
     one = three | {"overrides": three["overrides"] | {"KNN.K": [1]}}
     suite["evaluations"] = {"three": three, "one": one}
-    return folder, tool("run_suite", smoke_suite(folder, **suite), "--skip-check")
+    (folder / "text.md").write_text("<!-- board b -->\nall\n<!-- end of board b -->\n")
+    insert = ("--insert", folder / "text.md", "b")
+    return folder, tool("run_suite", smoke_suite(folder, **suite), "--skip-check", *insert)
 
 
 def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(half_failed):
@@ -191,6 +193,12 @@ def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(half_failed):
     assert "kscl/seed0/three: not run" in done.stdout
     assert "random/seed0/three: done" in done.stdout
     assert (folder / "output" / "leaderboard" / "leaderboard.html").exists()
+
+
+def test_a_board_that_lacks_results_is_not_put_into_a_document(half_failed):
+    folder, done = half_failed
+    assert "nothing was written into" in done.stdout
+    assert "\nall\n" in (folder / "text.md").read_text()
 
 
 def test_two_neighbor_evaluations_run_and_have_columns_of_their_own(half_failed):

@@ -52,6 +52,14 @@ def fail_on_rank_0(_: object) -> int:
     return 0
 
 
+def end_by_the_system_on_rank_1(_: object) -> int:
+    """Be killed, as where memory has run out."""
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(LIMIT)
+    return 0
+
+
 def leave_early(_: object) -> int:
     """Let rank 0 work alone, longer than a collective of the default group may take."""
     _set_pg_timeout(datetime.timedelta(seconds=LIMIT), None)
@@ -94,6 +102,12 @@ def test_ctrl_c_while_ranks_import_ends_all_without_a_traceback(tmp_path):
 def test_a_rank_that_fails_alone_says_why_though_ending_the_group_would_wait():
     with pytest.raises(KsclError, match=REASON):
         launch(fail_on_rank_1, None, 2)
+
+
+def test_a_rank_that_the_system_has_ended_is_named_with_advice_for_every_tool():
+    with pytest.raises(KsclError, match=r"Rank 1 was ended by SIGKILL.*smaller batch") as caught:
+        launch(end_by_the_system_on_rank_1, None, 2)
+    assert "SOLVER" not in str(caught.value)  # the tools' keys differ
 
 
 def test_a_rank_of_torchrun_that_fails_alone_says_why_though_ending_the_group_would_wait(tmp_path):
