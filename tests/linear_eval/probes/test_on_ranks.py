@@ -68,7 +68,7 @@ def after_a_signal(work):
     return stopped
 
 
-@pytest.mark.parametrize("probe", ["cached", "linear_suite"])
+@pytest.mark.parametrize("probe", ["cached", pytest.param("linear_suite", marks=pytest.mark.slow)])
 def test_a_stop_while_one_process_fits_ends_both_ranks_and_resumes(tmp_path, probe):
     digits = write_digits(tmp_path / "digits", train=4, val=2)
     more = {
