@@ -24,7 +24,7 @@ from linear_eval.data.feature_sets import FeatureSets
 from linear_eval.data.features import Features, cached_features
 from linear_eval.data.images import LabeledImages, open_data
 from linear_eval.data.sets import Data, open_suite
-from linear_eval.data.subsets import subset_hash, take_subset
+from linear_eval.data.subsets import take_subset
 from linear_eval.data.views import cached_views, geometry
 from linear_eval.probes.cached import probe_cached
 from linear_eval.probes.finetune import probe_finetune
@@ -77,7 +77,7 @@ def evaluate(
         "config": config_values(cfg),
         "backbone": frozen.loaded.tensors_sha256,
         "data": {role: images.fingerprint["hash"] for role, images in data.items()},
-        SUBSET: hash_of_subset(cfg),
+        SUBSET: hash_of_subset(protocol),
     }
     saved = on_first_rank(lambda: saved_state(folder, about))
     before = saved["seconds"] if saved else 0.0
@@ -99,11 +99,10 @@ def evaluate(
         log.info("Written: %s.", path)
 
 
-def hash_of_subset(cfg: CfgNode) -> str | None:
+def hash_of_subset(protocol: Protocol) -> str | None:
     """Return the hash of the list of DATA.SUBSET, which the fingerprint of the data leaves out."""
-    if not cfg.DATA.SUBSET:
-        return None
-    return on_first_rank(lambda: subset_hash(cfg.DATA.SUBSET, cfg.DATA.CACHE_DIR))
+    found: str | None = protocol.definition.get("train_subset", {}).get("sha256")
+    return found
 
 
 def probe(

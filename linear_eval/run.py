@@ -29,7 +29,8 @@ from linear_eval.checkpoint import Stopped
 from linear_eval.config import WITHOUT_EFFECT_ON_RESULTS
 from linear_eval.errors import LinearEvalError
 from linear_eval.evaluate import evaluate, hash_of_subset, open_and_check
-from linear_eval.record import summary
+from linear_eval.protocols import protocol_of
+from linear_eval.record import sizes_of, summary
 
 log = logging.getLogger(LOGGER)
 
@@ -136,9 +137,8 @@ def refuse_other_ending(cfg: CfgNode, folder: Path) -> None:
         data = open_and_check(cfg)
         before |= {f"the data of {role}": known["hash"] for role, known in record.data.items()}
         now |= {f"the data of {role}": each.fingerprint["hash"] for role, each in data.items()}
-        subset = record.protocol.definition.get("train_subset", {})
-        before["the list of DATA.SUBSET"] = subset.get("sha256")
-        now["the list of DATA.SUBSET"] = hash_of_subset(cfg)
+        before["the list of DATA.SUBSET"] = hash_of_subset(record.protocol)
+        now["the list of DATA.SUBSET"] = hash_of_subset(protocol_of(cfg, sizes_of(data)))
     except (KsclError, SystemExit):  # the latter on ranks whose rank 0 has the error
         if any(named["DATA"][key] != cfg.DATA[key] for key in ("TRAIN", "VAL")):
             raise

@@ -50,8 +50,8 @@ def save_checkpoint(folder: Path, step: int, content: Mapping[str, Any], keep: i
         digest = _write(unfinished, content)
         path = unfinished.rename(folder / f"checkpoint-{step:09d}-{digest[:CHECKSUM_LENGTH]}.pt")
         sync_folder(folder)
-    others = [found for found in find_checkpoints(folder) if found != path]
-    for old in [found for found in others if step_of(found) <= step][keep - 1 :]:
+    until_now = [it for it in find_checkpoints(folder) if it != path and step_of(it) <= step]
+    for old in until_now[keep - 1 :]:
         old.unlink(missing_ok=True)
     return path
 

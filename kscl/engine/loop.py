@@ -246,18 +246,13 @@ def check_neighbors(state: TrainState, knn: KnnCheck, epoch: int) -> float:
 
 def share_reasons(bad_images: BadImages) -> None:
     """Note what other ranks have met: DATA.MAX_BAD_FRACTION is the limit of all ranks together."""
-    reasons = all_reasons(bad_images)
-    if len(reasons) > len(bad_images.reasons):
-        bad_images.note(reasons.items())
-
-
-def all_reasons(bad_images: BadImages) -> dict[int, str]:
-    """Return why images could not be read, of all ranks in one dict."""
     if world_size() == 1:
-        return dict(bad_images.reasons)
+        return
     parts: list[Any] = [None] * world_size()
     dist.all_gather_object(parts, bad_images.reasons, group=host_group())
-    return {index: reason for part in parts for index, reason in part.items()}
+    reasons = {index: reason for part in parts for index, reason in part.items()}
+    if len(reasons) > len(bad_images.reasons):
+        bad_images.note(reasons.items())
 
 
 def checkpoint_due(cfg: CfgNode, step: int, epoch: int, within: int) -> bool:

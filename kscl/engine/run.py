@@ -21,7 +21,7 @@ from kscl.data.throughput import measure_budget
 from kscl.engine.checkpoint import CHECKPOINT_FOLDER
 from kscl.engine.export import export
 from kscl.engine.knn import KnnCheck
-from kscl.engine.loop import all_reasons, settle, train
+from kscl.engine.loop import settle, train
 from kscl.engine.metrics_log import RunLog
 from kscl.engine.preview.announce import announce
 from kscl.engine.run_dir import find_start
@@ -90,7 +90,7 @@ class Run:
 
     def finish(self) -> None:
         """Write the backbone and the record."""
-        bad_images = all_reasons(self.loader.bad_images)
+        bad_images = self.loader.bad_images.reasons  # of all ranks, since the last step
         on_first_rank(lambda: export(self.state, self.data, bad_images, self.folder))
 
 
