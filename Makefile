@@ -8,9 +8,11 @@ SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 FIGURE = $(PY) tools/leaderboard.py output/small/cifar10_equal_time --no-reported \
     --title "CIFAR-10, 2,000 images: linear top-1 against time" \
     --figure docs/accuracy_time.png --output-dir output/small/cifar10_equal_time/figure
+README_TABLE = $(PY) tools/leaderboard.py results/demo --no-stale-check --no-reported --output-dir output/readme \
+    --columns "method,epochs,K,pretrain min,top-1,AP (a),AP (b)" --insert README.md shapes
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme docs evidence evidence-long screen board test test-portable test-slow test-gpu test-slurm test-versions attack lint format bench doctor lock clean
+.PHONY: help setup demo readme docs evidence evidence-long screen board test test-portable test-slow test-gpu test-slurm test-versions golden attack lint format bench doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -22,8 +24,9 @@ setup:  ## make .venv with the pinned versions and Detectron2 (the other targets
 demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
 	$(SUITE)/demo.yaml
 
-readme: setup  ## run the demo and put its table and a picture of its page into the README
-	$(SUITE)/demo.yaml --insert README.md demo
+readme: setup  ## put the table of results/demo and a picture of the demo's page into the README
+	$(README_TABLE)
+	$(SUITE)/demo.yaml
 	$(PY) -m tests.helpers.page.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
 
 docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
@@ -36,7 +39,8 @@ evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md 
 	$(PY) tools/visualize_training.py $(call newest,cifar10_equal_time/kscl_k5) \
 	    $(call newest,cifar10_equal_time/kscl_k3_weak) --names "K=5" "K=3, weaker keys" --output docs/eigenvalues.png
 	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md shapes
-	$(SUITE)/demo.yaml --insert README.md demo
+	$(SUITE)/demo.yaml
+	$(README_TABLE)
 	$(MAKE) datasets/BCCD
 	$(SUITE)/small/bccd_detection.yaml --insert RESULTS.md bccd
 	for picture in 00007 00200; do $(PY) tools/visualize_basis.py --checkpoint $(call newest,bccd/kscl) \
@@ -80,6 +84,9 @@ test-slurm: setup  ## run tiny suites on a real SLURM on this machine, installed
 
 test-versions:  ## smoke tests on the oldest and the newest versions of setup.py's ranges (10 GB)
 	$(PYTHON) tests/supported_versions.py
+
+golden: setup  ## compare this tree's numbers with those of commit BASE, to the bit (about 15 minutes)
+	$(PY) -m tests.golden $(BASE)
 
 attack: setup  ## kill the tools and feed them broken files, with a fresh seed (about 20 minutes)
 	$(PY) -W ignore -m tests.attack

@@ -12,7 +12,7 @@ import warnings
 from detection.install import require_detectron2
 from kscl.cli import EXIT_INTERRUPTED
 
-MIN_SCORE = 0.5  # of a box that is told or drawn, unless another one is asked for
+MIN_SCORE = 0.5  # default: boxes below it are neither printed nor drawn
 
 # Detectron2's use of torch.jit and torch.meshgrid is not the user's concern.
 warnings.filterwarnings("ignore", ".*torch.jit", FutureWarning)
@@ -23,8 +23,7 @@ only_help = sys.argv[1:] in (["--help"], ["-h"])
 if not only_help and importlib.util.find_spec("detectron2") is not None:
     # An installed Detectron2 that does not import is an error here, not a missing head later.
     try:
-        import detection.backbones.builders
-        import detection.train.roi_heads  # noqa: F401
+        import detection.backbones.builders  # noqa: F401
     except KeyboardInterrupt:  # within the seconds before a tool can catch it
         if hasattr(sys, "ps1"):  # a Python prompt or a notebook, which goes on
             raise

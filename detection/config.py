@@ -1,22 +1,32 @@
 """Detection configs: Detectron2's own tree with one section of ours, read strictly and safely.
 
 Detectron2 reads YAML with code execution allowed; here a file is data, read by
-`kscl.config.merge` as all configs are.
+`kscl.config` as all configs are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode, get_cfg
 
 from detection.scoring import BOX_SCORERS
-from kscl.config.merge import as_type_of, load_config
-from kscl.config.rules import Broken, check_values
-from kscl.config.shipped import find_config
-from kscl.config.tree import leaves, nested, plain, value_at
+from kscl.config import (
+    Broken,
+    Key,
+    Rule,
+    Schema,
+    Section,
+    as_type_of,
+    find_config,
+    key,
+    leaves,
+    nested,
+    plain,
+    value_at,
+)
 
 VERSION = 2
 BATCH_NORMS = ("BN", "SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "FrozenBN")
@@ -30,15 +40,11 @@ NORM_KEYS = (
 )
 WEIGHTS_KEY = "MODEL.WEIGHTS"
 RETINANET = "RetinaNet"
-CHOICES: dict[str, tuple[str, ...]] = {
-    "KSCL.SCORER": tuple(BOX_SCORERS),
-    "MODEL.META_ARCHITECTURE": ("GeneralizedRCNN", RETINANET),
-}
+META_ARCHITECTURES = ("GeneralizedRCNN", RETINANET)
 # What Detectron2 does and this project does not: the only value of a key, and why.
 ONLY: dict[str, tuple[Any, str]] = {
     "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "no other sampler is implemented"),
     "TEST.AUG.ENABLED": (False, "test images are not augmented"),
-    "TEST.EVAL_PERIOD": (0, "a detector is scored once, after its training"),
     "TEST.EXPECTED_RESULTS": ([], "results are not compared with expected ones"),
 }
 OUTPUT_DIR = "output/detection"  # Detectron2's ./output is the folder of all our tools
@@ -75,34 +81,61 @@ DETECTOR_KEYS = (
 )
 
 
+class Kscl(Section):
+    """What is added to Detectron2's keys."""
+
+    class KSCL(Section):
+        """Settings of this project."""
+
+        PROTOCOL = key(
+            "",
+            """The name of the protocol: rows of a leaderboard are ranked only within one
+            protocol.""",
+        )
+        LABEL = key(
+            "",
+            """What the leaderboard calls random weights or another project's file; a pretraining
+            of ours has a LABEL of its own.""",
+        )
+        CERTIFICATE = key(
+            "", 'The certificate of MODEL.WEIGHTS; "" is certificate.json beside the weights.'
+        )
+        FROM_SCRATCH = key(False, 'Train from random weights; MODEL.WEIGHTS must then be "".')
+        CLASS_NAMES = key([], "The class list, in order; [] is that of the training sets.")
+        MAX_BAD_FRACTION = key(
+            0.01,
+            """A larger fraction of unreadable training images stops the run; up to it they are
+            skipped. Every test image must be readable.""",
+        )
+
+        class TIMM(Section):
+            """The network of a backbone that runs timm's own code."""
+
+            NAME = key(
+                "",
+                """The timm name of the backbone; "" where Detectron2 builds the network itself.""",
+            )
+            KWARGS = key({}, "Arguments of that timm model.", any_key=True)
+
+        LR_GRID = key(
+            [],
+            """Learning rates to choose from on a part of the training images; [] takes
+            SOLVER.BASE_LR.""",
+        )
+        SCORER = key(
+            "voc07-11pt",
+            """Whose AP is the headline; every run is scored by all of them, its masks by
+            coco-101pt-segm.""",
+            choices=tuple(BOX_SCORERS),
+        )
+        TF32 = key(
+            False, "Let GPUs multiply float32 numbers rounded to 10 bits: TF32, another protocol."
+        )
+
+
 def add_kscl_config(cfg: CfgNode) -> None:
     """Add our section, as Detectron2's projects add theirs."""
-    cfg.KSCL = CfgNode()  # Settings of this project.
-    # The name of the protocol: rows of a leaderboard are ranked only within one protocol.
-    cfg.KSCL.PROTOCOL = ""
-    # What the leaderboard calls random weights or another project's file; a pretraining of ours has
-    # a LABEL of its own.
-    cfg.KSCL.LABEL = ""
-    # The certificate of MODEL.WEIGHTS; "" is certificate.json beside the weights.
-    cfg.KSCL.CERTIFICATE = ""
-    # Train from random weights; MODEL.WEIGHTS must then be "".
-    cfg.KSCL.FROM_SCRATCH = False
-    # The class list, in order; [] is that of the training sets.
-    cfg.KSCL.CLASS_NAMES = []
-    # A larger fraction of unreadable training images stops the run; up to it they are skipped.
-    # Every test image must be readable.
-    cfg.KSCL.MAX_BAD_FRACTION = 0.01
-    cfg.KSCL.TIMM = CfgNode()  # The network of a backbone that runs timm's own code.
-    # The timm name of the backbone; "" where Detectron2 builds the network itself.
-    cfg.KSCL.TIMM.NAME = ""
-    # Arguments of that timm model.
-    cfg.KSCL.TIMM.KWARGS = CfgNode(new_allowed=True)
-    # Learning rates to choose from on a part of the training images; [] takes SOLVER.BASE_LR.
-    cfg.KSCL.LR_GRID = []
-    # Whose AP is the headline; every run is scored by all of them, its masks by coco-101pt-segm.
-    cfg.KSCL.SCORER = "voc07-11pt"
-    # Let GPUs multiply float32 numbers rounded to 10 bits (TF32), which is another protocol.
-    cfg.KSCL.TF32 = False
+    cfg.KSCL = Schema.of(Kscl).defaults(CfgNode).KSCL
 
 
 def detection_defaults() -> CfgNode:
@@ -121,11 +154,12 @@ def check_version(cfg: CfgNode) -> Iterator[Broken]:
 
 def check_detection(cfg: CfgNode) -> Iterator[Broken]:
     """Yield every broken rule; what concerns data and weights is checked where they are read."""
-    yield from check_values(cfg, CHOICES, {})
     yield from check_version(cfg)
-    for key, (only, reason) in ONLY.items():
-        if value_at(cfg, key) != only:
-            yield (key,), f"{reason}: set it to {only}"
+    if cfg.MODEL.META_ARCHITECTURE not in META_ARCHITECTURES:
+        yield ("MODEL.META_ARCHITECTURE",), f"must be one of {', '.join(META_ARCHITECTURES)}"
+    for name, (only, reason) in ONLY.items():
+        if value_at(cfg, name) != only:
+            yield (name,), f"{reason}: set it to {only}"
     if cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE == RETINANET:
         yield (
             ("MODEL.MASK_ON", "MODEL.META_ARCHITECTURE"),
@@ -133,17 +167,24 @@ def check_detection(cfg: CfgNode) -> Iterator[Broken]:
         )
 
 
+def detection_schema(*rules: Rule) -> Schema:
+    """Return Detectron2's keys and ours, with the rules that a config must keep."""
+    ours = Schema.of(Kscl)
+    keys = {name: Key(value) for name, value in leaves(detection_defaults())} | dict(ours.keys)
+    # Items of Detectron2's lists have no fixed type: INPUT.CROP.SIZE holds fractions or pixels.
+    return Schema(keys, ours.docs, rules, check_items=False, make=detection_defaults)
+
+
 def load_detection_config(
     config_file: str | Path | None = None,
     overrides: Sequence[str] = (),
-    rules: Callable[[CfgNode], Iterable[Broken]] = check_detection,
+    rules: Rule = check_detection,
 ) -> CfgNode:
     """Return Detectron2's defaults with the file, its `_BASE_` and KEY VALUE merged; not frozen.
 
     `rules` are those of a training; a config that is only read needs `check_version`.
     """
-    # Items of Detectron2's lists have no fixed type: INPUT.CROP.SIZE holds fractions or pixels.
-    cfg = load_config(config_file, overrides, detection_defaults, rules, check_items=False)
+    cfg = detection_schema(rules).load(config_file, overrides)
     cfg.defrost()
     if config_file is not None and WEIGHTS_KEY not in overrides[::2]:
         _find_weights_beside(cfg, find_config(config_file))
@@ -163,11 +204,11 @@ def norm_family(norm: str) -> str:
 
 def set_network(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
     """Make a protocol's config that of a given network; its kind of BatchNorm stays."""
-    for key, value in keys.items():
-        old = value_at(cfg, key)
-        if key == NORM_KEY and norm_family(old) == norm_family(value):
+    for full, value in keys.items():
+        old = value_at(cfg, full)
+        if full == NORM_KEY and norm_family(old) == norm_family(value):
             continue
-        section, _, name = key.rpartition(".")
+        section, _, name = full.rpartition(".")
         new = CfgNode(value, new_allowed=True) if isinstance(value, dict) else value
         value_at(cfg, section)[name] = new if isinstance(new, CfgNode) else as_type_of(old, new)
 

@@ -14,12 +14,12 @@ from detectron2.modeling import build_model
 from detection import MIN_SCORE
 from detection.config import check_version, load_detection_config
 from detection.errors import DetectionError
-from detection.train.checkpoint import DETECTOR_FILE, load_detector
-from kscl.config.tree import CONFIG_FILE
+from detection.train.detector import DETECTOR_FILE, load_detector
+from kscl.config import CONFIG_FILE
 from kscl.data.decode import decode_image
 from kscl.data.formats import UnreadableImage
 from kscl.data.source import read_file
-from kscl.records.record import RECORD_FILE, read_record
+from kscl.records.record import RECORD_FILE, WORKING_AP50, read_record
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,17 @@ def load_predictor(run: str | Path, min_score: float = MIN_SCORE) -> Predictor:
     return predict
 
 
+def weakness(run: str | Path) -> str | None:
+    """Return a sentence if the run's detector did not work on its own test images."""
+    ap50 = read_record(find_run(Path(run)) / RECORD_FILE).metrics["AP50"]
+    if ap50 >= WORKING_AP50:
+        return None
+    return (
+        f"This detector is only the start of a training: its AP50 on its test images is "
+        f"{ap50:.1f}, and below {WORKING_AP50:g} a detector misses or mislabels most objects."
+    )
+
+
 def find_run(folder: Path) -> Path:
     """Return the folder of a finished fine-tuning: this one, or the only one below it."""
     if (folder / DETECTOR_FILE).is_file():
@@ -96,5 +107,9 @@ def read_photo(path: Path) -> np.ndarray:
     """Return an upright RGB picture; raise DetectionError if the file cannot be read."""
     try:
         return decode_image(read_file(path))
-    except (OSError, UnreadableImage) as error:
-        raise DetectionError(f"{path} cannot be read: {error}. Replace or remove it.") from error
+    except UnreadableImage as error:
+        raise DetectionError(
+            f"{path} cannot be read: {error}. {error.fix}, or leave it out."
+        ) from error
+    except OSError as error:
+        raise DetectionError(f"{path} cannot be read: {error}. Make it readable.") from error

@@ -9,11 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kscl.runtime.hidden_packages import warn_of_hidden_packages
+from kscl.runtime.library_messages import silence_library_messages
 
 if TYPE_CHECKING:
     from kscl.backbone_file import load_backbone, save_backbone
-    from kscl.config.merge import load_config
     from kscl.errors import KsclError
+    from kscl.keys import load_config
     from kscl.method.dictionary import MemoryBank, Minibatch, Queue
     from kscl.method.encoder import Encoder
     from kscl.method.learner import Learner
@@ -46,13 +47,14 @@ _HOMES = {
     "Queue": "kscl.method.dictionary",
     "fit_subspaces": "kscl.method.subspace",
     "load_backbone": "kscl.backbone_file",
-    "load_config": "kscl.config.merge",
+    "load_config": "kscl.keys",
     "projection_length": "kscl.method.subspace",
     "retrieve_instance": "kscl.method.subspace",
     "save_backbone": "kscl.backbone_file",
 }
 
 warn_of_hidden_packages()
+silence_library_messages()
 
 
 def __getattr__(name: str) -> Any:

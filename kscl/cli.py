@@ -16,49 +16,26 @@ from pathlib import Path
 from typing import Any
 
 from kscl.errors import KsclError, printable
+from kscl.registry import import_modules
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
 INSERT_OPTION = "--insert"
 WORLD_SIZE_OPTION = "--allow-world-size-change"
 PICTURE_FORMATS = ("png", "svg", "pdf")
-# Old option: the new one, in tools that have it.
-RENAMED_OPTIONS = {
-    "--seeds": "--num-seeds",
-    "--trials": "--num-trials",
-    "--against": "--baseline",
-    "--output": "--output-dir",
-    "--unlabelled": "--unlabeled",
-}
 
 Main = Callable[[Sequence[str] | None], int | None]
 
 
 def parser(description: str, examples: str) -> argparse.ArgumentParser:
     """Return a parser whose --help ends in commands that can be copied."""
-    return _Parser(
+    return argparse.ArgumentParser(
         prog=os.path.basename(sys.argv[0]),
         description=description,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,  # or else --output would be taken for --output-dir
     )
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser that knows what its options were called in earlier versions."""
-
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> Any:
-        """Parse as argparse does, but name the new option where an old one is given."""
-        words = sys.argv[1:] if args is None else list(args)
-        known = self._option_string_actions
-        for option in (word.split("=")[0] for word in words):
-            new = RENAMED_OPTIONS.get(option)
-            if new in known and option not in known:
-                self.error(f"{option} has been renamed: write {new}.")
-        return super().parse_known_args(words, namespace)
 
 
 def picture_path(text: str) -> Path:
@@ -85,6 +62,12 @@ def add_config_arguments(
 ) -> None:
     """Add the arguments of a tool that has a config, named as in Detectron2's train_net."""
     arguments.add_argument("--config-file", metavar="FILE", help="a YAML file; see configs/")
+    arguments.add_argument(
+        "--import",
+        action=_Import,
+        metavar="MODULE",
+        help="import a module that registers parts of your own; see docs/extending.md",
+    )
     about = "print the resolved config, with comments, as YAML that can be fed back, and stop"
     add_flag(arguments, "--print-config", about)
     arguments.add_argument(
@@ -93,6 +76,13 @@ def add_config_arguments(
         metavar="KEY VALUE",
         help=f"settings that override the file, at the end: {example}",
     )
+
+
+class _Import(argparse.Action):
+    """Import a module at once: what it registers is known when the config is read."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        import_modules([values])
 
 
 def add_num_gpus(arguments: argparse.ArgumentParser) -> None:
@@ -106,11 +96,15 @@ def add_num_gpus(arguments: argparse.ArgumentParser) -> None:
     )
 
 
-def add_run_arguments(arguments: argparse.ArgumentParser) -> None:
-    """Add the arguments of a tool that trains: number of processes, and new or resumed run."""
+def add_run_arguments(arguments: argparse.ArgumentParser, resume_starts: bool = False) -> None:
+    """Add the arguments of a tool that trains: number of processes, and new or resumed run.
+
+    `resume_starts` says that --resume starts a run where there is none, as in Detectron2.
+    """
     add_num_gpus(arguments)
     how = arguments.add_mutually_exclusive_group()
-    add_flag(how, "--resume", "resume from the newest checkpoint in OUTPUT_DIR")
+    otherwise = ", or start if there is none" if resume_starts else ""
+    add_flag(how, "--resume", f"resume from the newest checkpoint in OUTPUT_DIR{otherwise}")
     add_flag(how, "--auto-resume", "resume if there is a checkpoint, else start")
 
 

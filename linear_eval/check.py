@@ -1,41 +1,53 @@
-"""Look for all that would stop an evaluation, without starting it or writing anything."""
+"""Look for all that would stop an evaluation, without starting it or writing anything.
+
+A probe that is evaluated on the images it was trained on is refused here too.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import logging
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
 from kscl.data.annotated.annotations import Problem
+from kscl.data.annotated.specs import parse_source, read_source
 from kscl.data.bad_images import find_unreadable
+from kscl.data.equal_files import equal_files
 from kscl.data.formats import DECODED_SAMPLE
+from kscl.data.open import open_source, open_voc_split
 from kscl.errors import KsclError
+from kscl.runtime.logs import LOGGER
+from linear_eval.annotated import is_annotated
 from linear_eval.backbone import load
-from linear_eval.data.images import LabeledImages
-from linear_eval.data.overlap import refuse_overlap
-from linear_eval.evaluate import open_and_check
+from linear_eval.images import LabeledImages
+from linear_eval.probe import probe_of
 
 WEIGHTS_KEY = "BACKBONE.WEIGHTS"
+MOST_COMPARED = 200_000  # images of both sets; of larger ones only folders and paths are compared
+ALLOWED = 0.01  # fraction of the second set: public sets have a few duplicates of their own
+
+log = logging.getLogger(LOGGER)
 
 
-def check_evaluation(
-    cfg: CfgNode, later: Sequence[str], allow_overlap: bool = False
-) -> list[Problem]:
-    """Return the problems of data and weights."""
-    return list(_problems(cfg, later, allow_overlap))
-
-
-def _problems(cfg: CfgNode, later: Sequence[str], allow_overlap: bool) -> Iterator[Problem]:
-    if not any(is_later(where, later) for where in _places(cfg)):
+def find_problems(cfg: CfgNode, later: Sequence[str], allow_overlap: bool) -> Iterator[Problem]:
+    """Yield the problems of data and weights."""
+    probe = probe_of(cfg)
+    trained_on = [next(iter(group.values())) for group in probe.sources()]
+    if not any(is_later(where, later) for where in trained_on):
         try:
             if not allow_overlap:
                 refuse_overlap(cfg)
-            data = open_and_check(cfg)
+            data = probe.open_data()
             for images in data.values():
                 yield from _unreadable(images, 2 * DECODED_SAMPLE // len(data))
         except KsclError as error:
-            yield Problem("data", _keys(cfg), str(error), "")
+            yield Problem("data", probe.data_keys, str(error), "")
     if not is_later(WEIGHTS_KEY, later) and not is_later(cfg.BACKBONE.WEIGHTS, later):
         try:
             load(cfg)
@@ -58,12 +70,61 @@ def _unreadable(images: LabeledImages, most: int) -> Iterator[Problem]:
         return
 
 
-def _keys(cfg: CfgNode) -> str:
-    return "SETS" if cfg.PROBE == "linear_suite" else "DATA.TRAIN and DATA.VAL"
+def refuse_overlap(cfg: CfgNode) -> None:
+    """Raise an error if two sets that must differ share images, by file or by content."""
+    paths_of = functools.cache(lambda where: _paths(where, cfg.DATA.CACHE_DIR))
+    for group in probe_of(cfg).sources():
+        named = [(key, where) for key, where in group.items() if where]
+        for (train_key, train), (val_key, val) in itertools.combinations(named, 2):
+            if os.path.isdir(train) and os.path.isdir(val):
+                first, second = Path(train).resolve(), Path(val).resolve()
+                if first == second or first in second.parents or second in first.parents:
+                    raise _refused(f"{val_key} {val} and {train_key} {train} overlap")
+            _compare(train_key, paths_of(train), val_key, paths_of(val))
 
 
-def _places(cfg: CfgNode) -> list[str]:
-    """Return where the training images are, of every set."""
-    if cfg.PROBE == "linear_suite":
-        return [given["train"] for given in cfg.SETS.values() if given]
-    return [cfg.DATA.TRAIN]
+def _paths(where: str, cache_dir: str) -> list[str]:
+    """Return the files of a set; none if it cannot be opened, which is told where it is."""
+    if os.path.isdir(where):
+        source = open_source(where, cache_dir)
+        if len(source) > MOST_COMPARED:
+            return []  # of so many images only the folders are compared
+    elif is_annotated(where):
+        try:
+            named = parse_source(where)
+            if named.format != "voc":
+                return [str(image.path) for image in read_source(named).images if image.path]
+            source = open_voc_split(f"voc:{named.root}:{named.split}")
+        except KsclError:
+            return []
+    else:
+        return []
+    return [source.name(index) for index in range(len(source))]
+
+
+def _compare(train_key: str, train: list[str], val_key: str, val: list[str]) -> None:
+    if not train or not val:
+        return
+    if len(train) + len(val) > MOST_COMPARED:
+        known = set(train)
+        shared = [(path, path) for path in val if path in known]
+    else:
+        files = [[Path(path) for path in paths if os.path.isfile(path)] for paths in (train, val)]
+        shared = [(str(same), str(path)) for same, path in equal_files(*files)]
+    if not shared:
+        return
+    same, path = shared[0]
+    what = (
+        f"{len(shared)} of the {len(val)} images of {val_key} are in {train_key} too, {path} "
+        f"({same}) for one"
+    )
+    if len(shared) > ALLOWED * len(val):
+        raise _refused(what)
+    log.warning("%s.", what)
+
+
+def _refused(what: str) -> KsclError:
+    return KsclError(
+        f"{what}: a score on training images says nothing. Separate them, or insist with "
+        "--allow-overlap, an option of tools/linear_eval.py: a suite must name other images."
+    )

@@ -1,4 +1,4 @@
-"""Scores of a classifier on a test set, in percent, with what a reader needs to trust them."""
+"""What a probe returns: scores in percent, with what a reader needs to trust them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kscl.errors import KsclError
 from kscl.records import hits
-from linear_eval.errors import LinearEvalError
+from kscl.records.record import Protocol
 
 TOP = 5
 LEVEL = 0.95
@@ -28,10 +29,31 @@ class Score:
     right: str = ""  # which of the n images have their own class first (kscl.records.hits)
 
 
+@dataclass(frozen=True)
+class Classifier:
+    """A linear layer on the backbone's features as the backbone gives them."""
+
+    weight: Tensor  # (C, D)
+    bias: Tensor  # (C,)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a probe."""
+
+    score: Score
+    details: dict[str, Any] = field(default_factory=dict)  # for the record
+    remark: str = ""  # for the line that a person reads
+    classifier: Classifier | None = None
+    part: str = ""  # of a run with several records: what the file of this one is called
+    protocol: Protocol | None = None  # if it is not that of the run
+    seed: int | None = None  # if it is not that of the run
+
+
 def ranked_classes(logits: Tensor) -> Tensor:
     """Return the best classes (N, at most 5) of logits (N, C), the best first."""
     if not torch.isfinite(logits).all():
-        raise LinearEvalError(
+        raise KsclError(
             "The classifier's outputs are not finite: training diverged. Lower the learning rate."
         )
     return logits.topk(min(TOP, logits.shape[1]), dim=1).indices
@@ -64,6 +86,21 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
 
     interval = binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
     return 100 * float(interval.low), 100 * float(interval.high)
+
+
+def beyond_noise(differences: np.ndarray) -> bool:
+    """Tell whether the mean of differences (n,) is above 0 by more than its noise.
+
+    They are of two settings on the same images or folds; the noise is the half-width of Student's
+    interval at LEVEL, so that two or three folds need a clear difference.
+    """
+    from scipy.special import stdtrit
+
+    n = len(differences)
+    if n < 2:
+        return False
+    error = differences.std(ddof=1) / np.sqrt(n)
+    return bool(differences.mean() > stdtrit(n - 1, (1 + LEVEL) / 2) * error)
 
 
 def average_precision(right: np.ndarray, scores: np.ndarray) -> float:

@@ -17,10 +17,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 import pytest  # noqa: E402
 
+from kscl.registry import IMPORT_VARIABLE  # noqa: E402
 from kscl.runtime.cpu import avoid_broken_amx  # noqa: E402
 from kscl.runtime.logs import reset_logging  # noqa: E402
 
 avoid_broken_amx()  # some tests compute in bf16 in this process, as a tool does after the same call
+
+
+@pytest.fixture(autouse=True)
+def imported_by_nobody_else(monkeypatch):
+    """Forget the modules that a tool was told to import in this process."""
+    monkeypatch.setenv(IMPORT_VARIABLE, "")
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,16 @@ PACKAGES = ("kscl", "linear_eval", "detection")
 # A room imports only rooms of earlier lines. Two rooms of one line do not import each other.
 ORDER = (
     ("errors", "rng"),
+    ("registry",),
     ("cli",),
     ("runtime",),
     ("views",),
     ("config",),
+    ("keys",),
     ("data", "method"),
     ("backbone_file",),
     ("records",),
+    ("run",),
     ("engine",),
     ("benchmark", "datasets"),
     ("commands",),
@@ -28,19 +31,6 @@ LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 IMPORTED_BY_NOBODY = ("commands", "benchmark", "tools", "tests")
 # commands run benchmark; tools/ run commands; tools/benchmark.py measures with tests/benchmarks.
 ALLOWED = {("kscl.commands", "kscl.benchmark"), ("tools", "commands"), ("tools.benchmark", "tests")}
-
-MOST_LINES = 300
-LONGER = {  # with the reason; a new file is split instead
-    "kscl/method/learner.py": "the learner reads from top to bottom as the paper's algorithm does",
-    "tests/kscl/data/test_loader.py": "one loader and one folder of images, for every test",
-    "tests/helpers/networks/checkpoints.py": "one table: the layout of each project's checkpoints",
-}
-
-MOST_ENTRIES = 16  # of a folder, without its __init__.py
-FULLER = {  # with the reason; a new folder gets rooms instead
-    "tools": "one file per command",
-    "configs/detection": "users name these files on the command line",
-}
 
 Import = tuple[str, str]  # importing module, imported module
 
@@ -184,10 +174,10 @@ def test_no_modules_import_each_other_in_a_circle():
     [
         ("kscl.method.learner", "kscl.engine.loop"),
         ("kscl.data.loader", "kscl.method.encoder"),
-        ("kscl.config.merge", "kscl.method.subspace"),
-        ("kscl.engine.run", "detection.config"),
-        ("linear_eval.run", "detection.config"),
-        ("detection.config", "linear_eval.run"),
+        ("kscl.config", "kscl.method.subspace"),
+        ("kscl.engine.pretrain", "detection.config"),
+        ("linear_eval.probe", "detection.config"),
+        ("detection.config", "linear_eval.probe"),
     ],
 )
 def test_an_import_turned_around_is_found(importer: str, imported: str):
@@ -197,10 +187,10 @@ def test_an_import_turned_around_is_found(importer: str, imported: str):
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("kscl.engine.run", "kscl.commands.pretrain"),
+        ("kscl.engine.pretrain", "kscl.commands.pretrain"),
         ("kscl.commands.plan", "kscl.commands.pretrain"),
-        ("kscl.engine.run", "kscl.benchmark.suite.spec"),
-        ("detection.train.trial", "kscl.benchmark.leaderboard.rows"),
+        ("kscl.engine.pretrain", "kscl.benchmark.suite.spec"),
+        ("detection.train.detect", "kscl.benchmark.leaderboard.rows"),
         ("kscl.cli", "tools.pretrain"),
         ("tools.pretrain", "tests.helpers.runs"),
     ],
@@ -226,56 +216,3 @@ def test_what_the_house_allows_is_allowed(importer: str, imported: str):
 def test_a_cycle_is_found():
     assert find_cycle([("a", "b"), ("b", "c"), ("c", "a")]) == ["a", "b", "c", "a"]
     assert find_cycle([("a", "b"), ("a", "c"), ("b", "c")]) == []
-
-
-def too_long(files: dict[str, int]) -> list[str]:
-    """Every file of more than MOST_LINES lines without a reason, and every reason without need."""
-    long = {name for name, lines in files.items() if lines > MOST_LINES}
-    return sorted(long ^ set(LONGER))
-
-
-def test_no_file_is_long_without_a_reason():
-    paths = [path for name in (*PACKAGES, "tools", "tests") for path in (ROOT / name).rglob("*.py")]
-    lines = {str(p.relative_to(ROOT)): len(p.read_text("utf-8").splitlines()) for p in paths}
-    assert too_long(lines) == []
-
-
-def test_a_long_file_is_found():
-    reasons = dict.fromkeys(LONGER, MOST_LINES + 1)
-    assert too_long({**reasons, "kscl/new.py": MOST_LINES + 1}) == ["kscl/new.py"]
-    assert too_long({**reasons, "kscl/new.py": MOST_LINES}) == []
-
-
-def entries_of(folders: tuple[str, ...]) -> dict[str, int]:
-    """The number of files and folders in every folder of the repository below the given ones."""
-    entries: dict[str, set[str]] = {}
-    for path in (path for name in folders for path in (ROOT / name).rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            parts = path.relative_to(ROOT).parts
-            for depth in range(1, len(parts)):
-                entries.setdefault("/".join(parts[:depth]), set()).add(parts[depth])
-    return {folder: len(names - {"__init__.py"}) for folder, names in entries.items()}
-
-
-def too_full(folders: dict[str, int]) -> list[str]:
-    """Every folder of more than MOST_ENTRIES without a reason, and every reason without need."""
-    full = {name for name, entries in folders.items() if entries > MOST_ENTRIES}
-    return sorted(full ^ set(FULLER))
-
-
-def test_no_folder_is_full_without_a_reason():
-    assert too_full(entries_of((*PACKAGES, "tools", "tests", "configs"))) == []
-
-
-def test_a_full_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tests.test_layers.ROOT", tmp_path)
-    room = tmp_path / "kscl" / "new"
-    (room / "inner" / "__pycache__").mkdir(parents=True)
-    (room / "inner" / "__pycache__" / "module.pyc").touch()
-    for name in ("__init__", *(f"module{number}" for number in range(MOST_ENTRIES))):
-        (room / f"{name}.py").touch()
-    reasons = dict.fromkeys(FULLER, MOST_ENTRIES + 1)
-    assert too_full(reasons | entries_of(("kscl",))) == []  # a folder without files is none
-    (room / "inner" / "module.py").touch()
-    assert entries_of(("kscl",)) == {"kscl": 1, "kscl/new": MOST_ENTRIES + 1, "kscl/new/inner": 1}
-    assert too_full(reasons | entries_of(("kscl",))) == ["kscl/new"]

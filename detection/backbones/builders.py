@@ -1,9 +1,9 @@
 """timm networks as Detectron2 backbones: by themselves, under an FPN, or as a plain transformer.
 
-Importing this module registers the builders; a config names one in MODEL.BACKBONE.NAME and the
-network in KSCL.TIMM. As in Detectron2's own builders, MODEL.RESNETS.OUT_FEATURES and NORM say
-which levels there are and of which kind BatchNorm is, and MODEL.BACKBONE.FREEZE_AT freezes the stem
-(1) and the stages after it (2 to 5).
+Importing this module registers the builders, and the head of the MoCo protocol; a config names a
+builder in MODEL.BACKBONE.NAME and the network in KSCL.TIMM. As in Detectron2's own builders,
+MODEL.RESNETS.OUT_FEATURES and NORM say which levels there are and of which kind BatchNorm is, and
+MODEL.BACKBONE.FREEZE_AT freezes the stem (1) and the stages after it (2 to 5).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from detectron2.config import CfgNode
-from detectron2.layers import ShapeSpec
+from detectron2.layers import NaiveSyncBatchNorm, ShapeSpec, get_norm
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone, SimpleFeaturePyramid
 from detectron2.modeling.backbone.fpn import FPN, LastLevelMaxPool, LastLevelP6P7
-from timm.layers import freeze_batch_norm_2d
+from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
+from timm.layers import BatchNormAct2d, convert_sync_batchnorm, freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from detection.backbones.levels import (
@@ -27,10 +28,14 @@ from detection.backbones.levels import (
     level_features,
     parameters_of,
 )
-from detection.backbones.norms import set_batch_norm
 from detection.errors import DetectionError
-from kscl.config.tree import plain
+from kscl.config import plain
 from kscl.method.encoder import build_backbone
+
+PLAIN_HEAD, EXTRA_NORM_HEAD = "Res5ROIHeads", "Res5ROIHeadsExtraNorm"
+EXTRA_NORM = "norm"  # its name inside res5: part of what checkpoints of this protocol look like
+SYNCHRONIZED = ("SyncBN", "nnSyncBN")
+NAIVE = {"naiveSyncBN": "", "naiveSyncBN_N": "N"}  # Detectron2's name: its mode
 
 
 class TimmBackbone(Backbone):
@@ -163,3 +168,79 @@ def _with_plain_pyramid(
         top_block=top_block,
         norm="LN",  # of ViTDet
     )
+
+
+@ROI_HEADS_REGISTRY.register()
+class Res5ROIHeadsExtraNorm(Res5ROIHeads):
+    """The C4 head of the MoCo protocol: res5 with one more norm at its end (MoCo, section 4.2).
+
+    Backbones of different pretraining give the new predictors features of different magnitude; the
+    norm calibrates them, so that one learning rate works for all contenders.
+    """
+
+    def __init__(self, cfg: CfgNode, input_shape: dict[str, ShapeSpec]) -> None:
+        super().__init__(cfg, input_shape)
+        kind = cfg.MODEL.RESNETS.NORM
+        norm = get_norm(kind, self.res5[-1].out_channels)
+        if norm is None:
+            raise DetectionError(
+                f"MODEL.RESNETS.NORM is '{kind}', and the head Res5ROIHeadsExtraNorm appends a "
+                "norm. Name one (naiveSyncBN), or set MODEL.ROI_HEADS.NAME Res5ROIHeads."
+            )
+        self.res5.add_module(EXTRA_NORM, norm)
+
+
+class NaiveSyncBatchNormAct2d(NaiveSyncBatchNorm):
+    """Detectron2's synchronized BatchNorm with the dropout and activation of timm's layer.
+
+    timm fuses a norm with its activation in one layer (RegNet, EfficientNet); Detectron2's own
+    conversions replace such a layer by a norm alone, and the activation is gone.
+    """
+
+    def __init__(self, norm: BatchNormAct2d, mode: str) -> None:
+        super().__init__(norm.num_features, norm.eps, norm.momentum, stats_mode=mode)
+        self.drop, self.act = norm.drop, norm.act
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the normalized and activated values."""
+        return self.act(self.drop(super().forward(images)))
+
+
+def set_batch_norm(network: nn.Module, kind: str) -> nn.Module:
+    """Return the network with its BatchNorms of this kind; other norms stay what they are."""
+    if not any(isinstance(module, nn.BatchNorm2d) for module in network.modules()):
+        return network
+    if kind == "BN":
+        return network
+    if kind == "FrozenBN":
+        return freeze_batch_norm_2d(network)
+    if kind in SYNCHRONIZED:
+        return convert_sync_batchnorm(network)
+    if kind not in NAIVE:
+        raise DetectionError(
+            f"MODEL.RESNETS.NORM is '{kind}', and the network has BatchNorm, whose weights fit no "
+            f"other norm. Use BN, FrozenBN, {', '.join((*SYNCHRONIZED, *NAIVE))}."
+        )
+    return _with_naive_norms(network, NAIVE[kind])
+
+
+def _with_naive_norms(module: nn.Module, mode: str) -> nn.Module:
+    if isinstance(module, nn.BatchNorm2d):
+        return _naive_norm(module, mode)
+    for name, child in module.named_children():
+        setattr(module, name, _with_naive_norms(child, mode))
+    return module
+
+
+def _naive_norm(norm: nn.BatchNorm2d, mode: str) -> NaiveSyncBatchNorm:
+    if not norm.affine or not norm.track_running_stats:
+        raise DetectionError(
+            "A BatchNorm of the network has no scale or no running statistics, and Detectron2's "
+            "naiveSyncBN needs both. Set MODEL.RESNETS.NORM BN."
+        )
+    if isinstance(norm, BatchNormAct2d):
+        new: NaiveSyncBatchNorm = NaiveSyncBatchNormAct2d(norm, mode)
+    else:
+        new = NaiveSyncBatchNorm(norm.num_features, norm.eps, norm.momentum, stats_mode=mode)
+    new.load_state_dict(norm.state_dict())
+    return new

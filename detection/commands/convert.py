@@ -31,6 +31,10 @@ EXAMPLES = """  our own file says what it is:
     python tools/convert.py dino.pth --arch resnet50 --container student --output-dir output/dino
     python tools/convert.py own.pth --arch resnet50 --container state_dict --prefix net.trunk. \\
         --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --output-dir output/own/detectron2
+  a file in Detectron2's layout, such as MoCo's own converter writes; then MSRA's ResNet-50:
+    python tools/convert.py moco.pkl --arch resnet50 --output-dir output/moco/detectron2
+    python tools/convert.py detectron2://ImageNetPretrained/MSRA/R-50.pkl --arch resnet50 \\
+        --arch-kwargs '{stride_in_1x1: true}' --output-dir output/msra/detectron2
   random weights of a narrow network, for the small protocol:
     python tools/convert.py random --arch resnet50 --arch-kwargs '{channels: [8, 16, 32, 64]}' \\
         --protocol configs/detection/shapes_tiny_c4.yaml --output-dir output/random/detectron2
@@ -63,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prefix=arguments.prefix,
             mean=arguments.mean and tuple(arguments.mean),
             std=arguments.std and tuple(arguments.std),
+            channels=arguments.channels,
             protocol=arguments.protocol or convert.PROTOCOL,
             route=arguments.route,
             file_format=arguments.format,
@@ -81,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "source",
-        help="a file of weights (ours or another project's: docs/checkpoints.md), or 'random'",
+        help="a file or address of weights (ours or another project's: docs/checkpoints.md), or "
+        "'random'",
     )
     add("--to", choices=("detectron2", "timm"), default="detectron2", help="timm: the way back")
     add("--output-dir", required=True, metavar="FOLDER", help="the folder to write")
@@ -93,6 +99,12 @@ def _parser() -> argparse.ArgumentParser:
     for name, value in (("mean", "0.485 0.456 0.406"), ("std", "0.229 0.224 0.225")):
         about = f"of the pretraining's input, if it is not known (ImageNet's: {value})"
         add(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=about)
+    add(
+        "--channels",
+        choices=("RGB", "BGR"),
+        help="of a file in Detectron2's layout, if its converter is not known; a network for BGR "
+        "is turned to RGB",
+    )
     add(
         "--protocol",
         metavar="FILE",
@@ -112,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _network(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what both directions are told: which network, and whether to overwrite another."""
+    """Return the arguments of both directions: which network, and whether to overwrite."""
     kwargs = _kwargs(arguments.arch_kwargs)
     return {"arch": arguments.arch, "kwargs": kwargs, "force": arguments.force}
 
@@ -130,9 +142,9 @@ def _kwargs(text: str) -> dict[str, Any]:
 
 
 def _take_back(arguments: argparse.Namespace, output_dir: str) -> Any:
-    from detection.convert.back import take_back
+    from detection.convert.converter import take_back
 
-    for name in ("container", "prefix", "mean", "std", "route"):
+    for name in ("container", "prefix", "mean", "std", "channels", "route"):
         if getattr(arguments, name) is not None:
             raise KsclError(f"--{name} is not for --to timm: leave it out.")
     network = _network(arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from detection.errors import DetectionError
 from detection.install import require_detectron2
 from kscl import cli
 from kscl.data.formats import is_image
-from kscl.data.walk import Walk, walk_files
+from kscl.data.source import Walk, walk_files
 from kscl.runtime.files import write_atomically
 
 EXAMPLES = """  python tools/predict.py output/mine/kscl/seed0 photo.jpg --output-dir found
@@ -38,10 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     photos = _photos(given.photos)
     require_detectron2()
 
-    from detection.predict import load_predictor, read_photo
-    from detection.scoring.marked import draw_found
+    from detection.predict import load_predictor, read_photo, weakness
+    from detection.scoring.pictures import draw_found
 
+    _refuse_overwriting(photos, given.output_dir)
     predict = load_predictor(given.run, given.min_score)
+    weak = weakness(given.run)
+    if weak:
+        print(f"Warning: {weak}", flush=True)
     content, bad = [], []
     for name, path in photos.items():
         try:
@@ -50,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             bad.append(str(error))
             continue
         found = predict(picture)
-        draw_found(picture, found, given.output_dir / f"{name}.png")
+        draw_found(picture, found, given.output_dir / name)
         height, width = picture.shape[:2]
         objects = [asdict(thing) for thing in found]
         content.append({"file": str(path), "width": width, "height": height, "objects": objects})
@@ -63,8 +67,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _refuse_overwriting(photos: Mapping[str, Path], output_dir: Path) -> None:
+    """Raise an error if a picture with boxes would replace a photo."""
+    originals = {path.resolve() for path in photos.values()}
+    for name in photos:
+        if (output_dir / name).resolve() in originals:
+            raise DetectionError(
+                f"--output-dir {output_dir} would overwrite the photo {output_dir / name}. Choose "
+                "another folder."
+            )
+
+
 def _photos(given: Sequence[Path]) -> dict[str, Path]:
-    """Return the images by the name of their picture: with folders if a name repeats."""
+    """Return the images by the name of their picture: with folders if a name repeats.
+
+    Where names differ in their suffix alone, the pictures keep it: a.jpg.png and a.bmp.png.
+    """
     found: dict[str, tuple[str, Path]] = {}  # a file that is named twice is one image
     for path in given:
         if path.is_dir():
@@ -77,6 +95,11 @@ def _photos(given: Sequence[Path]) -> dict[str, Path]:
     if not found:
         raise DetectionError(f"{', '.join(map(str, given))} holds no image. Name some.")
     if len({name for name, _ in found.values()}) == len(found):
-        return dict(found.values())
-    top = os.path.commonpath([os.path.dirname(full) for full in found])
-    return {os.path.relpath(full, top): path for full, (_, path) in found.items()}
+        photos = dict(found.values())
+    else:
+        top = os.path.commonpath([os.path.dirname(full) for full in found])
+        photos = {os.path.relpath(full, top): path for full, (_, path) in found.items()}
+    without_suffix = {f"{os.path.splitext(name)[0]}.png": path for name, path in photos.items()}
+    if len(without_suffix) == len(photos):
+        return without_suffix
+    return {f"{name}.png": path for name, path in photos.items()}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from detection.data.preflight import DECODED_SAMPLE, preflight
 from kscl import cli
+from kscl.data.annotated.specs import forms
 
 EXAMPLES = """  python tools/preflight.py --train voc:data/BCCD:trainval --test voc:data/BCCD:test
   python tools/preflight.py --train voc_2007_trainval voc_2012_trainval --test voc_2007_test
@@ -22,9 +23,8 @@ The exit code is 1 if a problem was found; notes alone are not a problem.
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    forms = "voc:FOLDER:SPLIT, coco:FILE.json:IMAGES, or a name of Detectron2's"
-    parser.add_argument("--train", nargs="+", default=[], metavar="SET", help=forms)
-    parser.add_argument("--test", nargs="+", default=[], metavar="SET", help=forms)
+    parser.add_argument("--train", nargs="+", default=[], metavar="SET", help=forms())
+    parser.add_argument("--test", nargs="+", default=[], metavar="SET", help=forms())
     parser.add_argument("--classes", nargs="+", metavar="NAME", help="default: found in the data")
     parser.add_argument("--num-classes", type=int, metavar="N", help="the model's, to compare with")
     cli.add_flag(parser, "--full", "decode every image, not a sample")

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from detection.scoring import SCORERS, as_table, score
-from detection.scoring.boxes import read_detections
-from detection.scoring.truth import find_ground_truth
+from detection.scoring.boxes import (
+    GroundTruth,
+    make_ground_truth,
+    read_detections,
+    read_ground_truth,
+)
 from kscl import cli
+from kscl.data.annotated.specs import Source, parse_source, read_source
 
 EXAMPLES = """  python tools/score.py --detections run/detections.npz --annotations VOC2007:test
   python tools/score.py --detections run/detections.npz --annotations run/ground_truth.npz
@@ -50,3 +56,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(json.dumps(scores, indent=2) if arguments.json else as_table(scores))
     return 0
+
+
+def find_ground_truth(
+    where: str, class_names: tuple[str, ...], with_masks: bool = False
+) -> GroundTruth:
+    """Read the annotations that a name stands for, without looking at any image."""
+    if where.endswith(".npz"):
+        return read_ground_truth(where)
+    found = read_source(_source(where), class_names, with_images=False, with_masks=with_masks)
+    return make_ground_truth(found.checked())
+
+
+def _source(where: str) -> Source:
+    """Also accept names without `voc:` or `coco:`: a folder, FOLDER:split, FILE.json."""
+    if where.endswith(".json"):
+        return Source(where, "coco", Path(), annotations=Path(where))
+    if Path(where).is_dir():
+        return Source(where, "voc", Path(where), split="test")
+    folder, _, split = where.rpartition(":")
+    if split and Path(folder).is_dir():
+        return Source(where, "voc", Path(folder), split=split)
+    return parse_source(where)

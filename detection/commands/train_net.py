@@ -8,19 +8,20 @@ runs on the CPU; no flag is needed.
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from detection.errors import DetectionError
 from detection.install import require_detectron2
 from kscl import cli
-from kscl.config.comments import comments_of
-from kscl.config.tree import config_yaml
 from kscl.data.annotated.annotations import Problem
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
+STARTED_BY_TORCHRUN = ("--num-gpus", "--num-machines", "--machine-rank", "--dist-url")
 EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8 \\
       OUTPUT_DIR output/detector
   python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5 \\
@@ -32,9 +33,12 @@ EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.
       MODEL.ROI_HEADS.NUM_CLASSES 3 OUTPUT_DIR output/mine
   python tools/train_net.py --config-file output/converted/config.yaml --lr-grid 0.01,0.02,0.04 \\
       OUTPUT_DIR output/rates
+  python tools/train_net.py --config-file output/mine/config.yaml --eval-only
   python tools/train_net.py --config-file output/mine/config.yaml --eval-only \\
       MODEL.WEIGHTS output/mine/model_final.pth OUTPUT_DIR output/mine-again
 
+TEST.EVAL_PERIOD 5000 also scores the detector on the way (metrics.json); the record keeps the final
+number, and the training is the same with and without it.
 On the CPU, small networks are fastest with one thread per process: OMP_NUM_THREADS=1.
 """
 
@@ -44,11 +48,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_config_arguments(parser, "SOLVER.BASE_LR 0.01 SEED 3")
-    cli.add_run_arguments(parser)
+    cli.add_run_arguments(parser, resume_starts=True)
     cli.add_check_arguments(parser, "config, data, weights, detector and disk")
     cli.add_world_size_argument(parser)
-    about = "score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR"
+    about = (
+        "score the detector of the run in OUTPUT_DIR (its newest weights), or MODEL.WEIGHTS if you "
+        "set it; a run's own folder gets the pass and the record in its folder inference"
+    )
     cli.add_flag(parser, "--eval-only", about)
+    _add_machine_arguments(parser)
     parser.add_argument(
         "--num-trials",
         type=int,
@@ -62,11 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="choose SOLVER.BASE_LR among these, such as 0.01,0.02,0.04, on a fifth of the "
         "training images; a protocol of its own",
     )
-    arguments = parser.parse_args(argv)
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments = parser.parse_args(words)
+    if arguments.num_machines > 1:
+        raise DetectionError(_with_torchrun(arguments, words))
     require_detectron2()
 
-    from detection.config import add_kscl_config
+    from detection.config import WEIGHTS_KEY, detection_schema
     from detection.train.trials import run_evaluation, run_trials
+    from kscl.run.engine import Flags
 
     if arguments.eval_only and arguments.num_trials:
         raise DetectionError("--eval-only scores one detector. Leave --num-trials out.")
@@ -74,35 +86,70 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.tell_problems(lambda: _check(arguments))
     cfg, scaled_from, notice = _adapted(arguments)
     if arguments.print_config:
-        print(config_yaml(cfg, comments_of(add_kscl_config)), end="")
+        print(detection_schema().print(cfg), end="")
         return 0
     if arguments.eval_only:
-        return run_evaluation(cfg, arguments.num_gpus)
+        return run_evaluation(cfg, arguments.num_gpus, WEIGHTS_KEY in arguments.overrides[::2])
     print(notice, end="", flush=True)
-    return run_trials(
-        cfg,
-        arguments.num_gpus,
-        arguments.num_trials,
-        resume=arguments.resume,
-        auto_resume=arguments.auto_resume,
+    flags = Flags(
+        auto_resume=arguments.resume or arguments.auto_resume,
         allow_world_size_change=arguments.allow_world_size_change,
-        scaled_from=scaled_from,
+    )
+    return run_trials(cfg, arguments.num_gpus, arguments.num_trials, flags, scaled_from)
+
+
+def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add Detectron2's options for several machines, which torchrun starts here."""
+    group = parser.add_argument_group("several machines", "see docs/cluster.md")
+    about = "more than 1 ends with the torchrun command to type instead"
+    group.add_argument("--num-machines", type=int, default=1, metavar="N", help=about)
+    group.add_argument("--machine-rank", type=int, default=0, metavar="N", help="of this machine")
+    about = "tcp://HOST:PORT of machine 0"
+    group.add_argument("--dist-url", default="", metavar="URL", help=about)
+
+
+def _with_torchrun(arguments: argparse.Namespace, words: Sequence[str]) -> str:
+    """Return the error that names the command which starts this run on several machines."""
+    host, _, port = arguments.dist_url.removeprefix("tcp://").rpartition(":")
+    if not (host and port.isdigit()):
+        host, port = "HOST_OF_MACHINE_0", "29500"
+    where = {
+        "--nnodes": arguments.num_machines,
+        "--node-rank": arguments.machine_rank,
+        "--nproc-per-node": arguments.num_gpus,
+        "--master-addr": host,
+        "--master-port": port,
+    }
+    rest, skipped = [], False
+    for word in words:
+        if skipped or word.partition("=")[0] in STARTED_BY_TORCHRUN:
+            skipped = not skipped and "=" not in word  # the value that follows
+        else:
+            rest.append(word)
+    options = [f"{name}={value}" for name, value in where.items()]
+    command = shlex.join(["torchrun", *options, sys.argv[0], *rest])
+    return (
+        f"--num-machines is {arguments.num_machines}, and several machines are started by "
+        f"torchrun. Type this on machine {arguments.machine_rank}, and the same with its own "
+        f"--node-rank on every other:\n  {command}"
     )
 
 
 def _adapted(arguments: argparse.Namespace) -> tuple[CfgNode, int, str]:
     from detection.config import load_detection_config
-    from detection.train.adapt import adapt
     from detection.train.lr_search import parse_grid
+    from detection.train.trials import adapt
 
     cfg = load_detection_config(arguments.config_file, arguments.overrides)
+    if arguments.eval_only:
+        cfg.SOLVER.REFERENCE_WORLD_SIZE = 0  # nothing is trained that could be scaled
     if arguments.lr_grid is not None:
         cfg.KSCL.LR_GRID = parse_grid(arguments.lr_grid)
     return adapt(cfg, arguments.num_gpus)
 
 
 def _check(arguments: argparse.Namespace) -> list[Problem]:
-    from detection.train.check import check_trials
+    from detection.train.trials import check_trials
 
     cfg, _, _ = _adapted(arguments)
     return check_trials(cfg, arguments.check_later)

@@ -59,6 +59,7 @@ class Architecture:
     res2_out_channels: int
     stem_out_channels: int
     norm_family: str  # "BN" or "GN"; which kind of BatchNorm is the protocol's choice
+    stride_in_1x1: bool = False  # timm's stride is in the 3x3 convolution
 
     def detectron2_keys(self) -> dict[str, Any]:
         """Return the config keys that make Detectron2 build this very network."""
@@ -68,7 +69,7 @@ class Architecture:
             "MODEL.RESNETS.WIDTH_PER_GROUP": self.width_per_group,
             "MODEL.RESNETS.RES2_OUT_CHANNELS": self.res2_out_channels,
             "MODEL.RESNETS.STEM_OUT_CHANNELS": self.stem_out_channels,
-            "MODEL.RESNETS.STRIDE_IN_1X1": False,  # timm's stride is in the 3x3 convolution
+            "MODEL.RESNETS.STRIDE_IN_1X1": self.stride_in_1x1,
             "MODEL.RESNETS.RES5_DILATION": 1,
             "MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False] * len(STAGES),
             "MODEL.RESNETS.NORM": self.norm_family,
@@ -92,6 +93,7 @@ def examine(backbone: nn.Module, name: str) -> Architecture:
         res2_out_channels=_last_conv(first).out_channels,
         stem_out_channels=stem.out_channels,  # type: ignore[arg-type]
         norm_family=NORM_FAMILY[type(first.bn1)],
+        stride_in_1x1=_in_1x1(stages),
     )
 
 
@@ -119,6 +121,12 @@ def _depth(stages: list[Any]) -> int:
 
 def _is_basic(block: Any) -> bool:
     return type(block) is timm_resnet.BasicBlock
+
+
+def _in_1x1(stages: list[Any]) -> bool:
+    """Return whether bottleneck blocks stride in their first convolution (`stride_in_1x1`)."""
+    first = stages[1][0].conv1
+    return getattr(first, "kernel_size", None) == (1, 1) and first.stride == (2, 2)
 
 
 def _last_conv(block: Any) -> Any:
@@ -151,10 +159,11 @@ def _misfits(backbone: Any) -> Iterator[Misfit]:
         *most, last = map(str, depths)
         text = f"{', '.join(most)} or {last}"
         yield f"numbers of blocks that are not those of depth {text}", str(counts)
+    in_1x1 = _in_1x1(stages)
     for index, (stage_name, stage) in enumerate(zip(STAGES, stages, strict=True)):
         for number, block in enumerate(stage):
             stride = 2 if index > 0 and number == 0 else 1
-            yield from _block_misfits(block, f"{stage_name}.{number}", stride)
+            yield from _block_misfits(block, f"{stage_name}.{number}", stride, in_1x1)
     yield from _width_misfits(stages)
     yield from _norm_family_misfits(backbone)
 
@@ -183,7 +192,7 @@ def _is_stem_pool(pool: nn.MaxPool2d) -> bool:
     return size == ((3, 3), (2, 2), (1, 1)) and plain
 
 
-def _block_misfits(block: Any, where: str, stride: int) -> Iterator[Misfit]:
+def _block_misfits(block: Any, where: str, stride: int, in_1x1: bool) -> Iterator[Misfit]:
     smoothed = not isinstance(block.aa, nn.Identity | None)
     if smoothed:
         yield "anti-aliasing", f"{where}.aa ({type(block.aa).__name__})"
@@ -194,8 +203,9 @@ def _block_misfits(block: Any, where: str, stride: int) -> Iterator[Misfit]:
         yield from _conv_misfits(block.conv1, f"{where}.conv1", 3, stride_of_conv)
         yield from _conv_misfits(block.conv2, f"{where}.conv2", kernel=3, stride=1)
     else:
-        yield from _conv_misfits(block.conv1, f"{where}.conv1", kernel=1, stride=1)
-        yield from _conv_misfits(block.conv2, f"{where}.conv2", 3, stride_of_conv, groups)
+        strides = (stride_of_conv, 1) if in_1x1 else (1, stride_of_conv)
+        yield from _conv_misfits(block.conv1, f"{where}.conv1", 1, strides[0])
+        yield from _conv_misfits(block.conv2, f"{where}.conv2", 3, strides[1], groups)
         yield from _conv_misfits(block.conv3, f"{where}.conv3", kernel=1, stride=1)
     for number in (1, 2) if _is_basic(block) else (1, 2, 3):
         yield from _norm_misfits(getattr(block, f"bn{number}"), f"{where}.bn{number}")

@@ -1,6 +1,6 @@
 """Prove a conversion: pass the same images through timm and through the built Detectron2 model.
 
-Names and shapes cannot tell a right conversion from one with another stride, channel order,
+Names and shapes do not distinguish a right conversion from one with another stride, channel order,
 BatchNorm eps or smoothing; the outputs of the two networks can. Detectron2's own reading and
 preprocessing of images is part of what is compared.
 """
@@ -13,15 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from detectron2.config import CfgNode
+from detectron2.data.detection_utils import convert_PIL_to_numpy
 from detectron2.modeling import build_backbone, build_model
 from detectron2.structures import Boxes
+from PIL import Image
 from tabulate import tabulate
 from torch import Tensor, nn
 
+from detection.backbones.builders import EXTRA_NORM
 from detection.backbones.levels import LAST, Level, find_levels, level_features
-from detection.convert.images import Color, draw_images, normalized, padded, preprocessed
 from detection.convert.routes import C4, EXACT_BUILDERS, PLAIN_BUILDERS
 from detection.convert.weights import (
     check_rest_is_new,
@@ -31,8 +35,7 @@ from detection.convert.weights import (
     read_weights,
 )
 from detection.errors import DetectionError
-from detection.train.roi_heads import EXTRA_NORM
-from kscl.config.tree import plain
+from kscl.config import plain
 from kscl.method import encoder
 
 TOLERANCE = 1e-4  # right conversions stay below 3e-5; the mildest known mistake gives 5e-3
@@ -49,6 +52,9 @@ SMALL = 0.1  # smaller differences come from another constant, larger from input
 INVISIBLE = 1e-3  # a branch with a smaller scale would hide its mistakes
 
 Outputs = dict[str, Tensor]
+IMAGE_SIZE = (107, 133)  # odd, so that paddings and roundings show
+
+Color = tuple[float, ...]
 
 
 def stages_of(cfg: CfgNode, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
@@ -291,3 +297,35 @@ def _difference(ours: Tensor, theirs: Tensor, stage: str) -> float:
             "are damaged or were never trained with these statistics. Nothing was written."
         )
     return (theirs.double() - ours.double()).norm().item() / size
+
+
+def draw_images(size: tuple[int, int] = IMAGE_SIZE) -> list[Image.Image]:
+    """Draw two pictures with structure at several scales and different channels."""
+    chance = np.random.default_rng(0)
+    height, width = size
+    pictures = []
+    for _ in range(2):
+        coarse = chance.uniform(0, 255, (7, 9, 3)).astype(np.uint8)
+        large = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        noisy = np.asarray(large) * (1.0, 0.7, 0.4) + chance.normal(0, 20, (height, width, 3))
+        pictures.append(Image.fromarray(noisy.clip(0, 255).astype(np.uint8)))
+    return pictures
+
+
+def normalized(images: list[Image.Image], mean: Color, std: Color) -> Tensor:
+    """Normalize as pretraining does: RGB in [0, 1], then mean and std."""
+    pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
+    scaled = pixels.permute(0, 3, 1, 2).float() / 255  # (B, 3, H, W)
+    return (scaled - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+
+
+def preprocessed(model: Any, images: list[Image.Image], order: str) -> Tensor:
+    """Return the batch as Detectron2 reads, normalizes and pads it."""
+    arrays = [convert_PIL_to_numpy(image, order) for image in images]
+    inputs = [{"image": torch.from_numpy(array.transpose(2, 0, 1).copy())} for array in arrays]
+    return model.preprocess_image(inputs).tensor
+
+
+def padded(images: Tensor, like: Tensor) -> Tensor:
+    """Pad with zeros on the right and below, as Detectron2 does."""
+    return F.pad(images, (0, like.shape[3] - images.shape[3], 0, like.shape[2] - images.shape[2]))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from detection.backbones.builders import TimmBackbone
 from detection.backbones.levels import LAST, any_size_arguments, find_levels, is_plain
 from detection.convert.architecture import SUPPORTED, examine, misfits
-from detection.convert.name_map import COUNTER, TIMM_PREFIX, rename
+from detection.convert.weights import COUNTER, TIMM_PREFIX, rename
 from detection.errors import DetectionError
 from kscl.method.encoder import build_backbone
 

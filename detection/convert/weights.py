@@ -1,4 +1,4 @@
-"""Converted weights: read them as data, and make sure that a built model holds them.
+"""Converted weights: their names, reading them as data, and making sure that a model holds them.
 
 Detectron2 matches names by their ends and raises no error when none match, so after every load the
 model's tensors are compared with the file's, one by one.
@@ -7,7 +7,7 @@ model's tensors are compared with the file's, one by one.
 from __future__ import annotations
 
 import logging
-import pickle
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,9 +18,16 @@ import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from torch import Tensor, nn
 
-from detection.convert.name_map import COUNTER, TIMM_PREFIX, network_tensors, without_prefix
 from detection.errors import DetectionError
-from kscl.backbone_file import read_plain, read_tensors
+from kscl.backbone_file import read_arrays_pickle, read_plain, read_tensors
+from kscl.backbone_file.detectron2 import (
+    DETECTRON2_NAME,
+    LAYERS,
+    LAYERS_BACK,
+    MODEL_PREFIXES,
+    exists,
+    timm_name,
+)
 
 AUTHOR = "kscl"
 # What a detector has beyond its network; it starts at random, as nothing pretrained has such parts.
@@ -38,6 +45,14 @@ NEW_PARTS = (
 )
 INPUT_BUFFERS = ("pixel_mean", "pixel_std")  # set from the config
 CONVERT_IT = "Convert the source: python tools/convert.py FILE --output-dir FOLDER"
+COUNTER = (
+    "num_batches_tracked"  # nothing is computed from it while BatchNorm's momentum is a number
+)
+# Where a built detector has its timm network, whose tensors keep timm's names behind it: under an
+# FPN, under a simple feature pyramid. A file of converted weights has the whole name.
+TIMM_PREFIX = {"bottom_up": "backbone.bottom_up.network.", "net": "backbone.net.network."}
+
+_TIMM = re.compile(r"(?:layer(?P<stage>[1-4])\.(?P<block>\d+)\.)?(?P<layer>.+)\.(?P<tensor>\w+)")
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -46,7 +61,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise DetectionError(f"{path}: there is no such file of converted weights. {CONVERT_IT}")
     if path.suffix == ".pkl":
-        content = _read_pickle(path)
+        content = read_arrays_pickle(path)
     elif path.suffix == ".pth":
         content = read_plain(path)
     else:
@@ -57,7 +72,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"{path} is not a converted file, and Detectron2 would load little or nothing of it "
             f"without an error. {CONVERT_IT}"
         )
-    named = {key: torch.as_tensor(value) for key, value in tensors.items()}
+    named = {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
     strange = [key for key in named if without_prefix(key) != key]
     if strange:
         raise DetectionError(
@@ -82,14 +97,10 @@ def by_heuristics(tensors: Mapping[str, Any]) -> bool:
 
 def read_detectron2(path: Path) -> dict[str, Tensor]:
     """Return all tensors of a file of Detectron2, ours or not, by its names."""
-    content = _read_pickle(path) if path.suffix == ".pkl" else read_tensors(path)[0]
+    content = read_arrays_pickle(path) if path.suffix == ".pkl" else read_tensors(path)[0]
     found = content.get("model", content)
     tensors = found if isinstance(found, dict) else {}
-    return {
-        str(key): torch.as_tensor(value)
-        for key, value in tensors.items()
-        if isinstance(value, Tensor | np.ndarray)
-    }
+    return {str(key): value for key, value in tensors.items() if isinstance(value, Tensor)}
 
 
 def load_weights(model: nn.Module, path: str | Path) -> int:
@@ -164,34 +175,6 @@ def _some(names: list[str]) -> str:
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
-class _ArraysOnly(pickle.Unpickler):
-    """A reader of pickles that builds NumPy arrays and nothing else: a pickle can run anything."""
-
-    ALLOWED = frozenset(
-        (module, name)
-        for module in ("numpy", "numpy.core.multiarray", "numpy._core.multiarray")
-        for name in ("ndarray", "dtype", "_reconstruct")
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return super().find_class(module, name)
-
-
-def _read_pickle(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as file:
-            content = _ArraysOnly(file).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError) as error:
-        raise DetectionError(
-            f"{path} is not a pickle of plain arrays ({error}), so it was not read. {CONVERT_IT}"
-        ) from error
-    if not isinstance(content, dict):
-        raise DetectionError(f"{path} holds a {type(content).__name__}. {CONVERT_IT}")
-    return content
-
-
 def as_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
     """Return the tensors as NumPy arrays."""
     return {key: tensor.numpy() for key, tensor in tensors.items()}
@@ -209,3 +192,49 @@ def quietly(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def to_detectron2(name: str) -> str:
+    """Return Detectron2's name of a tensor of timm's; another name is an error."""
+    match = _TIMM.fullmatch(name)
+    layer = LAYERS.get(match["layer"]) if match else None
+    if match is None or layer is None or not exists(match["stage"], layer, match["tensor"]):
+        raise DetectionError(f"{name} is not a tensor of a plain timm ResNet.")
+    block = f"res{int(match['stage']) + 1}.{match['block']}" if match["stage"] else "stem"
+    return f"{block}.{layer}.{match['tensor']}"
+
+
+def to_timm(name: str) -> str:
+    """Return timm's name of a tensor of Detectron2's, which is given without its prefix."""
+    ours = timm_name(name) if without_prefix(name) == name else None
+    if ours is None:
+        raise DetectionError(f"{name} is not a tensor of a Detectron2 ResNet.")
+    return ours
+
+
+def rename(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return a timm backbone's tensors by Detectron2's names, and the counters left out."""
+    counters = [name for name in tensors if name.rpartition(".")[2] == COUNTER]
+    carried = {
+        to_detectron2(name): tensor.detach().cpu().contiguous()
+        for name, tensor in tensors.items()
+        if name not in counters
+    }
+    return carried, counters
+
+
+def network_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return those tensors of a built model that are its network's, by their names in a file."""
+    return {bare: state[name] for name in state if (bare := without_prefix(name)) is not None}
+
+
+def without_prefix(name: str) -> str | None:
+    """Return a tensor's name in a file of weights, or None if it is not part of the network."""
+    if name.startswith(tuple(TIMM_PREFIX.values())):
+        return None if name.rpartition(".")[2] == COUNTER else name
+    for prefix in MODEL_PREFIXES:
+        bare = name.removeprefix(prefix)
+        match = DETECTRON2_NAME.fullmatch(bare)
+        if match and name == prefix + bare and match["layer"] in LAYERS_BACK:
+            return bare if exists(match["stage"], match["layer"], match["tensor"]) else None
+    return None

@@ -20,15 +20,13 @@ from detection.scoring.boxes import GroundTruth, make_ground_truth
 from kscl.data.annotated.annotations import AnnotatedObject, AnnotatedSet, check_class_names
 from kscl.data.annotated.coco import read_category_names
 from kscl.data.annotated.specs import (
-    COCO_NAMES,
-    VOC_NAMES,
     Source,
+    all_formats,
+    is_set_name,
     parse_source,
     read_source,
     shared_class_names,
 )
-from kscl.data.annotated.voc import found_class_names
-from kscl.data.annotated.voc_files import check_layout
 
 Dicts = list[dict[str, Any]]
 
@@ -56,13 +54,8 @@ def register_voc_folder(
     name: str, root: str | Path, split: str, class_names: Sequence[str] | None = None
 ) -> None:
     """Register one split; without `class_names`, the classes are found in its annotations."""
-    root = Path(root)
-    if class_names is None:
-        problems = check_layout(root, split)
-        if problems:
-            raise DetectionError("\n".join(str(problem) for problem in problems))
-        class_names = found_class_names(root)
-    _register(Source(name, root, split=split), check_class_names(class_names, name))
+    source = Source(name, "voc", Path(root), split=split)
+    _register(source, check_class_names(class_names or shared_class_names([source]), name))
 
 
 def register_coco_json(
@@ -72,20 +65,20 @@ def register_coco_json(
     class_names: Sequence[str] | None = None,
 ) -> None:
     """Register a COCO file; without `class_names`, the classes are its categories by id."""
-    source = Source(name, Path(image_root), json_file=Path(json_file))
-    classes = class_names or list(read_category_names(json_file).values())
-    _register(source, check_class_names(classes, name))
+    source = Source(name, "coco", Path(image_root), annotations=Path(json_file))
+    _register(source, check_class_names(class_names or shared_class_names([source]), name))
 
 
 def source_of(name: str) -> Source:
     """Return where a set is that was registered or that a name stands for."""
-    if name not in DatasetCatalog or name in VOC_NAMES or name in COCO_NAMES:
+    if name not in DatasetCatalog or is_set_name(name):
         return parse_source(name)
     known = MetadataCatalog.get(name).as_dict()
     if "dirname" in known:  # asked first: Detectron2's COCO evaluator adds a json_file to VOC sets
-        return Source(name, Path(known["dirname"]), split=known["split"])
+        return Source(name, "voc", Path(known["dirname"]), split=known["split"])
     if "image_root" in known:
-        return Source(name, Path(known["image_root"]), json_file=Path(known["json_file"]))
+        root, file = Path(known["image_root"]), Path(known["json_file"])
+        return Source(name, "coco", root, annotations=file)
     raise DetectionError(
         f"{name} is registered, but neither as a VOC folder nor as a COCO file, so it cannot be "
         "checked or scored. Use register_voc_folder or register_coco_json."
@@ -99,11 +92,12 @@ def ground_truth_of(name: str, with_masks: bool = False) -> GroundTruth:
     return make_ground_truth(found.checked())
 
 
-def detectron2_dicts(annotated: AnnotatedSet, is_coco: bool = False) -> Dicts:
+def detectron2_dicts(annotated: AnnotatedSet, crowds: bool = False) -> Dicts:
     """Return the images as Detectron2's own loaders do, with `difficult` beside each box.
 
-    VOC's difficult objects are trained on, as there; COCO's crowds are not. The scorers ignore
-    both. An object has its mask if the set was read with masks.
+    VOC's difficult objects are trained on, as there; those of a set with `crowds` (COCO,
+    Cityscapes) are not. The scorers ignore both. An object has its mask if the set was read with
+    masks.
     """
     index = {name: number for number, name in enumerate(annotated.class_names)}
     return [
@@ -116,7 +110,7 @@ def detectron2_dicts(annotated: AnnotatedSet, is_coco: bool = False) -> Dicts:
                 {
                     "category_id": index[thing.name],
                     "difficult": int(thing.difficult),
-                    **_box(thing, is_coco),
+                    **_box(thing, crowds),
                     **_mask(thing),
                 }
                 for thing in image.objects
@@ -127,9 +121,9 @@ def detectron2_dicts(annotated: AnnotatedSet, is_coco: bool = False) -> Dicts:
     ]
 
 
-def _box(thing: AnnotatedObject, is_coco: bool) -> dict[str, Any]:
+def _box(thing: AnnotatedObject, crowds: bool) -> dict[str, Any]:
     """Return the box in the mode of the file, which Detectron2 converts in single precision."""
-    if not is_coco:
+    if not crowds:
         return {"bbox": list(thing.box), "bbox_mode": BoxMode.XYXY_ABS}
     x1, y1, x2, y2 = thing.box
     box = [x1, y1, x2 - x1, y2 - y1]
@@ -143,9 +137,7 @@ def _mask(thing: AnnotatedObject) -> dict[str, Any]:
 
 def _register(source: Source, classes: tuple[str, ...]) -> None:
     """Enter a set in both catalogs; the same entry twice changes nothing."""
-    described = (
-        _coco_metadata(source, classes) if source.json_file else _voc_metadata(source, classes)
-    )
+    described = {"thing_classes": list(classes), **_metadata(source, classes)}
     if source.name in DatasetCatalog:
         known = MetadataCatalog.get(source.name).as_dict()
         if all(known.get(key) == value for key, value in described.items()):
@@ -159,51 +151,59 @@ def _register(source: Source, classes: tuple[str, ...]) -> None:
         DatasetCatalog.remove(source.name)
         MetadataCatalog.pop(source.name, None)
     load: Callable[[], Dicts]
-    if source.json_file:
+    form = all_formats()[source.format]
+    if form.name == "coco":
         load = lambda: coco_dicts_with_masks(source, classes)  # noqa: E731
     else:
-        load = lambda: detectron2_dicts(read_source(source, classes).checked())  # noqa: E731
+        load = lambda: detectron2_dicts(  # noqa: E731
+            read_source(source, classes, with_masks=True).checked(), form.crowds
+        )
     DatasetCatalog.register(source.name, load)
     MetadataCatalog.get(source.name).set(**described)
 
 
-def _voc_metadata(source: Source, classes: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "thing_classes": list(classes),
-        "dirname": str(source.root),
-        "split": source.split,
-        # Detectron2's VOC evaluator uses 11 points for 2007; any other set is scored like that.
-        "year": 2012 if source.name.startswith("voc_2012") else 2007,
-        "evaluator_type": "pascal_voc",
-    }
-
-
-def _coco_metadata(source: Source, classes: tuple[str, ...]) -> dict[str, Any]:
-    return {
-        "thing_classes": list(classes),
-        "thing_dataset_id_to_contiguous_id": _contiguous_ids(source, classes),
-        "json_file": str(source.json_file),
-        "image_root": str(source.root),
-        "evaluator_type": "coco",
-    }
+def _metadata(source: Source, classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return what Detectron2's own evaluator of the format needs, if there is one."""
+    if source.format == "voc":
+        return {
+            "dirname": str(source.root),
+            "split": source.split,
+            # Detectron2's VOC evaluator uses 11 points for 2007; any other set is scored like that.
+            "year": 2012 if source.name.startswith("voc_2012") else 2007,
+            "evaluator_type": "pascal_voc",
+        }
+    if source.format == "coco":
+        return {
+            "thing_dataset_id_to_contiguous_id": _contiguous_ids(source, classes),
+            "json_file": str(source.annotations),
+            "image_root": str(source.root),
+            "evaluator_type": "coco",
+        }
+    if source.format == "cityscapes":
+        return {
+            "image_dir": str(source.root),
+            "gt_dir": str(source.annotations),
+            "evaluator_type": "cityscapes_instance",
+        }
+    return {}
 
 
 def _contiguous_ids(source: Source, classes: Sequence[str]) -> dict[Any, int]:
     """Return the index in the class list of every category id of a COCO file."""
-    assert source.json_file is not None
-    names = read_category_names(source.json_file)
+    assert source.annotations is not None
+    names = read_category_names(source.annotations)
     return {key: classes.index(name) for key, name in names.items() if name in classes}
 
 
 def coco_dicts_with_masks(source: Source, classes: Sequence[str]) -> Dicts:
     """Load a COCO file by Detectron2's own loader, which keeps masks, with our class list."""
     index = _contiguous_ids(source, classes)
-    dicts = load_coco_json(str(source.json_file), str(source.root))
+    dicts = load_coco_json(str(source.annotations), str(source.root))
     for image in dicts:
         for thing in image["annotations"]:
             if thing["category_id"] not in index:
                 raise DetectionError(
-                    f"{source.json_file}: {image['file_name']} has an object of the category "
+                    f"{source.annotations}: {image['file_name']} has an object of the category "
                     f"{thing['category_id']}, which is not in the class list. Correct the list or "
                     "the file; preflight lists all such objects."
                 )

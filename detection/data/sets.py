@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,19 +15,19 @@ from detectron2.data.build import filter_images_with_only_crowd_annotations
 
 from detection.config import classes_key
 from detection.data.catalog import Dicts, detectron2_dicts, source_of
-from detection.data.preflight import preflight
-from detection.data.pyramid import too_small_images
-from detection.data.report import Report
+from detection.data.preflight import Report, preflight
 from detection.scoring.boxes import GroundTruth, make_ground_truth
-from kscl.config.tree import value_at
-from kscl.data.annotated.annotations import AnnotatedSet
-from kscl.data.annotated.specs import Source
+from kscl.config import value_at
+from kscl.data.annotated.annotations import AnnotatedSet, Problem
+from kscl.data.annotated.specs import Source, all_formats
 from kscl.records.fingerprint import fingerprint
 
 ROLES = ("train", "test")
 Part = tuple[Source, AnnotatedSet]
 
 log = logging.getLogger(__name__)
+COARSEST = {"GeneralizedRCNN": 64, "RetinaNet": 128}  # strides of p6 and p7
+NO_PYRAMID = "build_resnet_backbone"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class RunSets:
         dicts = [
             image
             for source, annotated in self.train
-            for image in detectron2_dicts(annotated, is_coco=source.json_file is not None)
+            for image in detectron2_dicts(annotated, all_formats()[source.format].crowds)
         ]
         if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
             dicts = filter_images_with_only_crowd_annotations(dicts)
@@ -100,11 +100,37 @@ def _fingerprint(parts: Sequence[Part]) -> dict[str, Any]:
         digest.update(f"{images.hash} {truth.fingerprint}\n".encode())
         files, size = files + images.files, size + images.bytes
         hashes[source.root] = images.hash
-        if source.json_file is not None:
-            hashes[source.json_file] = fingerprint(source.json_file).hash
+        hashes |= {part: fingerprint(part).hash for part in source.parts if part != source.root}
     return {
         "hash": digest.hexdigest()[:16],
         "files": files,
         "bytes": size,
         "parts": [{"path": str(path.absolute()), "hash": hash_} for path, hash_ in hashes.items()],
     }
+
+
+def too_small_images(cfg: CfgNode, report: Report) -> Iterator[Problem]:
+    """Yield a problem for every size of input at which the coarsest level has no whole cell."""
+    stride = COARSEST.get(cfg.MODEL.META_ARCHITECTURE, 0)
+    if cfg.MODEL.BACKBONE.NAME == NO_PYRAMID:
+        return
+    sizes = {
+        "train": (min(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MAX_SIZE_TRAIN),
+        "test": (cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST),
+    }
+    for role, (shorter, longer) in sizes.items():
+        key = f"INPUT.MIN_SIZE_{role.upper()}"
+        if shorter == 0:  # the images are used in their own size
+            for _, annotated in report.annotated[role]:
+                for image in annotated.images:
+                    if min(image.width, image.height) < stride:
+                        what = f"is {image.width} x {image.height} pixels, and {key} is 0"
+                        yield _problem(str(image.path), what, stride)
+        elif min(shorter, longer) < stride:
+            what = f"is {shorter} and INPUT.MAX_SIZE_{role.upper()} is {longer}"
+            yield _problem(key, what, stride)
+
+
+def _problem(where: str, what: str, stride: int) -> Problem:
+    what += f", but the coarsest level of the feature pyramid has a stride of {stride} pixels"
+    return Problem("image too small", where, what, f"Use images of at least {stride} pixels")

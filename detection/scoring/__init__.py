@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from detection.errors import DetectionError
-from detection.scoring import coco101, voc07, voc10
+from detection.scoring import coco101, voc07
 from detection.scoring.boxes import Detections, GroundTruth, fitted
 from detection.scoring.result import MASK_SCORER, ScorerResult, as_table, metrics_of
 
@@ -23,7 +23,7 @@ Scorer = Callable[[Detections, GroundTruth], ScorerResult]
 # Of boxes; a protocol's headline is one of them.
 BOX_SCORERS: dict[str, Scorer] = {
     voc07.NAME: voc07.score_voc07,
-    voc10.NAME: voc10.score_voc10,
+    voc07.NAME_2010: voc07.score_voc10,
     coco101.NAME: coco101.score_coco101,
 }
 SCORERS: dict[str, Scorer] = BOX_SCORERS | {MASK_SCORER: coco101.score_coco101_masks}

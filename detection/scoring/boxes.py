@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from detection.data.masks import Packed, packed
+from detection.data.masks import Packed, columns_of_masks, masks_of_columns, packed
 from detection.errors import DetectionError
-from detection.scoring.mask_columns import columns_of_masks, masks_of_columns
 from kscl.data.annotated.annotations import AnnotatedSet, check_class_names
 from kscl.runtime.files import read_arrays, write_atomically
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from detection.errors import DetectionError
 from detection.scoring.boxes import Array, BoxTable, Detections, GroundTruth
-from detection.scoring.result import MASK_SCORER, ScorerResult, summarize
+from detection.scoring.result import MASK_SCORER, Marks, ScorerResult, summarize
 
 NAME = "coco-101pt"
 SIZES = {"APs": "small", "APm": "medium", "APl": "large"}
@@ -38,7 +39,28 @@ def score_coco101_masks(detections: Detections, truth: GroundTruth) -> ScorerRes
     return _score("segm", detections, truth)
 
 
-def _score(task: str, detections: Detections, truth: GroundTruth) -> ScorerResult:
+def class_marks(detections: Detections, truth: GroundTruth) -> Iterator[Marks]:
+    """Yield the marks of each class's boxes, highest score first, as `accumulate` sorts them."""
+    evaluation = _matched("bbox", detections, truth, sizes=("all",))
+    images = len(truth.image_ids)
+    for category in range(len(truth.class_names)):
+        of_class = evaluation.evalImgs[category * images : (category + 1) * images]
+        found = [(image, entry) for image, entry in enumerate(of_class) if entry is not None]
+        count = [len(entry["dtScores"]) for _, entry in found]
+        image = np.repeat(np.array([image for image, _ in found], np.int64), count)
+        scores = np.concatenate([np.zeros(0), *(entry["dtScores"] for _, entry in found)])
+        none = np.zeros((len(evaluation.params.iouThrs), 0), bool)
+        matched = np.concatenate([none, *(entry["dtMatches"] > 0 for _, entry in found)], axis=1)
+        ignored = [entry["dtIgnore"].astype(bool) for _, entry in found]
+        counted = ~np.concatenate([none, *ignored], axis=1)
+        order = np.argsort(-scores, kind="mergesort")
+        yield Marks(image[order], (matched & counted)[:, order], (~matched & counted)[:, order])
+
+
+def _matched(
+    task: str, detections: Detections, truth: GroundTruth, sizes: Sequence[str] = ()
+) -> Any:
+    """Return pycocotools' evaluation after its matching, of these sizes or of all."""
     from pycocotools.cocoeval import COCOeval
 
     truth_entries = _entries(truth, task)
@@ -50,7 +72,17 @@ def _score(task: str, detections: Detections, truth: GroundTruth) -> ScorerResul
         entry |= {"iscrowd": 0, "area": float(area), "score": float(score)}
     with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
         evaluation = COCOeval(_api(truth, truth_entries), _api(truth, found_entries), task)
+        if sizes:
+            known = dict(zip(evaluation.params.areaRngLbl, evaluation.params.areaRng, strict=True))
+            evaluation.params.areaRngLbl = list(sizes)
+            evaluation.params.areaRng = [known[name] for name in sizes]
         evaluation.evaluate()
+    return evaluation
+
+
+def _score(task: str, detections: Detections, truth: GroundTruth) -> ScorerResult:
+    evaluation = _matched(task, detections, truth)
+    with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
         evaluation.accumulate()
     # (thresholds, recalls, classes, sizes), -1 where a class has no object of that size
     precision = evaluation.eval["precision"][..., -1]
@@ -77,7 +109,8 @@ def _areas(detections: Detections, task: str) -> Array:
         return np.array([width * height for width, height in sides.tolist()], np.float64)
     from pycocotools import mask as coco_masks
 
-    return np.asarray(coco_masks.area(list(detections.masks or ())), np.float64).reshape(-1)
+    # One at a time: with NumPy 2, pycocotools' area() overflows on lists of more than 255 masks.
+    return np.array([coco_masks.area(mask) for mask in detections.masks or ()], np.float64)
 
 
 def _check_sizes(detections: Detections, truth: GroundTruth) -> None:

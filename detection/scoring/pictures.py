@@ -1,13 +1,15 @@
-"""Draw a run: what was found beside what is annotated, AP of every class, its curves."""
+"""Draw what was found: on one picture, or a run beside its annotations with AP and curves."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
-from PIL import Image, ImageOps
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from detection.errors import DetectionError
 from detection.scoring import score
@@ -23,10 +25,16 @@ from detection.scoring.voc07 import best_overlaps
 from kscl.data.annotated.annotations import AnnotatedImage
 from kscl.data.annotated.specs import parse_source, read_source
 
+if TYPE_CHECKING:
+    from detection.predict import Found
+
 COLUMNS = 4  # images side by side in the sheet
 DOTS_PER_INCH = 130
 HIT = 0.5  # IoU above which a box counts as right in the pictures and in the curves
 LIGHT = 0.6  # luminance above which white text cannot be read
+COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#800000")
+GAP = 1.0  # pixels between two labels
+ROUNDING = 1e-6  # pixels
 
 
 def draw_sheet(
@@ -37,8 +45,8 @@ def draw_sheet(
     truth = read_ground_truth(run / "ground_truth.npz")
     result = score(detections, truth, [scorer])[scorer]
     images = {image.id: image for image in _images(run, dataset, truth.class_names)}
-    spread = np.linspace(0, len(truth.image_ids) - 1, min(count, len(truth.image_ids))).astype(int)
-    chosen = [truth.image_ids[index] for index in dict.fromkeys(spread.tolist())]
+    indices = np.linspace(0, len(truth.image_ids) - 1, min(count, len(truth.image_ids))).astype(int)
+    chosen = [truth.image_ids[index] for index in dict.fromkeys(indices.tolist())]
     missing = [name for name in chosen if name not in images]
     if missing:
         raise DetectionError(
@@ -103,6 +111,9 @@ def _plot(
     left, right = bottom.subplots(1, 2)
     _draw_bars(left, result, scorer)
     _draw_curves(right, result, truth.class_names, colors)
+    figure.draw_without_rendering()  # places the axes, and so gives the labels their sizes
+    for axes in top.axes:
+        _spread_labels(axes)
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=DOTS_PER_INCH)
     plt.close(figure)
@@ -141,9 +152,22 @@ def _draw_boxes(
         luminance = float(color[:3] @ (0.299, 0.587, 0.114))
         axes.text(
             x1, y1, label, fontsize=5, va="top", color="black" if luminance > LIGHT else "white",
-            bbox={"facecolor": color, "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
-            clip_on=True,
+            bbox={"facecolor": color, "edgecolor": "none", "pad": 0.5},
+            clip_on=True, in_layout=False,
         )  # fmt: skip
+
+
+def _spread_labels(axes: Any) -> None:
+    """Shift the labels of one image so that all can be read."""
+    patches = [text.get_bbox_patch() for text in axes.texts]
+    if not patches:
+        return
+    here = np.array([patch.get_window_extent().extents for patch in patches])
+    places = spread(here, axes.bbox.extents)
+    to_pixels = axes.transData
+    for text, moved in zip(axes.texts, places - here, strict=True):
+        corner = to_pixels.transform(text.get_position()) + moved[:2]
+        text.set_position(to_pixels.inverted().transform(corner))
 
 
 def _draw_bars(axes: Any, result: dict[str, Any], scorer: str) -> None:
@@ -181,3 +205,65 @@ def _draw_curves(
     axes.tick_params(labelsize=7)
     axes.legend(fontsize=6, ncols=2 if len(classes) > 8 else 1)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def draw_found(picture: np.ndarray, found: Iterable[Found], output: Path) -> None:
+    """Write the picture with a labeled box per object; a class has the same color everywhere."""
+    image = Image.fromarray(picture)
+    draw = ImageDraw.Draw(image)
+    line = max(1, round(max(image.size) / 400))
+    font = ImageFont.load_default(size=max(10, max(image.size) // 50))
+    ordered = sorted(found, key=lambda thing: -thing.score)  # the surest get the nearest places
+    colors = [COLORS[zlib.crc32(thing.name.encode()) % len(COLORS)] for thing in ordered]
+    texts = [f"{thing.name} {thing.score:.2f}" for thing in ordered]
+    wanted = np.zeros((len(texts), 4))
+    for row, thing, text in zip(wanted, ordered, texts, strict=True):
+        x, y = np.floor(thing.box[:2])
+        right, bottom = draw.textbbox((0, 0), text, font=font)[2:]
+        height = bottom + 2 * line
+        row[:] = (x, y - height, x + right + 2 * line, y)
+    for thing, color in zip(ordered, colors, strict=True):
+        draw.rectangle(thing.box, outline=color, width=line)
+    places = np.round(spread(wanted, (0, 0, *image.size)))  # the labels above all boxes
+    for label, color, text in zip(places, colors, texts, strict=True):
+        x1, y1, x2, y2 = label.tolist()
+        draw.rectangle((x1, y1, x2 - 1, y2 - 1), fill=color)
+        draw.text((x1 + line, y1 + line), text, fill="white", font=font)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        image.save(output)
+    except OSError as error:
+        raise DetectionError(f"{output} cannot be written: {error}. Choose another.") from error
+
+
+def spread(labels: np.ndarray, canvas: Sequence[float]) -> np.ndarray:
+    """Shift labels (N, 4), each as little as it can be, until none covers another.
+
+    Earlier ones choose first. All stay on the canvas (x1, y1, x2, y2); one for which no room is
+    left covers others.
+    """
+    low, end = np.reshape(canvas, (2, 2)).astype(float)
+    placed = np.zeros((0, 4))
+    for label in labels:
+        around = placed + np.array((-GAP, -GAP, GAP, GAP))
+        size = label[2:] - label[:2]
+        high = np.maximum(low, end - size)
+        wanted = label[:2].clip(low, high)
+        # The nearest free place is beside another label, unless it is the wanted one.
+        columns, rows = (
+            np.concatenate([[wanted[axis]], around[:, axis] - size[axis], around[:, axis + 2]])
+            for axis in (0, 1)
+        )
+        corners = np.stack(np.meshgrid(columns, rows), -1).reshape(-1, 2)
+        corners = corners[((corners >= low) & (corners <= high)).all(1)]
+        corners = corners[np.argsort(np.abs(corners - wanted).sum(1), kind="stable")]
+        corner = next((c for c in corners if not _covers(c, size, around)), wanted)
+        placed = np.concatenate([placed, [[*corner, *(corner + size)]]])
+    return placed
+
+
+def _covers(corner: np.ndarray, size: np.ndarray, others: np.ndarray) -> bool:
+    """Return whether a label here would cover one of the others by more than rounding."""
+    begins = corner < others[:, 2:] - ROUNDING  # (N, 2)
+    ends = corner + size > others[:, :2] + ROUNDING
+    return bool((begins & ends).all(1).any())

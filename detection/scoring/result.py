@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,15 @@ MORE = {
     "AR by detections per image": {"AR1": "1", "AR10": "10", "AR100": "100"},
 }
 CURVE_IOUS = {"AP50": 0, "AP75": 5}  # name: index of one of the ten thresholds
+
+
+@dataclass(frozen=True)
+class Marks:
+    """What the N detections of a class are at ten IoU thresholds, highest score first."""
+
+    image: Array  # (N,) index of the image
+    hit: Array  # (10, N) bool
+    miss: Array  # (10, N) bool; neither if it is on a difficult object or a crowd
 
 
 def summarize(

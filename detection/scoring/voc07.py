@@ -14,15 +14,17 @@ many thresholds each passes and how many the best before it passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from detection.scoring.boxes import Array, Detections, GroundTruth
-from detection.scoring.result import CURVE_RECALLS, ScorerResult, summarize
+from detection.scoring.result import CURVE_RECALLS, Marks, ScorerResult, summarize
 
 NAME = "voc07-11pt"
+NAME_2010 = "voc10-every-point"
 IOU_THRESHOLDS = np.array([percent / 100.0 for percent in range(50, 100, 5)])
 RECALL_POINTS = np.arange(0.0, 1.1, 0.1)  # their float errors are Detectron2's too
 PAIRS_AT_ONCE = 2_000_000  # bounds the memory of sets with hundreds of boxes per image
@@ -30,17 +32,42 @@ PAIRS_AT_ONCE = 2_000_000  # bounds the memory of sets with hundreds of boxes pe
 
 def score_voc07(detections: Detections, truth: GroundTruth) -> ScorerResult:
     """Score detections that are in the order of the ground truth (see `boxes.fitted`)."""
-    return score_by(_eleven_points, detections, truth)
+    return score_by(eleven_points, detections, truth)
 
 
-def _eleven_points(recall: Array, envelope: Array) -> Array:
-    return _sampled(recall, envelope, RECALL_POINTS).mean(axis=1)
+def score_voc10(detections: Detections, truth: GroundTruth) -> ScorerResult:
+    """Score in the same way, but by the area under the precision envelope: VOC 2010 and later.
+
+    It is what Detectron2's evaluator computes for the year 2012.
+    """
+    return score_by(area, detections, truth)
+
+
+def area(recall: Array, envelope: Array) -> Array:
+    """Return the area under each curve: (n, N) and (n, N) to (n,)."""
+    return (np.diff(recall, axis=1, prepend=0.0) * envelope).sum(axis=1)
+
+
+def eleven_points(recall: Array, envelope: Array) -> Array:
+    """Return the 11-point AP of each curve, (n, N) and (n, N) to (n,)."""
+    return sampled(recall, envelope, RECALL_POINTS).mean(axis=1)
 
 
 def score_by(
     average: Callable[[Array, Array], Array], detections: Detections, truth: GroundTruth
 ) -> ScorerResult:
     """Match as VOC does; `average` makes the APs (10,) of recalls and precisions, both (10, N)."""
+    counts = np.bincount(truth.category[~truth.difficult], minlength=len(truth.class_names))
+    per_class, curves = [], []
+    for count, marks in zip(counts, class_marks(detections, truth), strict=True):
+        recall, envelope = _precision_envelope(marks.hit, marks.miss, count)
+        per_class.append(average(recall, envelope))
+        curves.append(sampled(recall, envelope, CURVE_RECALLS))
+    return summarize(truth.class_names, counts, np.array(per_class), np.array(curves))
+
+
+def class_marks(detections: Detections, truth: GroundTruth) -> Iterator[Marks]:
+    """Yield the marks of each class's detections, highest score first."""
     overlaps, objects = best_overlaps(detections, truth)
     # passes[d]: how many of the ten thresholds detection d passes with its object
     passes = np.searchsorted(IOU_THRESHOLDS, overlaps, side="left")
@@ -48,17 +75,12 @@ def score_by(
     order = np.lexsort((-scores, detections.category))  # stable: ties keep the order of images
     passes, objects = passes[order], objects[order]
     before = _best_before(passes, objects)
+    image = detections.image[order]
     ends = np.searchsorted(detections.category[order], np.arange(len(truth.class_names) + 1))
-    easy = ~truth.difficult
-    counts = np.bincount(truth.category[easy], minlength=len(truth.class_names))
-    per_class, curves = [], []
-    for category, count in enumerate(counts):
-        mine = slice(ends[category], ends[category + 1])
+    for start, end in itertools.pairwise(ends):
+        mine = slice(start, end)
         hit, miss = _marks(passes[mine], before[mine], objects[mine], truth.difficult)
-        recall, envelope = _precision_envelope(hit, miss, count)
-        per_class.append(average(recall, envelope))
-        curves.append(_sampled(recall, envelope, CURVE_RECALLS))
-    return summarize(truth.class_names, counts, np.array(per_class), np.array(curves))
+        yield Marks(image[mine], hit, miss)
 
 
 def best_overlaps(detections: Detections, truth: GroundTruth) -> tuple[Array, Array]:
@@ -158,8 +180,8 @@ def _precision_envelope(hit: Array, miss: Array, count: int) -> tuple[Array, Arr
     return hits / max(count, 1), envelope
 
 
-def _sampled(recall: Array, envelope: Array, levels: Any) -> Array:
-    """Return the envelope at each level of recall, 0 at levels never reached: (10, levels)."""
+def sampled(recall: Array, envelope: Array, levels: Any) -> Array:
+    """Return the envelope at each level of recall, 0 at levels never reached: (n, levels)."""
     ended = np.concatenate([envelope, np.zeros((len(envelope), 1))], axis=1)
     return np.stack(
         [

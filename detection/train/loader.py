@@ -12,7 +12,7 @@ import itertools
 import logging
 import random
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def seed_of(*parts: int | str) -> int:
-    """Return a 32-bit seed from the parts that tell one random stream from another."""
+    """Return a 32-bit seed from the parts that identify a random stream."""
     return zlib.crc32("/".join(map(str, parts)).encode())
 
 
@@ -61,11 +61,9 @@ class _Order(Sampler[Numbered]):
             for index in indices
         )
         # Wide and tall images are in separate batches, as ASPECT_RATIO_GROUPING asks.
-        grouped = ([image["index"] for image in batch] for batch in self._grouped(stream))
+        batches = AspectRatioGroupedDataset(stream, self.batch)
+        grouped = ([image["index"] for image in batch] for batch in batches)
         return itertools.islice(enumerate(grouped), self.start, None)
-
-    def _grouped(self, stream: Iterator[dict[str, int]]) -> Iterator[list[dict[str, int]]]:
-        return iter(AspectRatioGroupedDataset(stream, self.batch))
 
 
 class _Batches(Dataset[list[dict[str, Any]]]):
@@ -98,30 +96,24 @@ class _Batches(Dataset[list[dict[str, Any]]]):
         raise DetectionError(f"{len(bad)} images in a row cannot be read: {names}, and so on.")
 
 
-class _Noting:
-    """Batches whose unreadable images are named, counted, and too many if there are."""
-
-    def __init__(self, loader: DataLoader[Any], known: dict[str, str], most: float) -> None:
-        self.loader, self.known, self.most = loader, known, most
-
-    def __iter__(self) -> Iterator[list[dict[str, Any]]]:
-        for batch in self.loader:
-            for image in batch:
-                for name, reason in image.pop(BAD_IMAGES).items():
-                    self._note(name, reason)
-            yield batch
-
-    def _note(self, name: str, reason: str) -> None:
-        if name in self.known:
-            return
-        self.known[name] = reason
-        log.warning("%s cannot be read and is replaced by another image: %s.", name, reason)
-        if len(self.known) > self.most:
-            raise DetectionError(
-                f"{len(self.known)} training images cannot be read, {name} for one, which is more "
-                "than KSCL.MAX_BAD_FRACTION allows. Replace them, or take them off the split; "
-                "tools/preflight.py --full finds all such files."
-            )
+def _noted(
+    loader: DataLoader[Any], known: dict[str, str], most: float
+) -> Iterator[list[dict[str, Any]]]:
+    """Yield the batches; add unreadable images to the known ones, of which `most` are allowed."""
+    for batch in loader:
+        bad = {name: why for image in batch for name, why in image.pop(BAD_IMAGES).items()}
+        for name, why in bad.items():
+            if name in known:
+                continue
+            known[name] = why
+            log.warning("%s cannot be read and is replaced by another image: %s.", name, why)
+            if len(known) > most:
+                raise DetectionError(
+                    f"{len(known)} training images cannot be read, e.g. {name}, which is more than "
+                    "KSCL.MAX_BAD_FRACTION allows. Replace them, or take them off the split; "
+                    "tools/preflight.py --full finds all such files."
+                )
+        yield batch
 
 
 def build_train_loader(
@@ -131,10 +123,10 @@ def build_train_loader(
     workers: int,
     start: int = 0,
     bad_images: dict[str, str] | None = None,
-) -> Iterable[list[dict[str, Any]]]:
+) -> Iterator[list[dict[str, Any]]]:
     """Return this rank's batches from iteration `start` on, without end.
 
-    `bad_images` takes in what cannot be read, beside what is known.
+    Images that cannot be read are added to `bad_images`.
     """
     world, total = comm.get_world_size(), cfg.SOLVER.IMS_PER_BATCH
     if total % world:
@@ -159,7 +151,7 @@ def build_train_loader(
         # Its own: a loader that starts draws a number, which a resumed run would draw elsewhere.
         generator=torch.Generator().manual_seed(seed_of(seed, "loader")),
     )
-    return _Noting(loader, known, most)
+    return _noted(loader, known, most)
 
 
 def _set_up_worker(worker: int) -> None:

@@ -1,7 +1,7 @@
 """The learning rate chosen per backbone: on a part of the training images, never on the test set.
 
 Published numbers often hide such a search. Here it is a protocol of its own: its name says so, its
-grid is part of it, and the record tells what every learning rate reached.
+grid is part of it, and the record says what every learning rate reached.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from detectron2.config import CfgNode
 
 from detection.data.sets import Part, RunSets
 from detection.errors import DetectionError
-from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedSet
+from kscl.data.annotated.annotations import AnnotatedImage
 from kscl.records.record import RECORD_FILE, read_record
 
 GRID_KEY = "KSCL.LR_GRID"
@@ -64,16 +64,18 @@ def search_sets(sets: RunSets) -> RunSets:
     order = sorted(images, key=lambda image: (zlib.crc32(str(image.id).encode()), str(image.id)))
     held_out = {id(image) for image in order[: len(order) // HELD_OUT]}
     train = [
-        (source, _part(annotated, [i for i in annotated.images if id(i) not in held_out]))
+        (source, replace(annotated, images=[i for i in annotated.images if id(i) not in held_out]))
         for source, annotated in sets.train
     ]
     source, first = sets.train[0]
     chosen_on = [image for image in images if id(image) in held_out]
+    if len({image.id for image in chosen_on}) < len(chosen_on):  # two sets may use the same ids
+        chosen_on = [replace(image, id=str(number)) for number, image in enumerate(chosen_on)]
     fingerprint = sets.fingerprints["train"]
     return RunSets(
         sets.class_names,
         train,
-        (source, _part(first, _with_own_ids(chosen_on))),
+        (source, replace(first, images=chosen_on)),
         {
             role: {**fingerprint, "hash": _digest(fingerprint["hash"], role)}
             for role in sets.fingerprints
@@ -117,17 +119,6 @@ def search_summary(found: dict[str, Any]) -> str:
         f"Learning rate {found['chosen']:g} of {METRIC} on {found['chosen_on']} held-out training "
         f"images: {tried}."
     )
-
-
-def _part(annotated: AnnotatedSet, images: list[AnnotatedImage]) -> AnnotatedSet:
-    return replace(annotated, images=images)
-
-
-def _with_own_ids(images: list[AnnotatedImage]) -> list[AnnotatedImage]:
-    """Return the images, with new ids if two sets use the same one."""
-    if len({image.id for image in images}) == len(images):
-        return images
-    return [replace(image, id=str(number)) for number, image in enumerate(images)]
 
 
 def _digest(*parts: str) -> str:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from detectron2.config import CfgNode
 
 from detection.config import DETECTOR_KEYS, NORM_KEY, NORM_KEYS, load_detection_config
 from detection.convert.routes import PLAIN_BUILDERS, PROTOCOL_BUILDERS
-from kscl.config.shipped import shipped_configs
-from kscl.config.tree import leaves_without, one_line, plain, value_at
-from kscl.data.annotated.specs import COCO_NAMES, parse_source
+from kscl.config import leaves_without, one_line, plain, shipped_configs, value_at
+from kscl.data.annotated.coco import COCO_NAMES
+from kscl.data.annotated.specs import parse_source
 from kscl.records.record import Protocol
 
+BUILDER_KEY = "MODEL.BACKBONE.NAME"
+SCORER_KEY = "KSCL.SCORER"
+RATE_KEY, GRID_KEY = "SOLVER.BASE_LR", "KSCL.LR_GRID"
 # Where and how, not what: two runs that differ only here give the same numbers.
 WITHOUT_EFFECT = (
     "OUTPUT_DIR",
@@ -30,6 +34,8 @@ WITHOUT_EFFECT = (
     "KSCL.LABEL",
     "KSCL.MAX_BAD_FRACTION",  # the record lists the images
     "SOLVER.CHECKPOINT_PERIOD",
+    "SOLVER.REFERENCE_WORLD_SIZE",  # what counts is the batch, learning rate and schedule it gives
+    "TEST.EVAL_PERIOD",  # an evaluation leaves the training as it was
 )
 # What makes a ResNet that Detectron2 builds another network.
 OF_RESNETS = (
@@ -48,33 +54,48 @@ THE_CONTENDERS_OWN = (
     "KSCL.FROM_SCRATCH",
     "SEED",
 )
-
-
-BUILDER_KEY = "MODEL.BACKBONE.NAME"
-SCORER_KEY = "KSCL.SCORER"
+# The name of a protocol tells these by key and value, or, of the data, by the name of the sets.
+TOLD_BY_VALUE = tuple(key for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY) if key != BUILDER_KEY)
+OF_DATA = ("MODEL.ROI_HEADS.NUM_CLASSES", "MODEL.RETINANET.NUM_CLASSES", "KSCL.CLASS_NAMES")
+CHANGED = " (changed)"  # what the name ends in if any other setting is not as shipped
+# Without effect, but part of the definitions in results/: at a fixed value, hashes stay the same.
+FIXED = {
+    "SOLVER.REFERENCE_WORLD_SIZE": 0,
+    "TEST.EVAL_PERIOD": 0,
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,  # comes with the weights, as the widths do
+}
 SIMPLE_PYRAMID = "-simple-pyramid"  # what the name of a protocol ends in for plain transformers
 LR_SEARCH = "-lr-search"  # and where the learning rate is chosen
 
 
-def protocol_of(cfg: CfgNode, processes: Sequence[int] = (1,)) -> Protocol:
+def protocol_of(cfg: CfgNode, processes: Sequence[int] = (1,), iterations: int = 0) -> Protocol:
     """Return all settings but the contender's own: its weights, its network and the seed.
 
     `processes` is the number of them in every part of the run: each computes the statistics of a
-    plain BatchNorm on its own images.
+    plain BatchNorm on its own images. `iterations` are those done by a detector that is scored
+    before its training has ended.
     """
+    definition, name = _definition(cfg), _name(cfg)
+    if max(processes) > 1 and any(value_at(cfg, key) == "BN" for key in NORM_KEYS):
+        definition["processes"] = list(processes)
+    if iterations:
+        definition["iterations"] = iterations
+        name += f" (after {iterations} of {cfg.SOLVER.MAX_ITER} iterations)"
+    return Protocol(name, definition)
+
+
+def _definition(cfg: CfgNode) -> dict[str, Any]:
     # Where it is False, records from before this key have the same protocol.
     tf32 = () if cfg.KSCL.TF32 else ("KSCL.TF32",)
     without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", *tf32)
-    definition = leaves_without(plain(cfg), without)
+    definition = leaves_without(plain(cfg), without) | FIXED
     if not _has_simple_pyramid(cfg):
         # The same FPN stands on Detectron2's ResNet and on a timm network.
         builder = definition[BUILDER_KEY]
         definition[BUILDER_KEY] = PROTOCOL_BUILDERS.get(builder, builder)
     # With a grid the learning rate is found, not set.
-    definition.pop("SOLVER.BASE_LR" if cfg.KSCL.LR_GRID else "KSCL.LR_GRID")
-    if max(processes) > 1 and any(value_at(cfg, key) == "BN" for key in NORM_KEYS):
-        definition["processes"] = list(processes)
-    return Protocol(_name(cfg), definition)
+    definition.pop(RATE_KEY if cfg.KSCL.LR_GRID else GRID_KEY)
+    return definition
 
 
 def _has_simple_pyramid(cfg: CfgNode) -> bool:
@@ -84,21 +105,26 @@ def _has_simple_pyramid(cfg: CfgNode) -> bool:
 def _name(cfg: CfgNode) -> str:
     """Return the protocol's name, which says what is not as shipped.
 
-    That is data, heads, norms and scorer: published numbers are attached by the name.
+    Published numbers are attached by the name: it is the shipped one only if every setting is.
     """
     name = cfg.KSCL.PROTOCOL or "unnamed"
     shipped = shipped_configs() / "detection" / f"{name.replace('-', '_')}.yaml"
     changes = ""
     if cfg.KSCL.PROTOCOL and shipped.is_file():
-        theirs = load_detection_config(shipped)
-        for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY):
-            ours = plain(value_at(cfg, key))
-            if key != BUILDER_KEY and ours != plain(value_at(theirs, key)):
-                changes += f"+{key}={one_line(ours)}"
-        ours = _set_names(cfg)
-        if ours != _set_names(theirs):
-            names = dict.fromkeys(name for role in ours for name in role)
+        shipped_cfg = load_detection_config(shipped)
+        ours, theirs = _definition(cfg), _definition(shipped_cfg)
+        changes = "".join(
+            f"+{key}={one_line(ours[key])}" for key in TOLD_BY_VALUE if ours[key] != theirs[key]
+        )
+        sets = _set_names(cfg)
+        if sets != _set_names(shipped_cfg):
+            names = dict.fromkeys(name for role in sets for name in role)
             changes += f"+DATASETS={','.join(names)}"
+        told = {*TOLD_BY_VALUE, *OF_DATA, BUILDER_KEY}
+        if cfg.KSCL.LR_GRID:  # -lr-search
+            told |= {RATE_KEY, GRID_KEY}
+        if any(ours.get(key) != theirs.get(key) for key in {*ours, *theirs} - told):
+            changes += CHANGED
     pyramid = SIMPLE_PYRAMID if _has_simple_pyramid(cfg) else ""
     return name + pyramid + (LR_SEARCH if cfg.KSCL.LR_GRID else "") + changes
 
@@ -111,11 +137,11 @@ def _set_names(cfg: CfgNode) -> list[list[str]]:
 
 
 def _set_name(name: str) -> str:
-    """Return the folder's name of a VOC set, and that around the file of a COCO set."""
+    """Return the folder's name of a VOC set, and that around the annotations of another set."""
     source = parse_source(name)
-    if source.json_file is None:
+    if source.annotations is None:
         return Path(os.path.abspath(source.root)).name
-    if source.json_file.stem in {annotations for _, annotations in COCO_NAMES.values()}:
+    if source.annotations.stem in {Path(file).stem for file, _ in COCO_NAMES.values()}:
         return "COCO"
-    around = reversed(Path(os.path.abspath(source.json_file)).parent.parts)
-    return next(part for part in around if part not in ("annotations", "coco"))
+    around = reversed(Path(os.path.abspath(source.annotations)).parent.parts)
+    return next(part for part in around if part not in ("annotations", "coco", "gtFine"))

@@ -1,120 +1,218 @@
-"""Several trials of one config, each with its own seed and folder."""
+"""From one command to its runs: adapt the config, check all of it, expand trials and rates.
+
+Every run has a config, a seed and a folder of its own; `detection.train.detect` does it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from detectron2.config import CfgNode
+from detectron2.engine import DefaultTrainer
 
-from detection.convert.verify import verify_start
-from detection.data.sets import read_run_sets
+from detection.config import NORM_KEYS, WEIGHTS_KEY
+from detection.convert.certificate import verify_start
+from detection.data.sets import RunSets, check_sets, read_run_sets
 from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
-from detection.train.check import build_on_paper
-from detection.train.checkpoint import refuse_other_use
-from detection.train.lr_search import GRID_KEY, SEARCH_FOLDER, check_grid, search, search_summary
-from detection.train.trial import Job, is_finished, refuse_run_folder, run_trial, score_detector
-from kscl.config.tree import CONFIG_FILE
-from kscl.engine.run_dir import find_start
+from detection.train.detect import run_trial, score_detector
+from detection.train.detector import (
+    build_on_meta,
+    check_room_for,
+    find_detector,
+    inference_folder,
+    refuse_other_use,
+    refuse_run_folder,
+)
+from detection.train.lr_search import (
+    GRID_KEY,
+    SEARCH_FOLDER,
+    check_grid,
+    images_to_divide,
+    search,
+    search_summary,
+)
+from kscl.cli import is_later
+from kscl.config import CONFIG_FILE, value_at
+from kscl.data.annotated.annotations import Problem
+from kscl.errors import KsclError
+from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.records.spread import mean_and_std
+from kscl.run.engine import Flags, Task, find_start
 from kscl.runtime.folder_lock import only_run_in
 from kscl.runtime.processes.launch import launch
 
+STARTS = Flags()
 HEADLINE = ("AP50", "AP", "AP75")
-OF_MASKS = tuple(f"{MASK_PREFIX}{name}" for name in HEADLINE)
+MASK_HEADLINE = tuple(f"{MASK_PREFIX}{name}" for name in HEADLINE)
+
+
+def adapt(cfg: CfgNode, num_gpus: int) -> tuple[CfgNode, int, str]:
+    """Return the config to run, the number of processes it was scaled from (0: none), a notice."""
+    cfg = cfg.clone()
+    processes = int(os.environ.get("WORLD_SIZE", max(1, num_gpus)))
+    if cfg.SEED < 0:  # Detectron2's "random" is the same order of images in every trial
+        cfg.SEED = 0
+    if not torch.cuda.is_available():
+        _adapt_to_cpu(cfg, processes)
+    if len(cfg.DATASETS.TEST) != 1:
+        raise DetectionError(
+            f"DATASETS.TEST is {tuple(cfg.DATASETS.TEST)}. Name one set: a record has one result."
+        )
+    return _scale(cfg, processes)
+
+
+def _adapt_to_cpu(cfg: CfgNode, processes: int) -> None:
+    cfg.MODEL.DEVICE = "cpu"
+    if cfg.SOLVER.AMP.ENABLED:
+        raise DetectionError("SOLVER.AMP.ENABLED needs a GPU and there is none. Set it to False.")
+    needing_gpus = [key for key in NORM_KEYS if value_at(cfg, key) in ("SyncBN", "nnSyncBN")]
+    if processes > 1 and needing_gpus:
+        raise DetectionError(
+            f"{' and '.join(needing_gpus)} {value_at(cfg, needing_gpus[0])} needs GPUs and there "
+            "is none. Set it to naiveSyncBN, which computes the same on any device."
+        )
+
+
+def _scale(cfg: CfgNode, processes: int) -> tuple[CfgNode, int, str]:
+    """Scale batch, learning rate and schedule to the number of processes if the config asks for it.
+
+    No shipped protocol does: with fewer GPUs each has more of the same batch.
+    """
+    reference = cfg.SOLVER.REFERENCE_WORLD_SIZE
+    if reference in (0, processes):
+        return cfg, 0, ""
+    if cfg.SOLVER.IMS_PER_BATCH % reference:
+        raise DetectionError(
+            f"SOLVER.IMS_PER_BATCH is {cfg.SOLVER.IMS_PER_BATCH}, which the {reference} processes "
+            "of the protocol cannot share, so it cannot be scaled. Set SOLVER.REFERENCE_WORLD_SIZE "
+            "0 to use batch, learning rate and iterations as they are."
+        )
+    scaled = DefaultTrainer.auto_scale_workers(cfg, processes)
+    factor = processes / reference
+    scaled.defrost()
+    scaled.KSCL.LR_GRID = [rate * factor for rate in cfg.KSCL.LR_GRID]
+    # Detectron2 scales them too, but an iteration takes as long as before, and so does a period.
+    scaled.SOLVER.CHECKPOINT_PERIOD = cfg.SOLVER.CHECKPOINT_PERIOD
+    scaled.TEST.EVAL_PERIOD = cfg.TEST.EVAL_PERIOD
+    notice = (
+        f"Written for {reference} processes, running on {processes}: batch "
+        f"{cfg.SOLVER.IMS_PER_BATCH} → {scaled.SOLVER.IMS_PER_BATCH}, learning rate "
+        f"{cfg.SOLVER.BASE_LR:g} → {scaled.SOLVER.BASE_LR:g}, iterations "
+        f"{cfg.SOLVER.MAX_ITER} → {scaled.SOLVER.MAX_ITER}, steps {scaled.SOLVER.STEPS}, "
+        f"warm-up {scaled.SOLVER.WARMUP_ITERS}. The record says so and this is another protocol: "
+        f"BatchNorm sees {'fewer' if processes < reference else 'more'} images at once, "
+        "which no scaling fixes. SOLVER.REFERENCE_WORLD_SIZE 0 uses the numbers as they are.\n"
+    )
+    return scaled, reference, notice
+
+
+def check_trials(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
+    """Return all that would stop a run: data, weights, detector and disk; nothing is written."""
+    problems: list[Problem] = []
+
+    @contextlib.contextmanager
+    def checking(kind: str, where: str) -> Iterator[None]:
+        try:
+            yield
+        except KsclError as error:
+            problems.append(Problem(kind, where, str(error), ""))
+
+    with checking("config", GRID_KEY):
+        if cfg.KSCL.LR_GRID:
+            check_grid(list(cfg.KSCL.LR_GRID), GRID_KEY)
+    with checking("data", "DATASETS"):
+        if not any(is_later(name, later) for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
+            report = check_sets(cfg)
+            problems += report.problems
+            if cfg.KSCL.LR_GRID and report.annotated["train"]:
+                images_to_divide(report.annotated["train"])
+    with checking("weights", WEIGHTS_KEY):
+        if not is_later(WEIGHTS_KEY, later):
+            verify_start(cfg)
+    with checking("detector", "MODEL"):
+        model = build_on_meta(cfg)
+        with checking("disk", "OUTPUT_DIR"):
+            check_room_for(Path(cfg.OUTPUT_DIR), model)
+    return problems
 
 
 def run_trials(
     cfg: CfgNode,
     num_gpus: int,
     num_trials: int = 0,
-    *,
-    resume: bool = False,
-    auto_resume: bool = False,
-    allow_world_size_change: bool = False,
+    flags: Flags = STARTS,
     scaled_from: int = 0,
 ) -> int:
     """Check data, weights and detector, run every unfinished trial, and return the exit code."""
+    loaded_code()  # what is edited from here on does not make these numbers
     if cfg.KSCL.LR_GRID:
         check_grid(list(cfg.KSCL.LR_GRID), GRID_KEY)
         num_trials = max(1, num_trials)  # beside the folder of the search
     configs = trial_configs(cfg, num_trials)
-    begun = [Path(cfg.OUTPUT_DIR) / SEARCH_FOLDER]
-    begun += [Path(trial_cfg.OUTPUT_DIR) / CONFIG_FILE for trial_cfg in configs]
-    if resume and not any(path.exists() for path in begun):
-        raise DetectionError(
-            f"There is nothing to resume in {cfg.OUTPUT_DIR}. Leave --resume out to start, or use "
-            "--auto-resume for either."
-        )
-    if not (resume or auto_resume):
-        _refuse_used_folders(configs)
+    folders = [Path(trial_cfg.OUTPUT_DIR) for trial_cfg in configs]
+    if flags.auto_resume:
+        begun = [Path(cfg.OUTPUT_DIR) / SEARCH_FOLDER, *(path / CONFIG_FILE for path in folders)]
+        if not any(path.exists() for path in begun):
+            print(f"There is no run in {cfg.OUTPUT_DIR} to resume: it starts.", flush=True)
+    else:
+        for trial_cfg, folder in zip(configs, folders, strict=True):
+            if folder.is_dir():  # refused before data and weights are read
+                with only_run_in(folder):
+                    find_start(Task(trial_cfg), flags)
     sets, report = read_run_sets(cfg)
     print(report, flush=True)
-    certificate = verify_start(cfg)
-    build_on_paper(cfg)
-    # Of several trials some may not have begun: those start.
-    one = num_trials == 0
-    job = Job(
-        cfg,
-        certificate,
-        sets,
-        resume=resume and one,
-        auto_resume=auto_resume or (resume and not one),
-        allow_world_size_change=allow_world_size_change,
-        scaled_from=scaled_from,
-    )
+    shared: dict[str, Any] = {"certificate": verify_start(cfg), "scaled_from": scaled_from}
+    build_on_meta(cfg)
     if cfg.KSCL.LR_GRID:
-        begin = job
-        code, found = search(cfg, sets, lambda c, s: _run(replace(begin, cfg=c, sets=s), num_gpus))
+
+        def try_rate(trial_cfg: CfgNode, parts: RunSets) -> int:
+            return launch(run_trial, (trial_cfg, {**shared, "sets": parts}, flags), num_gpus)
+
+        code, found = search(cfg, sets, try_rate)
         if found is None:
             return code
         print(search_summary(found), flush=True)
-        configs = [_with_rate(trial_cfg, found["chosen"]) for trial_cfg in configs]
-        job = replace(job, lr_search=found)
-    jobs = [replace(job, cfg=trial_cfg) for trial_cfg in configs]
-    for job in jobs:
-        if code := _run(job, num_gpus):
+        for trial_cfg in configs:
+            trial_cfg.defrost()
+            trial_cfg.SOLVER.BASE_LR = found["chosen"]
+            trial_cfg.freeze()
+        shared["lr_search"] = found
+    for trial_cfg in configs:
+        if code := launch(run_trial, (trial_cfg, {**shared, "sets": sets}, flags), num_gpus):
             return code
     if int(os.environ.get("RANK", 0)) == 0:
-        print(summary([job.folder for job in jobs]), flush=True)
+        print(summary(folders), flush=True)
     return 0
 
 
-def _refuse_used_folders(configs: list[CfgNode]) -> None:
-    """Raise an error before data and weights are read if a folder is not free for a new run."""
-    for cfg in configs:
-        folder = Path(cfg.OUTPUT_DIR)
-        if folder.is_dir():
-            with only_run_in(folder):
-                find_start(cfg, resume=False, auto_resume=False)
+def run_evaluation(cfg: CfgNode, num_gpus: int, weights_are_named: bool) -> int:
+    """Score a trained detector, save the pass and write a record.
 
-
-def _run(job: Job, num_gpus: int) -> int:
-    """Run a trial unless it is finished; return the exit code."""
-    if is_finished(job):
-        print(f"{job.folder}: finished before, kept.", flush=True)
-        return 0
-    return launch(run_trial, job, num_gpus)
-
-
-def _with_rate(cfg: CfgNode, rate: float) -> CfgNode:
+    They are in OUTPUT_DIR, or in a folder of their own inside it if it is the detector's run.
+    """
+    loaded_code()
     cfg = cfg.clone()
     cfg.defrost()
-    cfg.SOLVER.BASE_LR = rate
-    cfg.freeze()
-    return cfg
-
-
-def run_evaluation(cfg: CfgNode, num_gpus: int) -> int:
-    """Score MODEL.WEIGHTS, a trained detector, and save the pass in OUTPUT_DIR."""
+    detector = find_detector(cfg, weights_are_named)
+    folder, training = Path(cfg.OUTPUT_DIR), detector.training
+    if training is not None and folder.resolve() == training.run.resolve():
+        cfg.OUTPUT_DIR = str(inference_folder(folder))
     refuse_run_folder(Path(cfg.OUTPUT_DIR))
     sets, report = read_run_sets(cfg)
     print(report, flush=True)
-    refuse_other_use(cfg, sets.class_names)
-    return launch(score_detector, Job(cfg, None, sets), num_gpus)
+    refuse_other_use(cfg, sets.class_names, detector)
+    cfg.freeze()
+    code = launch(score_detector, (cfg, sets, detector), num_gpus)
+    if code == 0 and training is not None and int(os.environ.get("RANK", 0)) == 0:
+        print(f"{detector.path}: {summary([Path(cfg.OUTPUT_DIR)])}", flush=True)
+    return code
 
 
 def trial_configs(cfg: CfgNode, num_trials: int) -> list[CfgNode]:
@@ -134,7 +232,7 @@ def summary(folders: list[Path]) -> str:
     """Return mean ± standard deviation over the trials, and what their records warn of."""
     records = [read_record(folder / RECORD_FILE) for folder in folders]
     parts = []
-    for name in (*HEADLINE, *OF_MASKS):
+    for name in (*HEADLINE, *MASK_HEADLINE):
         values = [record["metrics"][name] for record in records if name in record["metrics"]]
         if values:
             parts.append(f"{name.replace('/', ' ')} {mean_and_std(values)}")

@@ -23,7 +23,7 @@ from kscl.backbone_file.read import (
     load_backbone,
     tensors_hash,
 )
-from kscl.backbone_file.unpickle import read_plain, read_tensors
+from kscl.backbone_file.unpickle import read_arrays_pickle, read_plain, read_tensors
 from kscl.backbone_file.write import save_backbone, to_safetensors
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "Loaded",
     "find_tensors",
     "load_backbone",
+    "read_arrays_pickle",
     "read_plain",
     "read_tensors",
     "save_backbone",

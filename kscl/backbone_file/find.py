@@ -14,14 +14,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from kscl.backbone_file.detectron2 import BGR, RGB, Trunk, find_trunk, layout_of
 from kscl.backbone_file.layouts import LAYOUTS, Color, Container, Layout
-from kscl.backbone_file.places import Place, State, find_places, tensor_dicts, unwrapped
+from kscl.backbone_file.places import (
+    COUNTER,
+    Place,
+    State,
+    find_places,
+    tensor_dicts,
+    unwrapped,
+)
 from kscl.backbone_file.refuse import (
     check_stranger,
     check_tensors,
     check_whole,
     misfits,
-    refuse_detectron2,
+    some,
     unused,
 )
 from kscl.backbone_file.unpickle import without_escapes
@@ -35,12 +43,13 @@ STRANGER = "this layout is not in the table"
 class Found:
     """A backbone's tensors by timm's names, and what there is to say of them."""
 
-    layout: str  # a name in LAYOUTS, or GIVEN
+    layout: str  # a name in LAYOUTS, GIVEN, or Detectron2's with the file's channels
     tensors: State
     left_behind: tuple[str, ...]
     input: tuple[Color, Color] | None  # mean and std of the project's input, if they are known
     why_ask: str
     said: str  # which of several networks was taken; "" if there is only one
+    stride_in_1x1: bool | None = False  # of its blocks; None: not known
 
 
 def find_tensors(
@@ -49,18 +58,25 @@ def find_tensors(
     name: str,
     container: str | None = None,
     prefix: str | None = None,
+    channels: str | None = None,
 ) -> Found:
     """Return the backbone's tensors in a file's content; `name` is the file, for errors.
 
     `container` (keys joined by dots) and `prefix` (letter by letter, wrappers included) choose the
-    copy to take, and name layouts that are not in the table.
+    copy to take, and name layouts that are not in the table. `channels`, RGB or BGR, is for files
+    in Detectron2's layout; the tensors returned are always for RGB.
     """
     wanted = backbone.state_dict()
     dicts = dict(tensor_dicts(content))
-    refuse_detectron2(content, dicts, name)
     everywhere = dicts
     if container is not None:
         dicts = _only(dicts, container, name)
+    if prefix is None and (trunk := find_trunk(content, dicts, name)):
+        return _found_in_detectron2(trunk, everywhere, wanted, name, channels)
+    if channels is not None:
+        raise KsclError(
+            f"{name} is not in Detectron2's layout, which --channels is for: leave it out."
+        )
     places = [
         place for where in dicts for place in find_places(where, dicts[where], backbone, wanted)
     ]
@@ -85,6 +101,47 @@ def find_tensors(
         input=inputs.pop() if len(inputs) == 1 else None,
         why_ask=_why_ask(layouts),
         said=f"Took {LAYOUTS[known].takes}." if known and others else "",
+    )
+
+
+def _found_in_detectron2(
+    trunk: Trunk, dicts: dict[Container, State], wanted: State, name: str, channels: str | None
+) -> Found:
+    known = trunk.convention
+    channels = channels or (known.channels if known else None)
+    if channels not in (RGB, BGR):
+        raise KsclError(
+            f"{name} is in Detectron2's layout ({trunk.kind}), by {trunk.author or 'unknown'}: its "
+            "tensors do not tell the channel order, the stride or the input. Say --channels RGB or "
+            "BGR, --arch-kwargs '{stride_in_1x1: false}' or true (MODEL.RESNETS.STRIDE_IN_1X1 of "
+            "its config), --mean R G B and --std R G B (PIXEL_MEAN and PIXEL_STD in RGB / 255)."
+        )
+    tensors = dicts[trunk.container]
+    names = {ours: theirs for ours, theirs in trunk.names.items() if ours in wanted}
+    missing = tuple(key for key in wanted if key not in names and not key.endswith(COUNTER))
+    strange = [theirs for ours, theirs in trunk.names.items() if ours not in wanted]
+    for keys, what in ((missing, "it lacks"), (strange, "it has, beyond it,")):
+        if keys:
+            raise KsclError(
+                f"{name} does not hold this network: {what} {some(list(keys))}. Name the right one "
+                "(BACKBONE.NAME, --arch)."
+            )
+    place = Place(trunk.container, "", sequence=False, names=names, missing=())
+    check_tensors(place, tensors, wanted, name)
+    found = _tensors(place, tensors, wanted)
+    if channels == BGR:  # the first convolution's inputs
+        found["conv1.weight"] = found["conv1.weight"].flip(1)
+    bottlenecks = "layer1.0.conv3.weight" in wanted
+    stride = (known.stride_in_1x1 if known else None) if bottlenecks else False
+    said = f"Read as Detectron2's layout by {trunk.author or 'unknown'}, {channels}"
+    return Found(
+        layout=layout_of(trunk.kind, channels),
+        tensors=found,
+        left_behind=_left_behind(place, dicts),
+        input=known.input if known else None,
+        why_ask="Detectron2's files do not tell it",
+        said=f"{said}{': its first convolution is turned to RGB' if channels == BGR else ''}.",
+        stride_in_1x1=stride,
     )
 
 

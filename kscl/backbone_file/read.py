@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +23,17 @@ from kscl.backbone_file.describe import (
 )
 from kscl.backbone_file.find import Found, find_tensors
 from kscl.backbone_file.refuse import NotFound, some
-from kscl.backbone_file.unpickle import THREE_LINES, first_line, read_tensors
+from kscl.backbone_file.unpickle import (
+    THREE_LINES,
+    first_line,
+    read_arrays_pickle,
+    read_tensors,
+    without_escapes,
+)
 from kscl.backbone_file.write import CHECKSUM, checksum
-from kscl.data.index_cache import cache_folder
+from kscl.data.source import cache_folder
 from kscl.errors import KsclError
-from kscl.method.encoder import build_backbone
+from kscl.method.encoder import STRIDE_IN_1X1, build_backbone
 from kscl.runtime.files import sha256_of
 from kscl.runtime.paths import local_path
 
@@ -62,14 +69,17 @@ def load_backbone(
     prefix: str | None = None,
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
+    channels: str | None = None,
 ) -> Loaded:
     """Return a backbone from a file of ours or another project's, or random weights from a seed.
 
     `source` is a path, an http(s) address, which is downloaded once and cached, or `random`. Our
-    own files say what they hold; for others `arch` names the timm model, `kwargs` its arguments,
-    `container` and `prefix` the place in the file if it holds several networks or has an unknown
-    layout, and `mean` and `std` (RGB in [0, 1]) the input of its pretraining, where that is not
-    known. Where both speak they must agree.
+    own files say what they hold; for others `arch` names the timm model, unless the file does, as
+    MoCo's do, `kwargs` its arguments, `container` and `prefix` the place in the file if it holds
+    several networks or has an unknown layout, and `mean` and `std` (RGB in [0, 1]) the input of its
+    pretraining, where that is not known; `channels` (RGB or BGR) is the order in a file of
+    Detectron2, if it is not known. The network returned is always for RGB. Where both speak they
+    must agree.
     """
     given = _checked_input(mean, std)
     if str(source) == RANDOM:
@@ -83,18 +93,22 @@ def load_backbone(
     content, description, dropped = _read(path, name)
     says_itself = description is not None
     if description is None:
-        if arch is None:
-            raise KsclError(
-                f"{name} does not say which network it holds: name the timm model, as in {NAMED}."
-            )
-        description = Description(arch, dict(kwargs or {}))
+        description = Description(_named(content, arch, name), dict(kwargs or {}))
     elif arch is not None and (arch, _lists(kwargs)) != (description.arch, description.kwargs):
         raise KsclError(
             f"{name} holds {description.arch} {description.kwargs}, not {arch} {_lists(kwargs)}: "
             "name that network, or none."
         )
     backbone = build_backbone(description.arch, description.kwargs)
-    found = _found(content, backbone, name, container, prefix, dropped)
+    place = {"container": container, "prefix": prefix, "channels": channels}
+    found = _found(content, backbone, name, place, dropped)
+    if found.stride_in_1x1 is not False and STRIDE_IN_1X1 not in description.kwargs:
+        usual = "true" if found.stride_in_1x1 else "false or true"
+        raise KsclError(
+            f"{name} ({found.layout}): say which convolution of a block has the stride, "
+            f"--arch-kwargs '{{{STRIDE_IN_1X1}: …}}' (BACKBONE.KWARGS in a config): {usual} here, "
+            "which is MODEL.RESNETS.STRIDE_IN_1X1 of its Detectron2 config."
+        )
     if says_itself:
         _check_agrees(description, given, name)
     else:
@@ -123,16 +137,39 @@ def load_backbone(
     )
 
 
+def _named(content: Mapping[str, Any], arch: str | None, name: str) -> str:
+    """Return the timm model of another project's file: what the user names, or the file itself.
+
+    MoCo, SimSiam, timm and PyTorch's ImageNet example save it as `arch`; others' names may not be
+    timm's, as MoCo v3's vit_small.
+    """
+    own = content.get("arch")
+    says = without_escapes(own)[:60] if isinstance(own, str) else ""
+    is_timms = bool(says) and timm.is_model(own)
+    if arch is None:
+        if is_timms:
+            return str(own)
+        called = f", which it calls '{says}'" if says else ""
+        raise KsclError(
+            f"{name} does not say which timm model it holds{called}: name it, as in {NAMED}."
+        )
+    if is_timms and says.partition(".")[0] != arch.partition(".")[0]:  # without timm's tag
+        raise KsclError(
+            f"{name} says that it holds {says}, not {arch}: name that network, or none. If the "
+            "file is mistaken, save its state dict alone and give that file."
+        )
+    return arch
+
+
 def _found(
     content: dict[str, Any],
     backbone: nn.Module,
     name: str,
-    container: str | None,
-    prefix: str | None,
+    place: Mapping[str, str | None],
     dropped: tuple[str, ...],
 ) -> Found:
     try:
-        return find_tensors(content, backbone, name, container, prefix)
+        return find_tensors(content, backbone, name, **place)
     except NotFound as error:
         if not dropped:
             raise
@@ -238,11 +275,8 @@ def _read(path: Path, name: str) -> tuple[dict[str, Any], Description | None, tu
                 "checksum. Copy it again, or export the backbone again."
             )
         return tensors, parse_description(about, name), ()
-    if path.suffix == ".pkl":
-        raise KsclError(
-            f"{name}: a .pkl is a file of Detectron2, which needs no conversion: use it as "
-            "MODEL.WEIGHTS, or take it back to timm with tools/convert.py FILE --to timm."
-        )
+    if path.suffix == ".pkl" and not zipfile.is_zipfile(path):
+        return read_arrays_pickle(path), None, ()
     content, dropped = read_tensors(path)
     if "learner" not in content or "description" not in content:
         return content, None, dropped  # somebody else's, whatever else is in it

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from kscl.backbone_file.layouts import HEADS, LAYOUTS, Container
 from kscl.backbone_file.places import Place, State, in_sequence, unwrapped
 from kscl.backbone_file.unpickle import without_escapes
@@ -92,20 +89,6 @@ def check_tensors(place: Place, tensors: State, wanted: State, name: str) -> Non
         raise KsclError(
             f"{name} holds numbers of another kind: {some(cut)}, and weights are real floating "
             "point numbers. Save them as such."
-        )
-
-
-def refuse_detectron2(content: Mapping[str, Any], dicts: dict[Container, State], name: str) -> None:
-    """Raise an error for weights that are in Detectron2's format already."""
-    ends = ("stem.conv1.weight", "res2.0.conv1.weight")
-    named = any(
-        all(any(key.endswith(end) for key in tensors) for end in ends) for tensors in dicts.values()
-    )
-    if named or ("__author__" in content and "matching_heuristics" in content):
-        raise KsclError(
-            f"{name} is in Detectron2's format already and needs no conversion: use it as "
-            "MODEL.WEIGHTS. For timm, or for a certificate, take it back first: "
-            "tools/convert.py FILE --to timm --output-dir FOLDER."
         )
 
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kscl.errors import KsclError, printable
@@ -82,6 +83,48 @@ def _load(path: Path, advice: str) -> dict[str, Any]:
         kind = type(content).__name__
         raise KsclError(f"{path} holds a {kind}, not a dict of tensors. {advice}")
     return content
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """A reader of pickles that builds NumPy arrays and nothing else: a pickle can run anything."""
+
+    ALLOWED = (
+        "numpy.ndarray",
+        "numpy.dtype",
+        "numpy._core.multiarray._reconstruct",
+        "numpy._core.numeric._frombuffer",  # pickle protocol 5
+        "_codecs.encode",  # bytes in pickle protocol 2
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy.core.", "numpy._core.")  # before NumPy 2
+        if f"{module}.{name}" not in self.ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def read_arrays_pickle(path: Path) -> dict[str, Any]:
+    """Return a pickled dict of NumPy arrays, as Detectron2's `.pkl` are, with tensors instead."""
+    try:
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on the alignment of types from old files
+            content = _ArraysOnly(file, encoding="latin1").load()
+        if isinstance(content, dict):
+            return {str(key): _as_tensors(value) for key, value in content.items()}
+    except RecursionError as error:
+        raise KsclError(f"{path} holds data that is nested too deeply. {THREE_LINES}") from error
+    except Exception as error:  # a damaged pickle fails anywhere
+        raise KsclError(
+            f"{path} is not a pickle of plain arrays ({first_line(error)}), so it was not read. "
+            f"{THREE_LINES}"
+        ) from error
+    raise KsclError(f"{path} holds a {type(content).__name__}, not a dict of arrays. {THREE_LINES}")
+
+
+def _as_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _as_tensors(inner) for key, inner in value.items()}
+    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
 
 
 class _Dropped:

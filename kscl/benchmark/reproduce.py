@@ -18,7 +18,8 @@ from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.stale import changed_data, stale_reasons
 from kscl.benchmark.leaderboard.statistics import prediction_interval
 from kscl.benchmark.submission.private import HIDDEN
-from kscl.config.tree import leaves_without, nested
+from kscl.config import leaves_without, nested
+from kscl.data.annotated.specs import is_set_name, parse_source
 from kscl.errors import KsclError
 from kscl.records.provenance import code_version, library_versions, source_hash
 from kscl.records.record import Record, find_records, read_record
@@ -140,7 +141,10 @@ def missing_data(start: Origin, settings: Settings) -> list[str]:
                 continue
             value = inside(record.config.values, *key.split("."))
             for name in value if isinstance(value, list) else [value]:
-                path = str(name or "").removeprefix("voc:").removeprefix("coco:").split(":")[0]
+                path = str(name or "")
+                if is_set_name(path):
+                    source = parse_source(path)
+                    path = str(source.annotations or source.root)
                 if path and not Path(path).exists():
                     found.append(
                         f"{record.kind}: {key} {name} is not here. Name it with "

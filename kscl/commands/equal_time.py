@@ -12,8 +12,7 @@ from tabulate import tabulate
 
 from kscl import cli
 from kscl.benchmark.suite.spec import read_suite
-from kscl.config.reader import read_mapping
-from kscl.config.shipped import find_config
+from kscl.config import find_config, read_mapping
 from kscl.errors import KsclError
 from kscl.runtime.logs import clock
 

@@ -130,6 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "named as for --baseline or by its key",
     )
     cli.add_insert(parser)
+    about = "put only these columns into FILE, in this order: 'method,epochs,pretrain min,top-1'"
+    parser.add_argument("--columns", metavar="NAMES", help=about)
     parser.add_argument(
         "--figure",
         type=cli.picture_path,
@@ -142,6 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown or not formats:
         wrong = f"'{unknown[0]}' is not one of" if unknown else "Choose some of"
         raise KsclError(f"--formats: {wrong} {', '.join(FORMATS)}.")
+    if arguments.columns and not arguments.insert:
+        raise KsclError("--columns: It needs --insert FILE NAME, whose table it is about.")
+    columns = [name.strip() for name in (arguments.columns or "").split(",") if name.strip()]
     board = build_board(
         arguments.folders,
         check_stale=not arguments.no_stale_check,
@@ -171,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise KsclError(" ".join(unfit))
     if arguments.insert:
         path, name = arguments.insert
-        insert(Path(path), name, document(board, compared))
+        insert(Path(path), name, document(board, compared, columns))
     if arguments.figure:
         draw_time(board, arguments.figure, arguments.title)
         written["figure"] = arguments.figure

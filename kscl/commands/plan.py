@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING
 from fvcore.common.config import CfgNode
 
 from kscl import cli
-from kscl.config.comments import comments_of
-from kscl.config.defaults import pretrain_defaults
-from kscl.config.merge import load_config
-from kscl.config.tree import config_yaml
 from kscl.errors import KsclError
+from kscl.keys import PRETRAIN, load_config
 from kscl.method.cost import (
     GPUS,
     IMAGENET_IMAGES,
@@ -74,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
-        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
+        print(PRETRAIN.print(cfg), end="")
         return 0
     try:
         source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)

@@ -1,9 +1,9 @@
 """Bring data into the layout that the configs expect, or check that it has it.
 
-own       your own images with LabelImg or VOC XML files, a COCO JSON or YOLO text files, however
-          nested; or images in one folder per class. Checked, split without near-duplicates on both
-          sides, and written as links; where objects are small, with tiles of the images to pretrain
-          on. Your files are never changed
+own       your own images with LabelImg or VOC XML files, a COCO JSON, YOLO text files or
+          Cityscapes' pictures of object numbers, however nested; or images in one folder per class.
+          Checked, split without near-duplicates on both sides, and written as links; where objects
+          are small, with tiles of the images to pretrain on. Your files are never changed
 voc       VOC 2007 and 2012: downloaded unless the archives are there, checked by their hashes, and
           merged as Detectron2 expects them (2007's test beside its trainval, in one VOC2007 folder)
 imagenet  train/ and val/ with one folder per class: checked, never changed
@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from kscl import cli
+from kscl.data.annotated.specs import all_formats
 from kscl.datasets.imagenet import IMAGENET_CLASSES, check_imagenet
-from kscl.datasets.own.files import FORMATS
 
 EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
       --output-dir data/mine
@@ -42,23 +43,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     if arguments.what == "own":
         return _own(arguments)
+    root, archives = arguments.root, getattr(arguments, "archives", None) or arguments.root
     if arguments.what == "imagenet":
-        print(check_imagenet(arguments.root, arguments.num_classes))
-        return 0
+        print(check_imagenet(root, arguments.num_classes))
+    elif arguments.what == "voc":
+        from kscl.datasets.voc import prepare_voc, voc_archives
 
-    from kscl.datasets.cifar10 import prepare_cifar10
-    from kscl.datasets.stl10 import prepare_stl10
-    from kscl.datasets.voc import prepare_voc, voc_archives
+        prepare_voc(root, archives, voc_archives(), arguments.mirror)
+        print(f"Ready: {root}/VOC2007 and VOC2012; export DETECTRON2_DATASETS={root}")
+    else:
+        from kscl.datasets import picture_folders
 
-    archives = arguments.archives or arguments.root
-    if arguments.what in PICTURE_SETS:
-        prepare = prepare_cifar10 if arguments.what == "cifar10" else prepare_stl10
-        print(f"Ready: {prepare(arguments.root, archives)}")
-        return 0
-    prepare_voc(arguments.root, archives, voc_archives(), arguments.mirror)
-    print(
-        f"Ready: {arguments.root}/VOC2007 and VOC2012; export DETECTRON2_DATASETS={arguments.root}"
-    )
+        is_cifar10 = arguments.what == "cifar10"
+        prepare = picture_folders.prepare_cifar10 if is_cifar10 else picture_folders.prepare_stl10
+        print(f"Ready: {prepare(root, archives)}")
     return 0
 
 
@@ -68,22 +66,15 @@ def _parser() -> argparse.ArgumentParser:
     _add_own(kinds.add_parser("own", help="your own images", allow_abbrev=False))
     for name in ("voc", "imagenet", *PICTURE_SETS):
         kind = kinds.add_parser(name, help=f"the public set {name}", allow_abbrev=False)
-        kind.add_argument(
-            "--root",
-            type=Path,
-            required=True,
-            help="where the data is, or will be",
-        )
+        about = "where the data is, or will be"
+        kind.add_argument("--root", type=Path, required=True, help=about)
         if name == "imagenet":
             kind.add_argument(
                 "--num-classes", type=int, default=IMAGENET_CLASSES, help=argparse.SUPPRESS
             )
             continue
-        kind.add_argument(
-            "--archives",
-            type=Path,
-            help="where downloads are kept, or a copy of CIFAR-10 lies (default: --root)",
-        )
+        about = "where downloads are kept, or a copy of CIFAR-10 lies (default: --root)"
+        kind.add_argument("--archives", type=Path, help=about)
         if name == "voc":
             kind.add_argument("--mirror", help="an address with the same files, instead of VOC's")
     return parser
@@ -92,14 +83,16 @@ def _parser() -> argparse.ArgumentParser:
 def _add_own(own: argparse.ArgumentParser) -> None:
     add = own.add_argument
     add("--images", type=Path, required=True, metavar="DIR", help="your images, however nested")
-    about = "XML files, YOLO text files or a COCO JSON; without it, DIR must have class folders"
+    formats = ", ".join(each.files for each in all_formats().values())
+    about = f"one of: {formats}; without it, the images must be in class folders"
     add("--annotations", type=Path, metavar="DIR", help=about)
     add("--output-dir", type=Path, required=True, metavar="DIR", help="the folder to write")
     about = "percent to train on and to test on (%(default)s)"
     add("--split", default="75/25", metavar="A/B", help=about)
     add("--seed", type=int, default=0, help="of the split (%(default)s)")
-    add("--format", choices=FORMATS, default="", help="of the annotations, if there are several")
-    about = "the classes of YOLO labels in order, if no file lists them"
+    about = "of the annotations, if there are several"
+    add("--format", choices=list(all_formats()), default="", help=about)
+    about = "the classes in order, where labels are numbers (YOLO) and no file lists them"
     add("--classes", nargs="+", default=[], metavar="NAME", help=about)
     case = own.add_mutually_exclusive_group()
     for option, value, about in (
@@ -113,32 +106,9 @@ def _add_own(own: argparse.ArgumentParser) -> None:
 
 
 def _own(given: argparse.Namespace) -> int:
-    from kscl.datasets.own.class_folders import prepare_class_folders
     from kscl.datasets.own.prepare import Request, prepare_own
 
-    if given.annotations is None:
-        report = prepare_class_folders(
-            given.images,
-            given.output_dir,
-            given.split,
-            given.seed,
-            given.skip_bad,
-            given.merge_case,
-        )
-    else:
-        report = prepare_own(
-            Request(
-                given.images,
-                given.annotations,
-                given.output_dir,
-                split=given.split,
-                seed=given.seed,
-                format=given.format,
-                classes=tuple(given.classes),
-                merge_case=given.merge_case,
-                skip_bad=given.skip_bad,
-            )
-        )
-    print(report)
+    wanted = {each.name: getattr(given, each.name) for each in fields(Request)}
+    print(prepare_own(Request(**wanted | {"classes": tuple(given.classes)})))
     print(f"Ready: {given.output_dir}. Next: python tools/start.py {given.output_dir}")
     return 0

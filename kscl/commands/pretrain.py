@@ -6,10 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from kscl import cli
-from kscl.config.comments import comments_of
-from kscl.config.defaults import pretrain_defaults
-from kscl.config.merge import load_config
-from kscl.config.tree import config_yaml
+from kscl.keys import PRETRAIN, load_config
 
 EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled OUTPUT_DIR output/mine
@@ -31,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
 
+    from kscl.engine.pretrain import Pretraining
     from kscl.engine.preview.check import check_pretraining
-    from kscl.engine.run import Job, run
+    from kscl.run.engine import Flags, launch_run
     from kscl.runtime.paths import register_handler
-    from kscl.runtime.processes.launch import launch
 
     for handler in given.path_handler:
         register_handler(handler)
@@ -47,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
-        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
+        print(PRETRAIN.print(cfg), end="")
         return 0
-    job = Job(cfg, given.resume, given.auto_resume, given.allow_world_size_change)
-    return launch(run, job, given.num_gpus)
+    flags = Flags(given.resume, given.auto_resume, given.allow_world_size_change)
+    return launch_run(Pretraining, cfg, flags, given.num_gpus)
 
 
 def _seconds(given: argparse.Namespace) -> float:

@@ -15,11 +15,8 @@ from fvcore.common.config import CfgNode
 from tabulate import tabulate
 
 from kscl import cli
-from kscl.config.comments import comments_of
-from kscl.config.defaults import pretrain_defaults
-from kscl.config.merge import load_config
-from kscl.config.tree import config_yaml
 from kscl.errors import KsclError
+from kscl.keys import PRETRAIN, load_config
 
 if TYPE_CHECKING:
     from kscl.engine.preview.profile import StepProfile
@@ -53,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise KsclError(f"--steps is {given.steps}. It must be at least 1.")
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
-        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
+        print(PRETRAIN.print(cfg), end="")
         return 0
 
     from kscl.runtime.processes.launch import launch

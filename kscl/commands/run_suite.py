@@ -30,6 +30,7 @@ from kscl.benchmark.suite.execute import (
     WAITS,
     State,
     look,
+    mark_running,
     run_stages,
 )
 from kscl.benchmark.suite.progress import Lines, LiveTable, show_checks, table, tail
@@ -43,7 +44,7 @@ from kscl.runtime.machine import usable_cores
 
 EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml
   python tools/run_suite.py configs/suites/own_data.yaml --dry-run
-  python tools/run_suite.py configs/suites/paper.yaml --print-commands --format make > jobs.mk
+  python tools/run_suite.py configs/suites/paper.yaml --print-commands --format sh > jobs.sh
   python tools/run_suite.py configs/suites/paper.yaml --slurm configs/slurm/example.yaml
   python tools/run_suite.py configs/suites/paper.yaml --status
 """
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
-    about = "show what is done, what is left and how long it may take; with --slurm, the scripts"
+    about = "show what is done, runs and is left, and how long it may take; with --slurm, scripts"
     cli.add_flag(parser, "--dry-run", about)
     about = "print the commands of all stages, in order, for a scheduler of your own"
     cli.add_flag(parser, "--print-commands", about)
@@ -115,6 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{HOW_TO_CONTINUE}")
             return cli.EXIT_INTERRUPTED
     if arguments.dry_run:
+        mark_running(states)
         print(table(states, jobs))
     refuse(problems)
     if arguments.dry_run:
@@ -132,8 +134,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _print_board(board_file, with_advice=not one_seed)
     if one_seed:
         print(
-            "One seed cannot separate a difference from noise. For three, write seeds: [0, 1, 2] "
-            f"in {arguments.suite} and run the same command again; what is finished is kept."
+            f"For three seeds, write seeds: [0, 1, 2] in {arguments.suite} and run the same "
+            "command again; what is finished is kept."
         )
     if code and arguments.insert:
         print(f"Something failed, so nothing was written into {arguments.insert[0]}.")

@@ -13,6 +13,7 @@ from pathlib import Path
 from kscl import cli
 from kscl.benchmark.suite.spec import read_suite
 from kscl.errors import KsclError
+from kscl.records.record import WORKING_AP50
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import clock
 from kscl.runtime.machine import usable_cores
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from kscl.benchmark.start.choose import choose_lengths, choose_sizes
     from kscl.benchmark.start.facts import look_at
     from kscl.benchmark.start.measure import measure
-    from kscl.benchmark.start.text import cpu_suite, estimate, gpu_suite
+    from kscl.benchmark.start.text import STARTS_OF_TRAINING, cpu_suite, estimate, gpu_suite
 
     facts = look_at(given.data)
     gpus = 0 if given.cpu else torch.cuda.device_count()
@@ -79,6 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, {plan.jobs} stages at a time; one "
             f"stage: {estimate(plan)}. In all about {clock(plan.total)}."
         )
+        if facts.boxes is not None:
+            print(
+                f"{STARTS_OF_TRAINING} Below an AP50 of {WORKING_AP50:g}, which is common then, a "
+                "detector misses or mislabels most objects."
+            )
         if costs.slowdown > BUSY:
             print(
                 "Other programs use this machine. The estimate is for a machine without them; as "

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
-from kscl.config.comments import comments_of
-from kscl.config.defaults import pretrain_defaults
-from kscl.config.merge import load_config
-from kscl.config.tree import config_yaml
+from kscl.keys import PRETRAIN
 
 EXAMPLES = """\
   python tools/visualize_basis.py --image cat.jpg --checkpoint output/pretrain/checkpoints/C.pt
@@ -48,12 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from kscl.engine.basis_of_picture import draw_basis_of, read_checkpoint
 
     outputs = arguments.output or [Path("basis.png")]
-    state, start = None, pretrain_defaults()
+    state, start = None, PRETRAIN.defaults()
     if arguments.checkpoint:
         state, start = read_checkpoint(arguments.checkpoint)
-    cfg = load_config(arguments.config_file, arguments.overrides, lambda: start)
+    schema = dataclasses.replace(PRETRAIN, make=lambda: start)
+    cfg = schema.load(arguments.config_file, arguments.overrides)
     if arguments.print_config:
-        print(config_yaml(cfg, comments_of(pretrain_defaults)), end="")
+        print(PRETRAIN.print(cfg), end="")
         return 0
     num_shots = cfg.METHOD.NUM_SHOTS if arguments.num_shots is None else arguments.num_shots
     rho = cfg.METHOD.RHO if arguments.rho is None else arguments.rho

@@ -18,8 +18,6 @@ from kscl.rng import Stream, permutation, random_words
 
 logger = logging.getLogger(__name__)
 
-POLICIES = ("skip", "error")
-
 # So many replacements in a row fail only when the storage itself is gone.
 MOST_REPLACEMENTS = 100
 MOST_PROBES = 1000
@@ -38,15 +36,11 @@ def replacement(seed: int, epoch: int, index: int, attempt: int, num_images: int
 
 
 class BadImages:
-    """The run's account of images that cannot be listed or read, kept where the batches arrive."""
+    """A run's images that could not be listed or read, counted where the batches arrive."""
 
     def __init__(self, source: ImageSource, policy: str, max_fraction: float) -> None:
-        if policy not in POLICIES:
-            raise KsclError(
-                f"DATA.BAD_IMAGES must be one of {', '.join(POLICIES)}, not {policy!r}."
-            )
         self.source = source
-        self.policy = policy
+        self.policy = policy  # skip or error
         self.max_fraction = max_fraction
         self.reasons: dict[int, str] = {}  # by index of the image
         self.num_lost = sum(lost.num_images for lost in source.lost)
@@ -64,7 +58,7 @@ class BadImages:
         return [self.source.name(index) for index in sorted(self.reasons)]
 
     def note(self, found: Iterable[tuple[int, str]]) -> None:
-        """Take in what a batch met; raise KsclError if the policy or the fraction says so."""
+        """Count what a batch met; raise KsclError if the policy or the fraction says so."""
         for index, reason in found:
             if index in self.reasons:
                 continue
@@ -76,7 +70,7 @@ class BadImages:
         self._check_fraction()
 
     def recall(self, reasons: Mapping[int, str]) -> None:
-        """Take in what a run met before it was resumed; raise KsclError as for what is met now."""
+        """Count what a run met before it was resumed; raise KsclError as `note` does."""
         self.reasons.update(reasons)
         if self.reasons and self.policy == "error":
             index = min(self.reasons)
@@ -89,7 +83,7 @@ class BadImages:
         )
 
     def would_stop(self, num_bad: int, num_decoded: int) -> bool:
-        """Return whether a run would stop, as far as some decoded images tell."""
+        """Return whether a run would stop, going by a sample of decoded images."""
         if num_bad and self.policy == "error":
             return True
         return self._is_too_many(self.num_lost + num_bad * len(self.source) / num_decoded)
@@ -119,7 +113,7 @@ def check_some_image_reads(
 ) -> None:
     """Raise KsclError if none of a sample of the images can be read."""
     failures: list[str] = []
-    for index in _probes(seed, len(source)):
+    for index in permutation(seed, 0, Stream.PROBE, len(source))[:MOST_PROBES].tolist():
         try:
             read_picture(source, index, max_pixels)
             return
@@ -131,12 +125,8 @@ def check_some_image_reads(
     )
 
 
-def _probes(seed: int, count: int) -> Sequence[int]:
-    return permutation(seed, 0, Stream.PROBE, count)[:MOST_PROBES].tolist()
-
-
 class Findings(NamedTuple):
-    """What decoding told."""
+    """What decoding some images has shown."""
 
     num_decoded: int
     reasons: dict[int, str]  # of each image that cannot be read, by index
@@ -153,11 +143,9 @@ def find_unreadable(
         notes = [Problem("sample", source.where, what, "", fatal=False)]
         indices = random.Random(0).sample(indices, most)
 
-    def reason(index: int) -> tuple[int, str]:
-        return index, _reason(source, index, max_pixels)
-
     with ThreadPoolExecutor(THREADS) as threads:
-        reasons = {index: why for index, why in threads.map(reason, indices) if why}
+        found = threads.map(lambda index: _reason(source, index, max_pixels), indices)
+        reasons = {index: why for index, why in zip(indices, found, strict=True) if why}
     return Findings(len(indices), reasons, notes)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import cv2
@@ -18,12 +19,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from kscl.data.bad_images import BadImages, check_some_image_reads
 from kscl.data.source import ImageSource
-from kscl.data.tar.remote import RemoteShards
+from kscl.data.tar import RemoteShards
 from kscl.data.view_dataset import Batch, EpochIndex, SmallViews, ViewDataset
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation
 from kscl.runtime.processes.workers import obey_parent_alone, start_method
-from kscl.views.recipes import check_recipe
 
 
 def epoch_order(seed: int, epoch: int, num_images: int) -> np.ndarray:
@@ -49,6 +49,7 @@ def steps_per_epoch(num_images: int, batch_size: int) -> int:
     return steps
 
 
+@dataclass(eq=False)
 class StepSampler:
     """Yield one rank's part of every batch from `first_step` up to `last_step`, over all epochs.
 
@@ -58,62 +59,56 @@ class StepSampler:
     its ranks' parts may differ by one image.
     """
 
-    def __init__(
-        self,
-        num_images: int,
-        batch_size: int,
-        seed: int,
-        first_step: int,
-        last_step: int,
-        rank: int = 0,
-        world_size: int = 1,
-        *,
-        drop_last: bool = True,
-        source: ImageSource | None = None,
-    ) -> None:
-        if drop_last and batch_size % world_size:
+    num_images: int
+    batch_size: int
+    seed: int
+    first_step: int
+    last_step: int
+    rank: int = 0
+    world_size: int = 1
+    _: KW_ONLY
+    drop_last: bool = True
+    source: ImageSource | None = None  # if it has an order of its own
+
+    def __post_init__(self) -> None:
+        if self.drop_last and self.batch_size % self.world_size:
             raise KsclError(
-                f"SOLVER.BATCH_SIZE is {batch_size}, which {world_size} processes cannot share "
-                "evenly. Choose a multiple."
+                f"SOLVER.BATCH_SIZE is {self.batch_size}, which {self.world_size} processes cannot "
+                "share evenly. Choose a multiple."
             )
-        self.num_images = num_images
-        self.batch_size = batch_size
-        self.seed = seed
-        self.steps = range(first_step, last_step)
-        self.rank, self.world_size = rank, world_size
-        self.source = source  # if it has an order of its own
-        whole, rest = divmod(num_images, batch_size)
         self.steps_per_epoch = (
-            steps_per_epoch(num_images, batch_size) if drop_last else whole + bool(rest)
+            steps_per_epoch(self.num_images, self.batch_size)
+            if self.drop_last
+            else -(-self.num_images // self.batch_size)
         )
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return self.last_step - self.first_step
 
     def __iter__(self) -> Iterator[list[EpochIndex]]:
         known_epoch, order = -1, np.empty(0, np.int64)
-        for step in self.steps:
+        for step in range(self.first_step, self.last_step):
             epoch, number = divmod(step, self.steps_per_epoch)
             if epoch != known_epoch:
-                known_epoch, order = epoch, self._order(epoch)
+                known_epoch = epoch
+                order = (
+                    epoch_order(self.seed, epoch, self.num_images)
+                    if self.source is None
+                    else order_of(self.source, self.seed, epoch)
+                )
             batch = order[number * self.batch_size : (number + 1) * self.batch_size].tolist()
             first, end = (r * len(batch) // self.world_size for r in (self.rank, self.rank + 1))
             yield [(epoch, index) for index in batch[first:end]]
 
-    def _order(self, epoch: int) -> np.ndarray:
-        if self.source is not None:
-            return order_of(self.source, self.seed, epoch)
-        return epoch_order(self.seed, epoch, self.num_images)
 
-
+@dataclass(eq=False)
 class TrainLoader:
-    """The batches of a run in order, with the account of bad images and of the time waited."""
+    """The batches of a run in order; counts bad images and the time waited."""
 
-    def __init__(self, batches: DataLoader[Batch], dataset: ViewDataset, bad: BadImages) -> None:
-        self.batches = batches
-        self.dataset = dataset
-        self.bad_images = bad
-        self.seconds_waited = 0.0
+    batches: DataLoader[Batch]
+    dataset: ViewDataset
+    bad_images: BadImages
+    seconds_waited: float = 0.0
 
     @property
     def source(self) -> ImageSource:
@@ -152,27 +147,18 @@ def build_train_loader(
     world_size: int = 1,
 ) -> TrainLoader:
     """Return the batches of steps first_step … last_step - 1 as this rank sees them."""
-    small, key_ops = cfg.VIEWS.SMALL, key_recipe(cfg)
-    problems = check_recipe(cfg.AUGMENT, "AUGMENT")
-    if cfg.AUGMENT_KEYS is not None:
-        problems += check_recipe(key_ops, "AUGMENT_KEYS")
-    if problems:
-        raise KsclError("\n".join(problems))
-    max_pixels = cfg.DATA.MAX_PIXELS
-    check_some_image_reads(source, cfg.SEED, max_pixels)
-    mean_std = (
-        None if cfg.DATA.NORMALIZE_ON_DEVICE else (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
-    )
+    small, mean_std = cfg.VIEWS.SMALL, (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
+    check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
     dataset = ViewDataset(
         source,
         cfg.AUGMENT,
         cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS,
         cfg.INPUT.SIZE,
         cfg.SEED,
-        mean_std,
-        max_pixels,
+        None if cfg.DATA.NORMALIZE_ON_DEVICE else mean_std,
+        cfg.DATA.MAX_PIXELS,
         num_queries=cfg.METHOD.NUM_QUERIES,
-        key_ops=key_ops,
+        key_ops=key_recipe(cfg),
         small=SmallViews(small.COUNT, small.SIZE, tuple(small.SCALE)) if small.COUNT else None,
         reduced_decode=cfg.DATA.REDUCED_DECODE,
         keep_megabytes=cfg.DATA.KEEP_MEGABYTES,
@@ -196,7 +182,7 @@ def load_in_workers(
         dataset,
         batch_sampler=batches,
         num_workers=num_workers,
-        collate_fn=_already_a_batch,
+        collate_fn=_as_it_is,
         worker_init_fn=_set_up_worker,
         multiprocessing_context=start_method(num_workers),
         pin_memory=torch.cuda.is_available(),
@@ -205,7 +191,7 @@ def load_in_workers(
     )
 
 
-def _already_a_batch(batch: Any) -> Any:
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 

@@ -1,4 +1,4 @@
-"""The images that a path stands for.
+"""Open the images that a path stands for.
 
 A path is a folder tree, class folders, a text list, tar shards, or a split of a VOC folder
 (`voc:FOLDER:SPLIT`). Paths with a scheme (`name://…`) go through the project's PathManager: http(s)
@@ -8,17 +8,35 @@ is built in, and --path-handler registers handlers of others.
 from __future__ import annotations
 
 import logging
+import os
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
-from kscl.data.folder import FileSource, list_folder, open_list, open_voc_split
-from kscl.data.formats import IMAGE_EXTENSIONS
-from kscl.data.source import ImageSource, Labels, is_remote, join, warn_of_lost
-from kscl.data.tar.remote import open_remote_shards
-from kscl.data.tar.shards import expand_shards, is_shard_pattern, open_shards
+from kscl.data.annotated.voc import image_files, read_split
+from kscl.data.formats import IMAGE_EXTENSIONS, is_image
+from kscl.data.source import (
+    ImageSource,
+    Labels,
+    Lost,
+    Names,
+    Walk,
+    cache_folder,
+    is_remote,
+    join,
+    load_index,
+    number_classes,
+    read_file,
+    save_index,
+    stamps,
+    walk_files,
+    warn_of_lost,
+)
+from kscl.data.tar import expand_shards, is_shard_pattern, open_shards
 from kscl.errors import KsclError
 from kscl.runtime.paths import path_manager
-
-__all__ = ["ImageSource", "Labels", "open_source"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +44,7 @@ logger = logging.getLogger(__name__)
 def open_source(where: str, cache_dir: str = "", cache_gb: float = 0.0) -> ImageSource:
     """Open all images of a folder, list or shards; raise KsclError if there are none.
 
-    Of remote shards at most `cache_gb` gigabytes are kept in the cache folder, or all with 0.
+    At most `cache_gb` gigabytes of remote shards are kept in the cache folder; 0 keeps all.
     """
     if not where:
         raise KsclError("No images are named. Set DATA.TRAIN to a folder, a .txt list or shards.")
@@ -39,18 +57,24 @@ def open_source(where: str, cache_dir: str = "", cache_gb: float = 0.0) -> Image
 
 def _open(where: str, cache_dir: str, cache_gb: float) -> ImageSource:
     if is_shard_pattern(where):
-        return _open_shards(where, expand_shards(where), cache_dir, cache_gb)
+        return open_shards(where, expand_shards(where), cache_dir, cache_gb)
     if where.startswith("voc:"):
         return open_voc_split(where)
     if where.lower().endswith(".txt"):
         return open_list(where)
     if not path_manager.isdir(where):
-        raise KsclError(_not_a_folder(where))
-    names, shards, lost = list_folder(where, cache_dir)
+        if path_manager.isfile(where):
+            reason = "is neither a folder, nor a .txt list, nor a .tar shard"
+        elif is_remote(where):
+            reason = "is not there, or no iopath handler is registered for its scheme"
+        else:
+            reason = "is not there. DATA.TRAIN must be a folder, a .txt list or tar shards"
+        raise KsclError(f"{where} {reason}.")
+    names, shards, lost = _list_folder(where, cache_dir)
     if len(names):
         return FileSource(where, where, names, lost=lost)
-    if shards:
-        return _open_shards(where, [join(where, shard) for shard in shards], cache_dir, cache_gb)
+    if len(shards):
+        return open_shards(where, [join(where, shard) for shard in shards], cache_dir, cache_gb)
     warn_of_lost(lost)
     raise KsclError(
         f"{where} holds no image: no file in it or below it ends in "
@@ -59,23 +83,121 @@ def _open(where: str, cache_dir: str, cache_gb: float) -> ImageSource:
     )
 
 
-def _open_shards(where: str, shards: list[str], cache_dir: str, cache_gb: float) -> ImageSource:
-    source = (
-        open_remote_shards(where, shards, cache_dir, cache_gb)
-        if is_remote(where)
-        else open_shards(where, shards, cache_dir)
-    )
-    if not len(source):
+@dataclass(eq=False)
+class FileSource:
+    """One file per image."""
+
+    where: str
+    root: str
+    names: Names  # relative to the root, or absolute
+    listed: Labels | None = None
+    lost: Sequence[Lost] = ()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        """Return the full path of an image."""
+        name = self.names[index]
+        return name if is_remote(name) else os.path.join(self.root, name)
+
+    def read(self, index: int) -> bytes:
+        """Return the encoded image."""
+        return _read(self.name(index))
+
+    @cached_property
+    def labels(self) -> Labels | None:
+        """The list's, else those of class folders; None if an image lies beside the folders."""
+        if self.listed is not None:
+            return self.listed
+        return number_classes([name.split("/", 1)[0] if "/" in name else "" for name in self.names])
+
+
+def _read(path: str) -> bytes:
+    if not is_remote(path):  # iopath costs more than reading a small local file does
+        return read_file(path)
+    with path_manager.open(path, "rb") as file:
+        return file.read()
+
+
+def open_list(where: str) -> FileSource:
+    """Open a text file with one path per line, relative to it; a class number may follow."""
+    try:
+        lines = [line.strip() for line in _read(where).decode("utf-8-sig").splitlines()]
+    except OSError as error:
+        reason = error.strerror or error
+        raise KsclError(f"The list {where} cannot be read: {reason}. Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise KsclError(f"The list {where} is not text: {error}. Save it as UTF-8.") from error
+    names, classes = [], []
+    for line in lines:
+        if line and not line.startswith("#"):
+            *words, last = line.rsplit(maxsplit=1)
+            # Names may hold blanks, so the last word is a class only after an image's name.
+            has_class = words and last.isdigit() and is_image(words[0])
+            names.append(words[0] if has_class else line)
+            classes.append(last if has_class else "")
+    if not names:
+        raise KsclError(f"The list {where} names no image. Write one path per line.")
+    return FileSource(where, os.path.dirname(where), Names.pack(names), number_classes(classes))
+
+
+def open_voc_split(where: str) -> FileSource:
+    """Open `voc:FOLDER:SPLIT`: the images of one split of a VOC-layout folder, without boxes."""
+    folder, _, split = where.removeprefix("voc:").rpartition(":")
+    ids, problems = read_split(Path(folder), split)
+    fatal = [str(problem) for problem in problems if problem.fatal]
+    if fatal:
+        raise KsclError(f"{where} cannot be used. {' '.join(fatal)}")
+    images = Path(folder, "JPEGImages")
+    if not images.is_dir():
+        raise KsclError(f"{where} cannot be used: {images} is not a folder. Check the path.")
+    found = image_files(images)
+    missing = [image_id for image_id in ids if image_id not in found]
+    if missing:
+        more = f" (and {len(missing) - 1} others)" if len(missing) > 1 else ""
         raise KsclError(
-            f"{where} holds no image: none of its {len(shards)} shards has a member like "
-            "000017.jpg. Pack the images in the WebDataset layout."
+            f"{where} cannot be used: {images} has no image of {missing[0]}{more}, which the list "
+            f"{split}.txt names. Add the image, or take it off the list."
         )
-    return source
+    names = (found[image_id][0].relative_to(images).as_posix() for image_id in ids)
+    return FileSource(where, str(images), Names.pack(names))
 
 
-def _not_a_folder(where: str) -> str:
-    if path_manager.isfile(where):
-        return f"{where} is neither a folder, nor a .txt list, nor a .tar shard."
-    if is_remote(where):
-        return f"{where} is not there, or no iopath handler is registered for its scheme."
-    return f"{where} is not there. DATA.TRAIN must be a folder, a .txt list or tar shards."
+def _list_folder(where: str, cache_dir: str) -> tuple[Names, Names, list[Lost]]:
+    """List the images below a folder, the tar files right in it, and what could not be listed.
+
+    Names are sorted and relative to the folder.
+    """
+    met, started = Walk(), time.time_ns()
+    if is_remote(where):  # has no time stamps to check a cached index by
+        return *_images_and_tars(_walk_remote(where)), met.lost
+    cache, key = cache_folder(cache_dir), os.path.abspath(where)
+    index = load_index(cache, key)
+    if index is not None:
+        return index["names"], index["tars"], met.lost
+    names, tars = _images_and_tars(name for name, _ in walk_files(where, met))
+    # Not cached with a dead link: its target may come back without a trace in the folder.
+    if not met.lost:
+        made_from = stamps(met.folders, met.times, started)
+        save_index(cache, key, {"names": names, "tars": tars, **made_from})
+    return names, tars, met.lost
+
+
+def _images_and_tars(files: Iterator[str]) -> tuple[Names, Names]:
+    found = sorted(files)
+    tars = (name for name in found if _is_tar(name) and "/" not in name)
+    return Names.pack(filter(is_image, found)), Names.pack(tars)
+
+
+def _walk_remote(root: str, prefix: str = "") -> Iterator[str]:
+    for entry in path_manager.ls(join(root, prefix) if prefix else root):
+        path = prefix + entry.rstrip("/").rpartition("/")[2]
+        if is_image(path) or _is_tar(path):
+            yield path
+        elif path_manager.isdir(join(root, path)):
+            yield from _walk_remote(root, f"{path}/")
+
+
+def _is_tar(name: str) -> bool:
+    return name.lower().endswith(".tar")

@@ -1,23 +1,62 @@
-"""What every source of images offers, and how a single file is read."""
+"""What every source of images offers, and what all share: names, files, folders, a cached index."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import stat
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kscl.data.packed_names import Names
+from kscl.data.formats import IMAGE_EXTENSIONS, is_image
+from kscl.errors import KsclError
+from kscl.runtime.files import read_arrays
 
 logger = logging.getLogger(__name__)
 
 SHOWN_LOST = 20  # on screen; all are counted
 MAX_FILE_BYTES = 2**30  # no image of an allowed number of pixels has a larger file
+
+
+class Names(Sequence[str]):
+    """A read-only list of strings kept in two arrays.
+
+    A Python list of a million strings is copied bit by bit into every worker as its reference
+    counts are touched; two arrays are not, and they are saved and loaded in one piece. A worker
+    that has read a million names holds 23 MiB of its own instead of 84, 3.7 times less.
+    """
+
+    def __init__(self, text: np.ndarray, ends: np.ndarray) -> None:
+        self.text = text  # uint8, the encoded strings without a separator
+        self.ends = ends  # int64, where each string ends
+
+    @classmethod
+    def pack(cls, names: Iterable[str]) -> Names:
+        """Pack any strings, also file names that are not UTF-8."""
+        encoded = [os.fsencode(name) for name in names]
+        ends = np.cumsum([len(name) for name in encoded], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, index: int) -> str:  # type: ignore[override]
+        index = range(len(self))[index]
+        start = self.ends[index - 1] if index else 0
+        return os.fsdecode(self.text[start : self.ends[index]].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        text, start = self.text.tobytes(), 0
+        for end in self.ends.tolist():
+            yield os.fsdecode(text[start:end])
+            start = end
 
 
 class Labels(NamedTuple):
@@ -27,12 +66,30 @@ class Labels(NamedTuple):
     numbers: np.ndarray  # int64
 
 
+def number_classes(names: list[str]) -> Labels | None:
+    """Give classes numbers by the order of their names, 10 after 2; None if an image has none."""
+    if "" in names:
+        return None
+    classes = sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
+    number = {name: index for index, name in enumerate(classes)}
+    return Labels(classes, np.array([number[name] for name in names], np.int64))
+
+
 class Lost(NamedTuple):
     """Images that a source should have but could not list."""
 
     name: str
     reason: str
     num_images: int = 1  # an estimate where a shard is damaged
+
+
+def warn_of_lost(lost: Sequence[Lost]) -> None:
+    """Log each lost image by name."""
+    for name, reason, num_images in lost[:SHOWN_LOST]:
+        images = f" (about {num_images} images)" if num_images > 1 else ""
+        logger.warning("%s is skipped%s: %s.", name, images, reason)
+    if len(lost) > SHOWN_LOST:
+        logger.warning("… and %d more like these are skipped.", len(lost) - SHOWN_LOST)
 
 
 class ImageSource(Protocol):
@@ -49,37 +106,14 @@ class ImageSource(Protocol):
     def labels(self) -> Labels | None: ...
 
 
-def number_classes(names: list[str]) -> Labels:
-    """Give each class an index in the order of their names; class 10 comes after class 2."""
-    classes = sorted(set(names), key=lambda name: (int(name) if name.isdecimal() else -1, name))
-    number = {name: index for index, name in enumerate(classes)}
-    return Labels(classes, np.array([number[name] for name in names], np.int64))
+def is_remote(path: str) -> bool:
+    """Return whether a path has a scheme and so belongs to one of iopath's handlers."""
+    return "://" in path
 
 
-def warn_of_lost(lost: Sequence[Lost]) -> None:
-    """Log each lost image by name."""
-    for name, reason, num_images in lost[:SHOWN_LOST]:
-        images = f" (about {num_images} images)" if num_images > 1 else ""
-        logger.warning("%s is skipped%s: %s.", name, images, reason)
-    if len(lost) > SHOWN_LOST:
-        logger.warning("… and %d more like these are skipped.", len(lost) - SHOWN_LOST)
-
-
-def pack_lost(lost: Sequence[Lost]) -> dict[str, np.ndarray]:
-    """Turn lost images into arrays for an index on disk."""
-    lines = Names.pack(f"{name}\0{reason}" for name, reason, _ in lost)
-    counts = np.array([count for *_, count in lost], np.int64)
-    return {"lost_text": lines.text, "lost_ends": lines.ends, "lost_counts": counts}
-
-
-def unpack_lost(index: dict[str, np.ndarray]) -> list[Lost]:
-    """Undo `pack_lost`."""
-    lines = Names(index["lost_text"], index["lost_ends"])
-    counts = index["lost_counts"].tolist()
-    return [
-        Lost(name, reason, count)
-        for (name, reason), count in zip((line.split("\0") for line in lines), counts, strict=True)
-    ]
+def join(folder: str, name: str) -> str:
+    """Join a local or remote folder and a name in it."""
+    return f"{folder.rstrip('/')}/{name}"
 
 
 def open_regular(path: str | Path) -> IO[bytes]:
@@ -94,6 +128,10 @@ def open_regular(path: str | Path) -> IO[bytes]:
     return file
 
 
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe would wait for a writer
+
+
 def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Read a local file; raise OSError if it is not a regular one or larger than allowed."""
     with open_regular(path) as file:
@@ -103,15 +141,143 @@ def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     return content
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # the opening of a pipe would wait for a writer
+@dataclass
+class Walk:
+    """What a walk has met besides files."""
+
+    folders: list[str] = field(default_factory=list)  # absolute
+    times: list[int] = field(default_factory=list)  # of each folder's last change, in ns
+    lost: list[Lost] = field(default_factory=list)
 
 
-def is_remote(path: str) -> bool:
-    """Return whether a path has a scheme and so belongs to one of iopath's handlers."""
-    return "://" in path
+def walk_files(root: str, met: Walk) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield (path relative to the root with /, entry) of every regular file below a folder.
+
+    Hidden files do not count. Links are followed; a folder that is reachable in several ways is
+    entered once, by its own name if it lies below the root. A dead link and a pipe named like an
+    image are noted as lost. A folder that cannot be listed is an error.
+    """
+    base = os.path.abspath(root)
+    waiting, links, visited = [""], list[str](), set()
+    while waiting or links:
+        if not waiting:
+            links.sort(reverse=True)  # the order of a copy may differ
+        prefix = waiting.pop() if waiting else links.pop()
+        folder = os.path.join(base, prefix)
+        try:
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in visited:
+                continue  # a link back up the tree
+            visited.add((status.st_dev, status.st_ino))
+            with os.scandir(folder) as listed:
+                entries = list(listed)
+        except OSError as error:
+            raise KsclError(
+                f"{folder} cannot be listed: {error.strerror}. Make it readable, or remove it."
+            ) from error
+        met.folders.append(folder)
+        met.times.append(status.st_mtime_ns)
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue  # hidden, and the shadow files that macOS leaves
+            name = prefix + entry.name
+            try:
+                if entry.is_dir():
+                    (links if entry.is_symlink() else waiting).append(f"{name}/")
+                elif entry.is_file():
+                    yield name, entry
+                elif entry.is_symlink() and not os.path.exists(entry.path):
+                    met.lost.append(Lost(entry.path, "the link leads nowhere"))
+                elif is_image(entry.name):
+                    met.lost.append(Lost(entry.path, "it is not a regular file"))
+            except OSError as error:  # a link to itself, or into a folder that is closed to us
+                met.lost.append(Lost(entry.path, error.strerror or str(error)))
 
 
-def join(folder: str, name: str) -> str:
-    """Join a local or remote folder and a name in it."""
-    return f"{folder.rstrip('/')}/{name}"
+# An index of a data set on disk, kept until one of the folders or files it was made from changes.
+# Adding, removing or renaming a file changes its folder's modification time, so a tree of a million
+# files is checked by looking at its folders alone. With 100,000 files in 100 folders a second start
+# takes 0.007 CPU seconds instead of 0.29, 40 times less.
+Index = dict[str, Any]  # Names and arrays
+
+INDEX_FORMAT = 3
+# A change in the same clock tick as the reading would go unseen: a fresh time stamp proves nothing.
+CLOCK_TICK_NS = 2_000_000_000
+ANY_SIZE = -1  # of a folder, whose size means nothing
+_TEXT, _ENDS = ".text", ".ends"  # the two arrays of Names in a file
+
+
+def cache_folder(folder: str = "") -> Path:
+    """Return the folder named, else $KSCL_CACHE, else the user's cache folder."""
+    named = folder or os.environ.get("KSCL_CACHE")
+    path = named or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "kscl")
+    expanded = os.path.expanduser(path)  # unlike Path's, it does not fail without a home
+    # Without a home nothing can be written, which every writer reports.
+    return Path(os.devnull, "kscl") if expanded.startswith("~") else Path(expanded)
+
+
+def stamps(
+    paths: Iterable[str], times: Iterable[int], started: int, sizes: Sequence[int] | None = None
+) -> Index:
+    """Describe what an index was made from, so that a change is noticed.
+
+    Each path goes with its modification time before it was read (and its size, for files);
+    `started` is when the reading started. All times are in nanoseconds.
+    """
+    names = Names.pack(paths)
+    return {
+        "stamps": names,
+        "stamp_times": np.array(list(times), np.int64),
+        "stamp_sizes": np.array([ANY_SIZE] * len(names) if sizes is None else sizes, np.int64),
+        "started": np.array([started], np.int64),
+    }
+
+
+def load_index(folder: Path, key: str) -> Index | None:
+    """Return the index saved under `key`, or None if anything it was made from has changed."""
+    try:
+        index: Index = dict(read_arrays(_index_file(folder, key)))
+        for text in [name for name in index if name.endswith(_TEXT)]:
+            name = text.removesuffix(_TEXT)
+            index[name] = Names(index.pop(text), index.pop(name + _ENDS))
+        times, sizes = index["stamp_times"], index["stamp_sizes"].tolist()
+        if (times >= int(index["started"][0]) - CLOCK_TICK_NS).any():
+            return None
+        for path, time, size in zip(index["stamps"], times.tolist(), sizes, strict=True):
+            status = os.stat(path)
+            if status.st_mtime_ns != time or size not in (ANY_SIZE, status.st_size):
+                return None
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
+    return index
+
+
+def save_index(folder: Path, key: str, index: Index) -> None:
+    """Keep an index if possible: without it the next start takes longer, nothing else."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, value in index.items():
+        if isinstance(value, Names):
+            arrays |= {name + _TEXT: value.text, name + _ENDS: value.ends}
+        else:
+            arrays[name] = value
+    target = _index_file(folder, key)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Written beside its target in a folder of its own, so that a failure leaves nothing behind.
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            complete = Path(scratch) / target.name
+            np.savez(complete, allow_pickle=False, **arrays)
+            os.replace(complete, target)
+    except (OSError, ValueError) as error:
+        logger.warning(
+            "The index of %s could not be cached in %s: %s. It is made again at the next start; "
+            "set DATA.CACHE_DIR or $KSCL_CACHE to a folder that can be written.",
+            *(key.partition("\n")[0], folder, error),
+        )
+
+
+def _index_file(folder: Path, key: str) -> Path:
+    # With another image format registered, an index may list other files.
+    known = f"{INDEX_FORMAT} {' '.join(IMAGE_EXTENSIONS)}\n{key}"
+    digest = hashlib.sha256(known.encode(errors="surrogateescape")).hexdigest()
+    return folder / "index" / f"{digest[:32]}.npz"

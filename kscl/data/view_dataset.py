@@ -7,7 +7,7 @@ leave the other views as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,15 +16,14 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from kscl.data.bad_images import MOST_REPLACEMENTS, replacement
-from kscl.data.decode import Decoded, read_decoded
-from kscl.data.formats import MAX_PIXELS, UnreadableImage
-from kscl.data.kept_pictures import KeptPictures
+from kscl.data.decode import read_decoded
+from kscl.data.formats import MAX_PIXELS, Decoded, UnreadableImage
 from kscl.data.source import ImageSource
 from kscl.errors import KsclError
 from kscl.rng import Stream, uniforms
-from kscl.views.augment import make_views, numbers_needed, sample_boxes
+from kscl.views.augment import Op, draws_per_view, make_views, resolve, sample_boxes
 from kscl.views.normalize import normalize_planes
-from kscl.views.recipes import Op, with_defaults, with_scale
+from kscl.views.recipes import with_scale
 from kscl.views.sizes import Sizes, size_at
 
 EpochIndex = tuple[int, int]  # epoch, and index of the image
@@ -52,63 +51,85 @@ class _Part(NamedTuple):
     """Views of one recipe that draw their numbers from one stream, one after the other."""
 
     stream: Stream
+    numbers: slice  # in the stream
     ops: list[Op]
-    first: int  # index in the tensor of views of this size
-    end: int
-    small: bool = False
+    views: slice  # in the tensor of views of this size
+    small: bool
 
 
+class KeptPictures:
+    """Decoded pictures of a small set by index, so that each is decoded once per run.
+
+    Only a set that fits as a whole is kept: images come in a new order in every epoch, so in a
+    large set nearly every kept picture would wait for most of an epoch. The workers of a loader
+    share the room.
+    """
+
+    def __init__(self, num_images: int, megabytes: float) -> None:
+        self.num_images = num_images
+        self.room = megabytes * 2**20
+        self.pictures: dict[int, Decoded] = {}
+        self._bytes = 0
+
+    def keep(self, index: int, image: Decoded) -> None:
+        """Keep the picture if, going by what was seen so far, those of the whole set fit."""
+        total = self._bytes + image.picture.nbytes
+        worker = get_worker_info()
+        room = self.room / (1 if worker is None else worker.num_workers)
+        if max(total, total / (len(self.pictures) + 1) * self.num_images) <= room:
+            self.pictures[index] = image
+            self._bytes = total
+
+
+@dataclass(eq=False)
 class ViewDataset(Dataset[Batch]):
     """Images by (epoch, index), each decoded once and turned into views.
 
-    Of the `num_views` full-size views the first `num_queries` are queries. The others are keys,
+    The first `num_queries` of the `num_views` full-size views are queries. The others are keys,
     which have a recipe of their own if `key_ops` is given.
     """
 
-    def __init__(
-        self,
-        source: ImageSource,
-        ops: Sequence[dict[str, Any]],
-        num_views: int,
-        size: Sizes,
-        seed: int,
-        mean_std: tuple[Sequence[float], Sequence[float]] | None = None,
-        max_pixels: int = MAX_PIXELS,
-        *,
-        num_queries: int = 1,
-        key_ops: Sequence[dict[str, Any]] | None = None,
-        small: SmallViews | None = None,
-        reduced_decode: bool = False,
-        keep_megabytes: float = 0,
-    ) -> None:
-        self.source = source
-        self.num_views = num_views
-        self.sizes = size
-        self.seed = seed
-        self.mean_std = mean_std  # given: float32 normalized here; None: uint8
-        self.max_pixels = max_pixels
-        self.small = small
-        self.reduced_decode = reduced_decode
+    source: ImageSource
+    ops: Sequence[dict[str, Any]]
+    num_views: int
+    size: Sizes
+    seed: int
+    mean_std: tuple[Sequence[float], Sequence[float]] | None = None  # None: uint8, not normalized
+    max_pixels: int = MAX_PIXELS
+    _: KW_ONLY
+    num_queries: int = 1
+    key_ops: Sequence[dict[str, Any]] | None = None
+    small: SmallViews | None = None
+    reduced_decode: bool = False
+    keep_megabytes: float = 0
+
+    def __post_init__(self) -> None:
         # A reduced picture serves the crops of one epoch only.
-        self.kept = KeptPictures(len(source), 0 if reduced_decode else keep_megabytes)
-        queries = with_defaults(ops)
-        keys = queries if key_ops is None else with_defaults(key_ops)
-        views = [
-            _Part(Stream.VIEWS, queries, 0, 1),
-            _Part(Stream.VIEWS, keys, num_queries, num_views),
-            _Part(Stream.MORE_QUERIES, queries, 1, num_queries),
-        ]
-        if small is not None:
-            crops = with_scale(queries, small.scale)
-            views.append(_Part(Stream.SMALL_QUERIES, crops, 0, small.count, small=True))
-        self.parts: list[tuple[_Part, slice]] = []  # with the place of its numbers in the stream
+        keep = 0 if self.reduced_decode else self.keep_megabytes
+        self.kept = KeptPictures(len(self.source), keep)
         self.num_numbers: dict[Stream, int] = {}  # of an image
-        for part in views:
-            if part.first < part.end:
-                used = self.num_numbers.get(part.stream, 0)
-                end = used + numbers_needed(part.ops, part.end - part.first)
-                self.num_numbers[part.stream] = end
-                self.parts.append((part, slice(used, end)))
+        self.parts: list[_Part] = []
+        keys = self.ops if self.key_ops is None else self.key_ops
+        self._add(Stream.VIEWS, self.ops, 0, 1)
+        self._add(Stream.VIEWS, keys, self.num_queries, self.num_views)
+        self._add(Stream.MORE_QUERIES, self.ops, 1, self.num_queries)
+        if self.small is not None:
+            crops = with_scale(self.ops, self.small.scale)
+            self._add(Stream.SMALL_QUERIES, crops, 0, self.small.count, small=True)
+
+    def _add(
+        self,
+        stream: Stream,
+        recipe: Sequence[dict[str, Any]],
+        first: int,
+        end: int,
+        small: bool = False,
+    ) -> None:
+        if first < end:
+            ops, used = resolve(recipe), self.num_numbers.get(stream, 0)
+            self.num_numbers[stream] = used + (end - first) * draws_per_view(ops)
+            numbers = slice(used, self.num_numbers[stream])
+            self.parts.append(_Part(stream, numbers, ops, slice(first, end), small))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -128,14 +149,10 @@ class ViewDataset(Dataset[Batch]):
             bad.extend(met)
         return Batch(views, torch.tensor(shown), bad, small)
 
-    def size_at(self, epoch: int) -> int:
-        """Return the size of a full-size view in an epoch."""
-        return size_at(self.sizes, epoch)
-
     def new_tensors(self, batch: int, epoch: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return room for the views of a batch: (B, V, 3, H, W), and (B, S, 3, h, w) or None."""
         dtype = torch.float32 if self.mean_std else torch.uint8
-        size = self.size_at(epoch)
+        size = size_at(self.size, epoch)
         views = _new_tensor((batch, self.num_views, 3, size, size), dtype)
         if self.small is None:
             return views, None
@@ -150,10 +167,15 @@ class ViewDataset(Dataset[Batch]):
         small: np.ndarray | None = None,
     ) -> None:
         """Write the views of one decoded image into (V, 3, H, W) and (S, 3, h, w)."""
+        whole = image.height, image.width
         for part, numbers in self._numbers(epoch_index):
-            target = small if part.small else views
-            assert target is not None
-            self._fill_part(image, part.ops, numbers, target[part.first : part.end])
+            tensor = small if part.small else views
+            assert tensor is not None
+            target = tensor[part.views]
+            made = target if self.mean_std is None else np.empty(target.shape, np.uint8)
+            make_views(image.picture, part.ops, target.shape[-1], numbers, made, whole)
+            if self.mean_std is not None:
+                normalize_planes(made, *self.mean_std, target)
 
     def _numbers(self, epoch_index: EpochIndex) -> Iterator[tuple[_Part, np.ndarray]]:
         """Yield the random numbers of each part."""
@@ -162,25 +184,15 @@ class ViewDataset(Dataset[Batch]):
             stream: uniforms(self.seed, epoch, stream, index, count)
             for stream, count in self.num_numbers.items()
         }
-        for part, place in self.parts:
-            yield part, drawn[part.stream][place]
-
-    def _fill_part(
-        self, image: Decoded, ops: list[Op], numbers: np.ndarray, target: np.ndarray
-    ) -> None:
-        size, whole = target.shape[-1], (image.height, image.width)
-        if self.mean_std is None:
-            make_views(image.picture, ops, size, numbers, target, whole)
-            return
-        views = np.empty(target.shape, np.uint8)
-        make_views(image.picture, ops, size, numbers, views, whole)
-        normalize_planes(views, *self.mean_std, target)
+        for part in self.parts:
+            yield part, drawn[part.stream][part.numbers]
 
     def _reduction(self, epoch_index: EpochIndex, height: int, width: int) -> int:
         """Return by what an image can be reduced so that no crop has to grow because of it."""
         room = float("inf")
         for part, numbers in self._numbers(epoch_index):
-            size = self.small.size if part.small and self.small else self.size_at(epoch_index[0])
+            small = self.small if part.small else None
+            size = small.size if small else size_at(self.size, epoch_index[0])
             if min(height, width) < 2 * size:
                 return 1  # without drawing any crop
             for box in sample_boxes(part.ops, height, width, size, numbers):
@@ -193,7 +205,7 @@ class ViewDataset(Dataset[Batch]):
         reduction = partial(self._reduction, (epoch, index)) if self.reduced_decode else None
         shown = index
         for attempt in range(MOST_REPLACEMENTS):
-            if (kept := self.kept.get(shown)) is not None:
+            if (kept := self.kept.pictures.get(shown)) is not None:
                 return kept, shown, bad
             try:
                 image = read_decoded(self.source, shown, self.max_pixels, reduction)

@@ -11,12 +11,11 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from kscl.backbone_file import read_plain
-from kscl.config.defaults import pretrain_defaults
 from kscl.data.decode import decode_image
 from kscl.data.formats import UnreadableImage
 from kscl.data.loader import key_recipe
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.errors import KsclError
+from kscl.keys import PRETRAIN
 from kscl.method.basis_images import BasisImages, basis_images
 from kscl.method.batch_norm import calibrate_batch_norm
 from kscl.method.build import encoder_of
@@ -24,9 +23,9 @@ from kscl.method.draw_basis import draw
 from kscl.method.encoder import Encoder
 from kscl.method.subspace import max_rank
 from kscl.rng import Stream, uniforms
-from kscl.views.augment import make_views, numbers_needed
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
+from kscl.views.augment import draws_per_view, make_views, resolve
 from kscl.views.normalize import normalize
-from kscl.views.recipes import with_defaults
 from kscl.views.sizes import last_size
 
 CALIBRATION_VIEWS = 16  # of the picture, for the BatchNorm statistics of random weights
@@ -67,9 +66,9 @@ def views_of(path: Path, cfg: CfgNode, num_shots: int, seed: int) -> Tensor:
         raise KsclError(
             f"{path} is not an image that can be read ({error}): choose another --image."
         ) from error
-    ops, size = with_defaults(key_recipe(cfg)), last_size(cfg.INPUT.SIZE)
+    ops, size = resolve(key_recipe(cfg)), last_size(cfg.INPUT.SIZE)
     views = np.empty((num_shots, 3, size, size), np.uint8)
-    numbers = uniforms(seed, 0, Stream.VIEWS, 0, numbers_needed(ops, num_shots))
+    numbers = uniforms(seed, 0, Stream.VIEWS, 0, num_shots * draws_per_view(ops))
     make_views(picture, ops, size, numbers, views)
     return torch.from_numpy(views)
 
@@ -92,7 +91,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], CfgNode]:
             f"{path} is not a checkpoint of tools/pretrain.py, which has a learner and a config: "
             "name one of those in the folder checkpoints of a run."
         )
-    cfg = pretrain_defaults()
+    cfg = PRETRAIN.defaults()
     cfg.merge_from_other_cfg(CfgNode(content["config"]))
     return content["learner"], cfg
 

@@ -14,7 +14,8 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from kscl.data.loader import load_in_workers
-from kscl.data.open import ImageSource, Labels, open_source
+from kscl.data.open import open_source
+from kscl.data.source import ImageSource, Labels
 from kscl.data.view_dataset import Batch, ViewDataset
 from kscl.errors import KsclError
 from kscl.method.batch_norm import in_mode

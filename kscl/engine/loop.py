@@ -1,4 +1,4 @@
-"""The training loop: steps, schedule, ranks, precision and checkpoints.
+"""The training loop and its step: schedule, ranks, precision, and what is logged.
 
 A step is a pure function of the saved state and of its number: the learning rate, the batch, its
 views and every random stream follow from the number. A run that was killed therefore resumes from
@@ -26,38 +26,31 @@ from torch.nn.parallel import DistributedDataParallel
 from kscl.data.bad_images import BadImages
 from kscl.data.loader import TrainLoader
 from kscl.data.view_dataset import Batch
-from kscl.engine.export import KNN_TOP1, about_checkpoint
 from kscl.engine.knn import KnnCheck
 from kscl.engine.metrics_log import RunLog
 from kscl.engine.schedule import learning_rate_at, set_learning_rate
-from kscl.engine.state import TrainState, Window, save, stopped
+from kscl.engine.state import TrainState, Window, stopped
 from kscl.errors import KsclError
 from kscl.runtime.precision import AMP_TYPES, autocast
-from kscl.runtime.processes.distributed import LateVote, host_group, rank, world_size
-from kscl.runtime.processes.signals import StopRequest
+from kscl.runtime.processes.distributed import host_group, rank, world_size
 from kscl.views.sizes import size_at
 
 log = logging.getLogger(__name__)
 
 MOST_SKIPS = 30  # in a row; the loss scale, 65,536 at the start, is then below 1e-4
+KNN_TOP1 = "knn_top1"  # in the log of metrics
 COLLAPSED = 0.01  # spread of the embeddings: their mean is then nearly a unit vector
 
 
-def train(
+def train_steps(
     state: TrainState,
     loader: TrainLoader,
     knn: KnnCheck | None,
-    data: dict[str, Any],
-    checkpoints: Path,
     run_log: RunLog,
-    stop: StopRequest,
-) -> bool:
-    """Train to the last step; return False if a signal asked to stop before it.
-
-    `data` is the fingerprint of the images, `checkpoints` the folder that checkpoints go to.
-    """
+    checkpoints: Path,
+) -> Iterator[int]:
+    """Train to the last step; a `yield` of the step says that the state is complete."""
     cfg = state.cfg
-    vote = LateVote()
     begun = time.perf_counter()
     for batch in prefetched(loader, state.device):
         take_step(state, batch, checkpoints)
@@ -67,28 +60,16 @@ def train(
         begun = now
         epoch, within = divmod(state.step, state.steps_per_epoch)
         at_end = state.step == state.total_steps
-        reporting = within == 0 or at_end or state.step % cfg.LOG.PERIOD == 0
-        if reporting:
+        if within == 0 or at_end or state.step % cfg.LOG.PERIOD == 0:
             report(state, run_log, loader.seconds_waited)
+            share_reasons(loader.bad_images)
         if knn is not None and (at_end or (within == 0 and knn.is_due(epoch))):
-            run_log.write(state.step, {KNN_TOP1: check_neighbors(state, knn, epoch)})
+            top1 = knn.accuracy(state.learner.encoder.backbone, state.device)
+            log.info("Epoch %d: kNN top-1 %.2f%%.", epoch, top1)
+            run_log.write(state.step, {KNN_TOP1: top1})
         if within == 0:
             begun = time.perf_counter()
-        stopping = vote.hold(bool(stop)) and not at_end
-        saving = stopping or at_end or checkpoint_due(cfg, state.step, epoch, within)
-        if reporting or saving:
-            share_reasons(loader.bad_images)
-        if saving:
-            check_numbers(state, checkpoints)
-            save(state, checkpoints, about_checkpoint(state, data, loader.bad_images.reasons))
-        if stopping:
-            vote.close()
-            log.info(
-                "Stopped on request. Step %d is saved; --resume continues from it.", state.step
-            )
-            return False
-    vote.close()
-    return True
+        yield state.step
 
 
 def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
@@ -189,7 +170,7 @@ def seed_step(seed: int, step: int) -> None:
     np.random.seed(number % 2**32)
 
 
-def settle(state: TrainState) -> float:
+def warm_up(state: TrainState) -> float:
     """Run two passes over noise that leave no trace; return the last one's images per second.
 
     DistributedDataParallel rearranges its buckets of gradients after the first backward pass.
@@ -237,13 +218,6 @@ def report(state: TrainState, run_log: RunLog, waited: float) -> None:
         )
 
 
-def check_neighbors(state: TrainState, knn: KnnCheck, epoch: int) -> float:
-    """Return and log the accuracy of nearest neighbors in percent."""
-    top1 = knn.accuracy(state.learner.encoder.backbone, state.device)
-    log.info("Epoch %d: kNN top-1 %.2f %%.", epoch, top1)
-    return top1
-
-
 def share_reasons(bad_images: BadImages) -> None:
     """Note what other ranks have met: DATA.MAX_BAD_FRACTION is the limit of all ranks together."""
     if world_size() == 1:
@@ -253,10 +227,3 @@ def share_reasons(bad_images: BadImages) -> None:
     reasons = {index: reason for part in parts for index, reason in part.items()}
     if len(reasons) > len(bad_images.reasons):
         bad_images.note(reasons.items())
-
-
-def checkpoint_due(cfg: CfgNode, step: int, epoch: int, within: int) -> bool:
-    """Return whether a checkpoint is written after this step, the `within`-th of its epoch."""
-    period = cfg.CHECKPOINT
-    by_step = period.PERIOD_STEPS and step % period.PERIOD_STEPS == 0
-    return bool(by_step) or (within == 0 and epoch % period.PERIOD_EPOCHS == 0)

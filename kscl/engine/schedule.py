@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from timm.optim import Lars
 from torch import nn
 
 from kscl.errors import KsclError
@@ -31,8 +30,35 @@ def build_optimizer(cfg: CfgNode, module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=lr, momentum=solver.MOMENTUM, fused=fused)
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=lr, fused=fused)
-    # Lars adapts the learning rate of the decayed groups only, as in its paper.
-    return Lars(groups, lr=lr, momentum=solver.MOMENTUM)
+    return Lars(groups, lr, solver.MOMENTUM)
+
+
+class Lars(torch.optim.Optimizer):
+    """SimCLR's LARS: SGD in which every decayed parameter has a learning rate of its own.
+
+        g ← ∇ + decay · w,   v ← momentum · v + lr · r · g,   w ← w − v
+
+    with r = 0.001 ‖w‖ / ‖g‖, or 1 where a norm is 0 and for parameters that do not decay. timm's
+    LARS divides by ‖∇‖ + decay · ‖w‖, and applies the learning rate after the momentum.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], lr: float, momentum: float) -> None:
+        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Take one step."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                gradient, decay = weight.grad, group["weight_decay"]
+                if decay:
+                    gradient = gradient + decay * weight
+                    ratio = 0.001 * weight.norm() / gradient.norm()
+                    gradient.mul_(torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0))
+                velocity = self.state[weight].setdefault("velocity", torch.zeros_like(weight))
+                weight.sub_(velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"]))
 
 
 def parameter_groups(

@@ -14,11 +14,11 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kscl.engine.checkpoint import CONTAINER_BYTES, bytes_of, find_checkpoints, save_checkpoint
 from kscl.engine.schedule import build_optimizer, check_schedule, total_steps
 from kscl.errors import KsclError
 from kscl.method.build import build_learner
 from kscl.method.learner import Learner
+from kscl.run.checkpoint import CONTAINER_BYTES, bytes_of, find_checkpoints
 from kscl.runtime.compile import compile_in_place
 from kscl.runtime.cpu import avoid_broken_amx
 from kscl.runtime.precision import set_numerics, warn_of_emulation
@@ -100,8 +100,6 @@ class TrainState:
     seconds: float = 0.0  # of training, over all restarts
     window: Window = field(default_factory=Window)
     skips: Skips = field(default_factory=Skips)
-    inputs: dict[str, str] = field(default_factory=dict)  # SHA-256 of the weights it started from
-    world_sizes: list[list[int]] = field(default_factory=list)  # [first step, processes]
 
     @property
     def total_steps(self) -> int:
@@ -160,13 +158,21 @@ def distributed(learner: Learner) -> DistributedDataParallel:
 
 
 def check_ranks(cfg: CfgNode, ranks: int) -> None:
-    """Raise if the batch cannot be divided among ranks and accumulation steps."""
+    """Raise if the batch cannot be divided among ranks, accumulation steps and groups."""
     parts = ranks * cfg.SOLVER.GRAD_ACCUM_STEPS
     if cfg.SOLVER.BATCH_SIZE % parts:
         raise KsclError(
             f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} cannot be divided evenly among {ranks} "
             f"processes with SOLVER.GRAD_ACCUM_STEPS {cfg.SOLVER.GRAD_ACCUM_STEPS}. Make it a "
             f"multiple of {parts}."
+        )
+    groups, images = cfg.KEY_ENCODER.BATCH_NORM_GROUPS, cfg.SOLVER.BATCH_SIZE // parts
+    if groups > 1 and (images % groups or images < 2 * groups):
+        raise KsclError(
+            f"KEY_ENCODER.BATCH_NORM_GROUPS {groups} needs {groups} equal groups of 2 or more "
+            f"images, but a forward pass on each of {ranks} processes has {images}. Choose a "
+            f"smaller divisor of {images}, e.g. 1 with several processes: keys are shuffled among "
+            "these too."
         )
 
 
@@ -183,25 +189,20 @@ def check_room(state: TrainState, folder: Path) -> None:
         )
 
 
-def save(state: TrainState, folder: Path, about: Mapping[str, Any]) -> None:
-    """Write a checkpoint of the state and of `about` on rank 0."""
+def state_dict(state: TrainState, folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds of the state; all ranks call it."""
     window = {"sums": state.window.of_each_rank(), "steps": state.window.steps}
-    if rank() != 0:
-        return
     finite = torch.stack([torch.isfinite(weight).all() for weight in state.learner.parameters()])
     if not finite.all():
         raise stopped(state, folder, "A weight is NaN or infinite")
-    content = {
-        **about,
+    return {
         "learner": state.learner.state_dict(),
         "optimizer": state.optimizer.state_dict(),
         "scaler": state.scaler.state_dict(),
         "step": state.step,
         "seconds": state.seconds,
         "window": window,
-        "inputs": state.inputs,
     }
-    save_checkpoint(folder, state.step, content, state.cfg.CHECKPOINT.KEEP)
 
 
 def restore(state: TrainState, content: Mapping[str, Any]) -> None:
@@ -211,7 +212,6 @@ def restore(state: TrainState, content: Mapping[str, Any]) -> None:
     state.scaler.load_state_dict(content["scaler"])
     state.step = content["step"]
     state.seconds = content["seconds"]
-    state.inputs = dict(content.get("inputs", {}))
     saved = content["window"]
     sums = {name: _own_sum(sums, state.device) for name, sums in saved["sums"].items()}
     state.window = Window(sums, saved["steps"])

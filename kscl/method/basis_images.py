@@ -11,9 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kscl.method.eigen import eigenpairs
 from kscl.method.kernels import full_precision
-from kscl.method.subspace import kept_rank, max_rank
+from kscl.method.subspace import eigenpairs, kept_rank, max_rank
 
 
 class BasisImages(NamedTuple):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from fvcore.common.config import CfgNode
 
 from kscl.errors import KsclError
+from kscl.method.batch_norm import synchronize_batch_norm
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder, build_encoder, feature_dim
 from kscl.method.learner import Learner
-from kscl.method.similarity import find_similarity
+from kscl.registry import SIMILARITIES
 from kscl.views.normalize import Normalize
 from kscl.views.sizes import as_schedule, last_size
 
@@ -32,22 +33,25 @@ def encoder_of(cfg: CfgNode) -> Encoder:
 
 def build_learner(cfg: CfgNode, num_images: int | None = None) -> Learner:
     """Return the learner of a pretraining config; a memory bank needs the number of images."""
-    method = cfg.METHOD
+    method, encoder = cfg.METHOD, encoder_of(cfg)
+    if cfg.SOLVER.SYNC_BATCH_NORM:
+        synchronize_batch_norm(encoder)
     return Learner(
-        encoder_of(cfg),
+        encoder,
         build_dictionary(cfg, num_images),
         num_shots=method.NUM_SHOTS,
         num_queries=method.NUM_QUERIES,
         num_small=cfg.VIEWS.SMALL.COUNT,
         rho=method.RHO,
         similarity=method.SIMILARITY,
-        eigensolver=method.EIGH,
         temperature=method.TEMPERATURE,
         key_encoder=cfg.KEY_ENCODER.TYPE,
         momentum=cfg.KEY_ENCODER.MOMENTUM,
         key_batch_norm=cfg.KEY_ENCODER.BATCH_NORM,
+        batch_norm_groups=cfg.KEY_ENCODER.BATCH_NORM_GROUPS,
         grad_through_keys=method.GRAD_THROUGH_KEYS,
         symmetric=method.SYMMETRIC,
+        reduction=method.REDUCTION,
         normalize=Normalize(cfg.INPUT.MEAN, cfg.INPUT.STD),
     )
 
@@ -56,7 +60,7 @@ def build_dictionary(cfg: CfgNode, num_images: int | None) -> Dictionary:
     """Return the dictionary of a pretraining config, empty."""
     method, kind, dim = cfg.METHOD, cfg.DICTIONARY.TYPE, cfg.PROJECTOR.DIM
     similarity: str = method.SIMILARITY
-    vectors = find_similarity(similarity).max_rank(method.NUM_SHOTS, method.RHO)
+    vectors = SIMILARITIES[similarity].max_rank(method.NUM_SHOTS, method.RHO)
     if kind == "queue":
         return Queue(cfg.DICTIONARY.QUEUE_LENGTH, vectors, dim, similarity=similarity)
     if kind == "minibatch":

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from kscl.errors import KsclError
 from kscl.method.dictionary import MemoryBank, Minibatch
-from kscl.method.eigen import EIGENSOLVERS
-from kscl.method.jacobi import LARGEST as JACOBI_LARGEST
 from kscl.runtime.processes.distributed import rank
 
 if TYPE_CHECKING:
@@ -23,6 +21,7 @@ def check_settings(learner: Learner, key_encoder: str, key_batch_norm: str) -> N
     for name, value, choices in (
         ("The key encoder", key_encoder, ("momentum", "shared")),
         ("The BatchNorm mode of the keys", key_batch_norm, ("train", "eval")),
+        ("The reduction of the losses", learner.reduction, ("mean", "sum")),
     ):
         if value not in choices:
             raise KsclError(f"{name} '{value}' is not one of {', '.join(choices)}.")
@@ -40,15 +39,6 @@ def check_settings(learner: Learner, key_encoder: str, key_batch_norm: str) -> N
         raise KsclError(
             "In the symmetric loss each view is a query already: give one query, or small ones."
         )
-    if learner.eigensolver not in EIGENSOLVERS:
-        raise KsclError(
-            f"There is no eigensolver '{learner.eigensolver}': choose {', '.join(EIGENSOLVERS)}."
-        )
-    if learner.eigensolver == "jacobi" and learner.num_shots > JACOBI_LARGEST:
-        raise KsclError(
-            f"The Jacobi eigensolver is for up to {JACOBI_LARGEST} keys, and there are "
-            f"{learner.num_shots}: use eigh."
-        )
     if learner.temperature <= 0:
         raise KsclError(f"The temperature is {learner.temperature}, but it is a positive number.")
     if not 0 <= learner.momentum <= 1:
@@ -63,6 +53,11 @@ def check_settings(learner: Learner, key_encoder: str, key_batch_norm: str) -> N
         raise KsclError(
             "A shared encoder has no other BatchNorm statistics for its keys than for its queries: "
             "use train mode, or the momentum encoder."
+        )
+    if learner.groups > 1 and key_encoder == "shared":
+        raise KsclError(
+            f"BatchNorm in {learner.groups} groups is for shuffled keys, and those of a shared "
+            "encoder are not shuffled: use one group, or the momentum encoder."
         )
     if dictionary.similarity is not similarity:
         raise KsclError(
@@ -87,6 +82,12 @@ def check_input(
         f"{queries} and {learner.num_shots} keys per image",
         "METHOD.NUM_SHOTS, METHOD.NUM_QUERIES",
     )
+    groups = learner.groups if learner.training else 1
+    if groups > 1 and (len(views) % groups or len(views) < 2 * groups):
+        raise KsclError(
+            f"A batch of {len(views)} images does not form {groups} equal groups of 2 or more: "
+            "change KEY_ENCODER.BATCH_NORM_GROUPS."
+        )
     if (small is None) != (learner.num_small == 0):
         raise KsclError(
             f"The learner has {learner.num_small} small queries per image, and "

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from fvcore.common.config import CfgNode
 
-from kscl.config.merge import load_config
 from kscl.errors import KsclError
+from kscl.keys import load_config
 from kscl.views.sizes import as_schedule, last_size, mean_pixels
 
 if TYPE_CHECKING:
@@ -148,9 +148,9 @@ def dictionary_flops(cfg: CfgNode) -> float:
 
 def dictionary_shape(cfg: CfgNode) -> tuple[int, int]:
     """Return the entries (a memory bank counts as a queue), and basis vectors per entry."""
-    from kscl.method.similarity import find_similarity
+    from kscl.registry import SIMILARITIES
 
-    similarity = find_similarity(cfg.METHOD.SIMILARITY)
+    similarity = SIMILARITIES[cfg.METHOD.SIMILARITY]
     rank = similarity.max_rank(cfg.METHOD.NUM_SHOTS, cfg.METHOD.RHO)
     in_batch = cfg.DICTIONARY.TYPE == "minibatch"
     return cfg.SOLVER.BATCH_SIZE if in_batch else cfg.DICTIONARY.QUEUE_LENGTH, rank

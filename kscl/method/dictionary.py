@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from kscl.errors import KsclError
-from kscl.method.kernels import all_lengths, log_sum_of_negatives
-from kscl.method.similarity import find_similarity
 from kscl.method.subspace import Subspaces
+from kscl.registry import SIMILARITIES
 from kscl.runtime.processes.distributed import gather, gather_together, gather_with_gradient
 
 
@@ -44,7 +43,7 @@ class _Stored(nn.Module):
                 f"A {name} of {length} entries of {max_rank} x {dim} holds nothing: each of the "
                 "three must be 1 or more."
             )
-        self.similarity = find_similarity(similarity)
+        self.similarity = SIMILARITIES[similarity]
         self.name = name
         self.register_buffer("slots", torch.zeros(max_rank, length, dim))
         self.register_buffer("rank", torch.zeros(length, dtype=torch.int16))
@@ -53,11 +52,6 @@ class _Stored(nn.Module):
     def __len__(self) -> int:
         """Return the number of entries, empty ones included."""
         return self.slots.shape[1]
-
-    def lengths(self, query: Tensor) -> Tensor:
-        """Return the projection lengths of queries (M, D) on all filled entries: (M, N)."""
-        slots, rank = self.filled()
-        return all_lengths(query, slots, rank)
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Return slots (L, N, D) and ranks (N,) of the entries to compare with."""
@@ -68,8 +62,8 @@ class _Stored(nn.Module):
     ) -> Negatives:
         """Compare queries (M, D) with every filled entry but their own."""
         slots, rank = self.filled()
-        own, signed = self.own_entries(instance), self.similarity.signed
-        return Negatives(*log_sum_of_negatives(query, slots, rank, temperature, own, signed))
+        own = self.own_entries(instance)
+        return Negatives(*self.similarity.log_sum(query, slots, rank, temperature, own))
 
     def own_entries(self, instance: Tensor) -> Tensor | None:
         """Return the entry (M,) that is each query's own image, or None if no entry is."""
@@ -82,7 +76,10 @@ class _Stored(nn.Module):
 
 
 class Queue(_Stored):
-    """A first-in-first-out queue (MoCo); entries that were never filled do not count."""
+    """A first-in-first-out queue (MoCo); entries that were never filled do not count.
+
+    It starts empty. MoCo's starts with random vectors, which count as negatives until replaced.
+    """
 
     pointer: Tensor  # () where the next entry goes
     count: Tensor  # () filled entries
@@ -161,7 +158,7 @@ class Minibatch(nn.Module):
 
     def __init__(self, *, similarity: str = "projection") -> None:
         super().__init__()
-        self.similarity = find_similarity(similarity)
+        self.similarity = SIMILARITIES[similarity]
 
     def negatives(
         self, query: Tensor, instance: Tensor, basis: Tensor, owners: Tensor, temperature: float

@@ -9,6 +9,7 @@ from typing import Any
 import timm
 import torch
 import torch.nn.functional as F
+from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from kscl.errors import KsclError
@@ -33,7 +34,12 @@ STARTING_AND_DROPPING = (
     "drop_rate drop_path_rate drop_block_rate proj_drop_rate attn_drop_rate pos_drop_rate "
     "patch_drop_rate"
 )
-ARCHITECTURE_ARGUMENTS = frozenset(f"{SIZES} {PARTS} {STARTING_AND_DROPPING}".split())
+# The one argument that is ours: bottleneck blocks stride in their first 1x1 convolution, as the
+# original ResNets of MSRA do, and not in their 3x3.
+STRIDE_IN_1X1 = "stride_in_1x1"
+ARCHITECTURE_ARGUMENTS = frozenset(
+    [*f"{SIZES} {PARTS} {STARTING_AND_DROPPING}".split(), STRIDE_IN_1X1]
+)
 LARGEST_ARGUMENT = 16_384  # a width or a depth beyond it is a mistake, or an attack on the memory
 LONGEST_LIST = 64
 
@@ -63,10 +69,11 @@ def build_encoder(
     dim: int = 128,
     input_size: int = 224,
 ) -> Encoder:
-    """Return a timm backbone with MoCo's head; `hidden_dim` 0 is the feature dimension.
+    """Return a timm backbone with a head; `hidden_dim` 0 is the feature dimension.
 
     `mlp_bn` has BatchNorm between its two layers: no hidden unit is always on or always off, so the
     embeddings drift one way less, and with them the fresh keys away from a queue of older ones.
+    `simclr` is SimCLR's head with two layers: BatchNorm after both, the last one without a shift.
     """
     if dim < 1:
         raise KsclError(
@@ -86,10 +93,19 @@ def build_encoder(
             nn.ReLU(inplace=True),
             nn.Linear(hidden, dim),
         ]
+    elif head == "simclr":
+        first = nn.Linear(features, hidden, bias=False)
+        last, norm = nn.Linear(hidden, dim, bias=False), nn.BatchNorm1d(dim)
+        for layer in (first, last):
+            nn.init.normal_(layer.weight, std=0.01)
+        norm.bias.requires_grad_(False)  # stays 0
+        layers = [first, nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), last, norm]
     elif head == "linear":
         layers = [nn.Linear(features, dim)]
     else:
-        raise KsclError(f"PROJECTOR.TYPE: there is no head '{head}': choose mlp, mlp_bn or linear.")
+        raise KsclError(
+            f"PROJECTOR.TYPE: there is no head '{head}': choose mlp, mlp_bn, simclr or linear."
+        )
     return Encoder(backbone, nn.Sequential(*layers))
 
 
@@ -101,13 +117,15 @@ def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Mod
     """
     check_arguments(kwargs or {})
     given = {key: tuple(v) if isinstance(v, list) else v for key, v in (kwargs or {}).items()}
+    in_1x1 = given.pop(STRIDE_IN_1X1, False)
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name}*")[:5]) or "see timm.list_models()"
         raise KsclError(f"BACKBONE.NAME: timm has no model '{name}'; near it: {near}.")
     # timm starts the last BatchNorm of each block at 0, MoCo at 1; not every model has the choice.
     for extra in ({"zero_init_last": False}, {}):
         try:
-            return timm.create_model(name, num_classes=0, **{**extra, **given})
+            backbone = timm.create_model(name, num_classes=0, **{**extra, **given})
+            break
         except Exception as error:  # timm checks little: a wrong value fails anywhere inside
             unknown = isinstance(error, TypeError) and "zero_init_last" in str(error)
             if unknown and extra and "zero_init_last" not in given:
@@ -116,7 +134,22 @@ def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Mod
                 f"timm cannot build '{name}' with {given} ({type(error).__name__}: {error}): "
                 "correct BACKBONE.KWARGS."
             ) from error
-    raise AssertionError("unreachable")
+    if in_1x1:
+        _stride_in_1x1(backbone, name)
+    return backbone
+
+
+def _stride_in_1x1(backbone: nn.Module, name: str) -> None:
+    """Move the stride of every bottleneck block from its 3x3 to its first 1x1 convolution."""
+    blocks: list[Any] = [m for m in backbone.modules() if type(m) is Bottleneck]
+    smoothed = any(not isinstance(block.aa, nn.Identity | None) for block in blocks)
+    if type(backbone) is not ResNet or not blocks or smoothed:
+        raise KsclError(
+            f"BACKBONE.KWARGS: {STRIDE_IN_1X1} is for ResNets of plain bottleneck blocks, such as "
+            f"resnet50, and {name} is none: remove it."
+        )
+    for block in blocks:
+        block.conv1.stride, block.conv2.stride = block.conv2.stride, (1, 1)
 
 
 def check_arguments(kwargs: Mapping[str, Any]) -> None:
@@ -130,6 +163,8 @@ def check_arguments(kwargs: Mapping[str, Any]) -> None:
                 f"no other reaches timm: {hint} Weights to start from are named by "
                 "BACKBONE.WEIGHTS."
             )
+        if name == STRIDE_IN_1X1 and not isinstance(value, bool):
+            raise KsclError(f"BACKBONE.KWARGS: {name} must be true or false, got {value!r:.80}.")
         if not _is_plain(value, nested=2):
             raise KsclError(
                 f"BACKBONE.KWARGS: '{name}' is {str(value)[:80]!r}: give a number up to "

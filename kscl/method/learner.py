@@ -7,7 +7,7 @@
     loss       −log p(n|v), equation 3: the softmax of these lengths / τ
 
 An image may have several queries, full-size and small ones (multi-crop): its keys are embedded and
-fitted once, and the loss is the mean over all queries.
+fitted once, and the loss is the mean over all queries (or their sum, see `reduction`).
 
 One training step is
 
@@ -28,6 +28,7 @@ from kscl.method.batch_norm import (
     calibrate_batch_norm,
     copy_statistics,
     fixed_statistics,
+    group_batch_norms,
     in_mode,
     statistics,
 )
@@ -36,8 +37,8 @@ from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Negatives
 from kscl.method.encoder import Encoder
 from kscl.method.kernels import full_precision
 from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
-from kscl.method.similarity import find_similarity
 from kscl.method.subspace import Subspaces
+from kscl.registry import SIMILARITIES
 from kscl.runtime.precision import weights_cast_once
 from kscl.runtime.processes.distributed import average_, rank
 from kscl.runtime.processes.shuffle import Shuffle
@@ -49,18 +50,22 @@ class Learner(nn.Module):
     num_shots          K, the number of keys per image
     num_queries        Q; views are (B, Q+K, 3, H, W), the queries first
     num_small          S, the number of small queries per image, a tensor (B, S, 3, h, w) of its own
-    similarity         a name in `kscl.method.similarity.SIMILARITIES`
-    eigensolver        a name in `kscl.method.eigen.EIGENSOLVERS`
+    similarity         a name in `kscl.registry.SIMILARITIES`
     key_encoder        "momentum", a slow copy of the encoder; or "shared", the encoder itself
     key_batch_norm     "train": each key view is a BatchNorm batch of its own, shuffled over ranks;
                        "eval": fixed statistics, moving averages of the query encoder's
+    batch_norm_groups  G: BatchNorm normalizes G equal parts of a rank's batch on their own, and
+                       keys are shuffled over the parts too, as if there were G times the ranks
     grad_through_keys  train the keys as well (minibatch dictionary, shared encoder)
     symmetric          each view in turn is the query, and the K others span its instance's subspace
                        (minibatch dictionary, shared encoder). Its negatives are all K+1 subspaces,
                        each without one view, of every other instance; the other K subspaces of its
                        own instance, which contain it, do not count. So 1 + (K+1)(N−1) candidates:
                        with K = 1 and cosine the 2N − 1 of SimCLR's NT-Xent. The loss of a small
-                       query is the mean over the K+1 subspaces of its instance.
+                       query is the mean over the K+1 subspaces of its instance. All views share
+                       one BatchNorm batch.
+    reduction          "mean" over all queries; or "sum" over the queries of an image, and the mean
+                       over images (with K = 1, symmetric: SimCLR's loss of both directions)
     normalize          makes an encoder's input of views that are bytes; they stay bytes on their
                        way between ranks
     """
@@ -77,13 +82,14 @@ class Learner(nn.Module):
         num_small: int = 0,
         rho: float = 0.4,
         similarity: str = "projection",
-        eigensolver: str = "eigh",
         temperature: float = 0.2,
         key_encoder: str = "momentum",
         momentum: float = 0.999,
         key_batch_norm: str = "train",
+        batch_norm_groups: int = 1,
         grad_through_keys: bool = False,
         symmetric: bool = False,
+        reduction: str = "mean",
         normalize: nn.Module | None = None,
     ) -> None:
         super().__init__()
@@ -93,17 +99,19 @@ class Learner(nn.Module):
         self.num_queries = num_queries
         self.num_small = num_small
         self.rho = rho
-        self.similarity = find_similarity(similarity)
-        self.eigensolver = eigensolver
+        self.similarity = SIMILARITIES[similarity]
         self.temperature = temperature
         self.momentum = momentum
         self.shared = key_encoder == "shared"
         self.averaged_norm = key_batch_norm == "eval"
+        self.groups = batch_norm_groups
         self.grad_through_keys = grad_through_keys
         self.symmetric = symmetric
+        self.reduction = reduction
         self.normalize = normalize
         self.max_rank = self.similarity.max_rank(num_shots, rho)
         check_settings(self, key_encoder, key_batch_norm)
+        group_batch_norms(encoder, self.groups)
         self.key_encoder = None if self.shared else make_momentum_encoder(encoder)
         if self.key_encoder is not None:
             self._follow = MomentumUpdate(self.key_encoder, encoder, self.averaged_norm)
@@ -133,7 +141,7 @@ class Learner(nn.Module):
             if more.numel():
                 embeddings["further_query_embeddings"] = more
             try:
-                own = self.similarity.fit(keys, self.rho, self.eigensolver)  # basis (M, L, D)
+                own = self.similarity.fit(keys, self.rho)  # basis (M, L, D)
             except torch.linalg.LinAlgError:
                 check_finite(self._steps, views, **embeddings)  # NaN has no eigenvalues
                 raise
@@ -144,7 +152,7 @@ class Learner(nn.Module):
             losses = F.softplus(log_sum - positive / self.temperature)  # (M,)
             if more.numel():
                 losses = torch.cat([losses, self._more_losses(more, own.basis, more_log_sum)])
-            loss = losses.mean()
+            loss = losses.mean() if self.reduction == "mean" else losses.sum() / len(views)
             self.check_finite(self._steps, views, **embeddings, loss=loss)
         own = Subspaces(*(part.detach() for part in own))
         if self.training:
@@ -193,7 +201,7 @@ class Learner(nn.Module):
         if not isinstance(self.dictionary, Minibatch) and len(query) > 1:
             # Among the batch alone: no negative is older than the positive, or not there yet.
             every = self.similarity.every(query, own.basis)  # (B, B)
-            rivals = every.fill_diagonal_(-1).amax(1)
+            rivals = every.fill_diagonal_(-torch.inf).amax(1)
             figures["batch_top1"] = (positive > rivals).float().mean()
         if not self.similarity.signed:  # a mean of keys has no eigenvalues
             fractions = own.fractions.mean(0).unbind()  # K numbers, of the mass, the largest first
@@ -248,7 +256,7 @@ class Learner(nn.Module):
         """Begin to deal key views (B, K, 3, H, W) anew among the ranks, if BatchNorm needs that."""
         if self.key_encoder is None or not (self._batch_norms and self.key_encoder.training):
             return None  # an embedding does not depend on its companions, or gradients flow back
-        return Shuffle(views, 100_003 * self._steps + 1_009 * len(self._pending))
+        return Shuffle(views, 100_003 * self._steps + 1_009 * len(self._pending), self.groups)
 
     def _each(self, encoder: Encoder, views: Tensor) -> Tensor:
         """Return embeddings (B, V, D) of views (B, V, 3, H, W), each view a batch of its own."""
@@ -260,7 +268,7 @@ class Learner(nn.Module):
     def _embed(self, views: Tensor, small: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (M, D), further queries (B, E, D) and the keys (M, K, D) of the former."""
         if self.symmetric:
-            every = self._each(self.encoder, views)  # (B, K+1, D)
+            every = self._together(views)  # (B, K+1, D)
             keys = leave_one_out(every).flatten(0, 1)  # (B(K+1), K, D)
             more = every[:, :0] if small is None else self._embed_small(small)
             return every.flatten(0, 1), more, keys if self.grad_through_keys else keys.detach()
@@ -290,9 +298,15 @@ class Learner(nn.Module):
             return self._together(small)
 
     def _together(self, views: Tensor) -> Tensor:
-        """Return embeddings (B, V, D) of views (B, V, 3, H, W), all of them in one batch."""
-        images = views.transpose(0, 1).flatten(0, 1)  # (V · B, 3, H, W)
-        return self.encoder(self._input(images)).unflatten(0, (-1, len(views))).transpose(0, 1)
+        """Return embeddings (B, V, D) of views (B, V, 3, H, W), all of them in one batch.
+
+        All views of an image are in the same one of G groups, which are n = B / G images each.
+        """
+        groups = self.groups if self.training else 1
+        shape = groups, views.shape[1], len(views) // groups  # G, V, n
+        images = views.unflatten(0, (groups, -1)).transpose(1, 2)  # (G, V, n, 3, H, W)
+        embeddings = self.encoder(self._input(images.flatten(0, 2)))  # (G · V · n, D)
+        return embeddings.unflatten(0, shape).transpose(1, 2).flatten(0, 1)
 
     def _instances(self, batch: int, indices: Tensor | None, device: torch.device) -> Tensor:
         """Return a number (M,) per query that tells instances apart."""

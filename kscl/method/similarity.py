@@ -9,29 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kscl.errors import KsclError
-from kscl.method.eigen import eigenpairs
-from kscl.method.kernels import full_precision, orthonormalized
+from kscl.method.kernels import full_precision, log_sum_of_negatives, orthonormalized
 from kscl.method.subspace import (
     Subspaces,
+    eigenpairs,
     fit_subspaces,
     is_kept,
     max_rank,
     own_projection_length,
     projection_length,
 )
+from kscl.registry import SIMILARITIES
 
 
-def mean_direction(keys: Tensor, rho: float = 1.0, eigensolver: str = "") -> Subspaces:
+def mean_direction(keys: Tensor, rho: float = 1.0) -> Subspaces:
     """Return the normalized mean of the keys (B, K, D) as a subspace of one signed vector.
 
-    With K = 1 it is the key itself. There is nothing to cut, so `rho` and `eigensolver` have no
-    effect.
+    With K = 1 it is the key itself. There is nothing to cut, so `rho` has no effect.
     """
     with full_precision(keys) as (keys,):
         basis = F.normalize(keys.mean(1, keepdim=True), dim=2)  # (B, 1, D)
@@ -75,39 +76,74 @@ def blend_directions(old: Tensor, new: Subspaces, momentum: float) -> Tensor:
     return F.normalize(old * momentum + new.basis * (1 - momentum), dim=2)
 
 
+# Queries (M, D), slots (L, N, D), ranks (N,), τ and the queries' own entries (M,) to two (M,).
+LogSum = Callable[[Tensor, Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
+
+
 @dataclass(frozen=True)
 class Similarity:
-    """What is kept of an instance's keys, and how near a query is to it."""
+    """What is kept of an instance's keys, and how near a query is to it.
 
-    fit: Callable[[Tensor, float, str], Subspaces]  # keys (B, K, D), ρ, eigensolver
+    `fused`, if given, replaces `log_sum_by_formula` on stored entries, for speed; it must agree
+    with `every`.
+    """
+
+    fit: Callable[[Tensor, float], Subspaces]  # keys (B, K, D), ρ
     own: Callable[[Tensor, Tensor], Tensor]  # query n (B, D) to basis n (B, L, D): (B,)
     every: Callable[[Tensor, Tensor], Tensor]  # queries (M, D) to bases (N, L, D): (M, N)
     blend: Callable[[Tensor, Subspaces, float], Tensor]  # a memory bank's entry and a newer one
     max_rank: Callable[[int, float], int]  # vectors per instance, from K and ρ
     signed: bool  # opposite vectors are far apart, and not the same line
     one_key: bool = False  # K must be 1
+    fused: LogSum | None = None
+
+    def log_sum(
+        self, query: Tensor, slots: Tensor, rank: Tensor, temperature: float, own: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return log Σ_n exp(s_n / τ) over stored entries (L, N, D), and the largest s_n: (M,).
+
+        Entries of rank 0 are empty and do not count, nor does entry own[m] for query m. Without any
+        negative the results are −∞ and −1.
+        """
+        compute = self.fused or self.log_sum_by_formula
+        return compute(query, slots, rank, temperature, own)
+
+    def log_sum_by_formula(
+        self, query: Tensor, slots: Tensor, rank: Tensor, temperature: float, own: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute `log_sum` with `every`, which makes all M x N similarities at once."""
+        if slots.shape[1] == 0:
+            return query.new_full((len(query),), -torch.inf), query.new_full((len(query),), -1)
+        ignored = (rank == 0).expand(len(query), -1)  # (M, N)
+        if own is not None:
+            ignored = ignored | (own[:, None] == torch.arange(len(rank), device=own.device))
+        none = ignored.all(1)  # (M,)
+        similarity = self.every(query, slots.transpose(0, 1))  # (M, N)
+        similarity = similarity.masked_fill(ignored & ~none[:, None], -torch.inf)
+        log_sum = (similarity / temperature).logsumexp(1).masked_fill(none, -torch.inf)
+        return log_sum, similarity.detach().amax(1).masked_fill(none, -1)
 
 
-SIMILARITIES: dict[str, Similarity] = {
-    "projection": Similarity(
+COSINE: dict[str, Any] = {  # both compare with one signed vector
+    "fit": mean_direction,
+    "own": own_cosine,
+    "every": cosine,
+    "blend": blend_directions,
+    "max_rank": one_vector,
+    "signed": True,
+    "fused": partial(log_sum_of_negatives, signed=True),
+}
+SIMILARITIES.register(
+    "projection",
+    Similarity(
         fit=fit_subspaces,
         own=own_projection_length,
         every=projection_length,
         blend=blend_subspaces,
         max_rank=max_rank,
         signed=False,
+        fused=log_sum_of_negatives,
     ),
-    "cosine": Similarity(
-        mean_direction, own_cosine, cosine, blend_directions, one_vector, signed=True, one_key=True
-    ),
-    "mean_cosine": Similarity(
-        mean_direction, own_cosine, cosine, blend_directions, one_vector, signed=True
-    ),
-}
-
-
-def find_similarity(name: str) -> Similarity:
-    """Return the similarity of this name, or raise an error that lists the names there are."""
-    if name not in SIMILARITIES:
-        raise KsclError(f"There is no similarity '{name}': choose {', '.join(SIMILARITIES)}.")
-    return SIMILARITIES[name]
+)
+SIMILARITIES.register("cosine", Similarity(**COSINE, one_key=True))
+SIMILARITIES.register("mean_cosine", Similarity(**COSINE))

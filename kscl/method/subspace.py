@@ -22,7 +22,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kscl.method.eigen import eigenpairs
 from kscl.method.kernels import (
     all_lengths,
     check_keys,
@@ -53,7 +52,7 @@ def max_rank(num_shots: int, rho: float) -> int:
     return math.ceil(rho * num_shots - 1e-9)  # 0.28 * 25 is 7.000000000000001
 
 
-def fit_subspaces(keys: Tensor, rho: float, eigensolver: str = "eigh") -> Subspaces:
+def fit_subspaces(keys: Tensor, rho: float) -> Subspaces:
     """Return the W̃_n that minimize equation 4, from unit embeddings `keys` (B, K, D).
 
     The Gram matrix V_nᵀV_n, K x K, has the nonzero eigenvalues of Σ_n, and w_i = V_n u_i / √λ_i.
@@ -64,7 +63,7 @@ def fit_subspaces(keys: Tensor, rho: float, eigensolver: str = "eigh") -> Subspa
     with full_precision(keys) as (keys,):
         fixed = keys.detach()
         gram = fixed @ fixed.mT  # (B, K, K)
-        eigenvalues, vectors = eigenpairs(gram, eigensolver)  # (B, K) λ, (B, K, K) columns u
+        eigenvalues, vectors = eigenpairs(gram)  # (B, K) λ, (B, K, K) columns u
         rank = kept_rank(eigenvalues, rho)  # (B,)
         kept = is_kept(rank, eigenvalues)  # (B, K)
         scale = torch.where(kept, eigenvalues.rsqrt(), 0)[:, :length]  # (B, L) 1/√λ, 0 if dropped
@@ -74,6 +73,12 @@ def fit_subspaces(keys: Tensor, rho: float, eigensolver: str = "eigh") -> Subspa
         basis = with_projector_gradient(basis, keys, eigenvalues, vectors, kept)
         trace = eigenvalues.sum(1, keepdim=True).clamp_min(torch.finfo(keys.dtype).tiny)  # (B, 1)
         return Subspaces(basis, rank, eigenvalues / trace)
+
+
+def eigenpairs(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return eigenvalues (…, K), descending and at least 0, and their vectors as columns."""
+    eigenvalues, vectors = torch.linalg.eigh(gram)  # ascending
+    return eigenvalues.flip(-1).clamp_min(0), vectors.flip(-1)
 
 
 def kept_rank(eigenvalues: Tensor, rho: float) -> Tensor:

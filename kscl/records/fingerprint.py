@@ -17,9 +17,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kscl.data.index_cache import ANY_SIZE, Arrays, cache_folder, load_index, save_index, stamps
-from kscl.data.source import Lost, warn_of_lost
-from kscl.data.walk import Walk, walk_files
+from kscl.data.source import (
+    ANY_SIZE,
+    Index,
+    Lost,
+    Walk,
+    cache_folder,
+    load_index,
+    save_index,
+    stamps,
+    walk_files,
+    warn_of_lost,
+)
 from kscl.errors import KsclError
 
 logger = logging.getLogger(__name__)
@@ -79,7 +88,7 @@ def fingerprint_of_list(where: str) -> Fingerprint | None:
 
     So it is if the names are relative to another folder.
     """
-    from kscl.data.folder import open_list  # imports torch, which a leaderboard does without
+    from kscl.data.open import open_list  # imports torch, which a leaderboard does without
 
     try:
         source = open_list(where)
@@ -174,7 +183,7 @@ def _unreadable(path: str, error: OSError) -> bytes:
     return b"\0unreadable\0"
 
 
-def _pack(found: Fingerprint, root: str, files: list[_File], met: Walk, started: int) -> Arrays:
+def _pack(found: Fingerprint, root: str, files: list[_File], met: Walk, started: int) -> Index:
     checked = files
     if len(files) > CHECKED_FILES:
         texts = [file for file in files if _is_text(root, file)]
@@ -191,5 +200,5 @@ def _pack(found: Fingerprint, root: str, files: list[_File], met: Walk, started:
     }
 
 
-def _unpack(known: Arrays) -> Fingerprint:
+def _unpack(known: Index) -> Fingerprint:
     return Fingerprint(known["hash"].tobytes().decode(), *known["counts"].tolist())

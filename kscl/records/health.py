@@ -15,10 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kscl.config.shipped import shipped_configs
 from kscl.records.provenance import code_version
 from kscl.runtime.hidden_packages import hidden_packages, mixed_packages, overwritten_packages
-from kscl.runtime.machine import total_memory, usable_cores
+from kscl.runtime.machine import (
+    shipped_configs,
+    total_memory,
+    usable_cores,
+    without_kernels,
+)
 
 GIB = 2**30
 MIN_PYTHON = (3, 11)
@@ -124,7 +128,9 @@ def _devices() -> Iterator[Finding]:
         yield Finding("torchvision's operators", str(error), fix, needed=True)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        yield Finding(f"GPU {index}", f"{properties.name}, {properties.total_memory / GIB:.0f} GiB")
+        lack, fix = without_kernels(index)
+        value = lack or f"{properties.name}, {properties.total_memory / GIB:.0f} GiB"
+        yield Finding(f"GPU {index}", value, f"{fix}." if fix else "", needed=True)
     if not torch.cuda.is_available():
         fix = "Small runs work on the CPU; the full-scale recipes need GPUs."
         yield Finding("GPU", f"none that torch {torch.__version__} can use", fix)

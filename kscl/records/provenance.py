@@ -1,4 +1,8 @@
-"""Where a number comes from: the code, the libraries and the machine that made it."""
+"""Where a number comes from: the code, the libraries and the machine that made it.
+
+A run calls `loaded_code` when it starts and writes its record hours later. A file that is edited in
+between did not make the number.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,9 @@ import importlib.metadata
 import json
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import kscl
 
@@ -41,7 +47,28 @@ LIBRARIES = (
 )
 
 
+class Code(NamedTuple):
+    """The code of this process."""
+
+    commit: str | None
+    dirty: bool | None
+    digests: dict[str, bytes]  # of every Python file, by its path
+
+
 @functools.cache
+def loaded_code() -> Code:
+    """Look at the code of this process once; call it where a run starts, on every rank.
+
+    It takes some 20 ms, so that a --help does not wait for it.
+    """
+    home = _home()
+    digests = _digests(home)
+    commit, dirty = commit_of(home)
+    if commit is None:
+        commit, dirty = _from_installation(home)
+    return Code(commit, dirty, digests)
+
+
 def code_version(kind: str | None = None) -> dict[str, object]:
     """Return version, commit, whether the packages differ from it, and a hash of the source itself.
 
@@ -49,22 +76,17 @@ def code_version(kind: str | None = None) -> dict[str, object]:
     An installed package carries the commit it was built from, and is dirty when a file differs from
     what was installed; None means that it cannot be known.
     """
-    home = _home()
-    commit, dirty = commit_of(home)
-    if commit is None:
-        commit, dirty = _from_installation(home)
     return {
         "version": kscl.__version__,
-        "commit": commit,
-        "dirty": dirty,
+        "commit": loaded_code().commit,
+        "dirty": loaded_code().dirty,
         "source_hash": source_hash(kind),
     }
 
 
-@functools.cache
 def source_hash(kind: str | None = None) -> str:
     """Return the hash of the running code that can change a number of this kind of record."""
-    return source_hash_of(_home(), kind)
+    return _hash(loaded_code().digests, kind)
 
 
 def source_hash_of(home: Path, kind: str | None = None) -> str:
@@ -72,12 +94,25 @@ def source_hash_of(home: Path, kind: str | None = None) -> str:
 
     Equal code has equal hashes, committed or not.
     """
+    return _hash(_digests(home), kind)
+
+
+def _digests(home: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).digest()
+        for package in PACKAGES
+        for path in sorted((home / package).rglob("*.py"))
+    }
+
+
+def _hash(digests: Mapping[str, bytes], kind: str | None) -> str:
     digest = hashlib.sha256()
-    for package in PRODUCERS[kind] if kind else PACKAGES:
-        for path in sorted((home / package).rglob("*.py")):
-            name = path.relative_to(home).as_posix()
-            if kind is None or not name.startswith(CHANGE_NO_NUMBER):
-                digest.update(f"{name}\0".encode() + path.read_bytes())
+    packages = PRODUCERS[kind] if kind else PACKAGES
+    for name, content in digests.items():
+        if name.split("/")[0] not in packages:
+            continue
+        if kind is None or not name.startswith(CHANGE_NO_NUMBER):
+            digest.update(f"{name}\0".encode() + content)
     return digest.hexdigest()[:16]
 
 

@@ -19,8 +19,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from kscl.config.defaults import WITHOUT_EFFECT_ON_RESULTS
-from kscl.config.tree import config_hash, config_values
+from kscl.config import config_hash, config_values
 from kscl.errors import KsclError, printable
 from kscl.records.provenance import code_version, library_versions
 from kscl.records.shape import MAX_DEPTH, is_too_deep, listed, one_line, shown, wrong_places
@@ -35,6 +34,7 @@ KINDS = (
     *("pretrain", "linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection"),
 )
 LEAST_AP50 = 5.0  # percent: a detector below it is not ranked
+WORKING_AP50 = 25.0  # percent: a detector below it misses or mislabels most objects
 MAX_BYTES = 64 * 2**20  # a record holds thinned curves and one bit per test image, never more
 
 Json = dict[str, Any]
@@ -127,7 +127,7 @@ def make_record(
     data: Mapping[str, Mapping[str, Any]],
     inputs: Mapping[str, str] | None = None,
     details: Mapping[str, Any] | None = None,
-    without_effect: tuple[str, ...] = WITHOUT_EFFECT_ON_RESULTS,
+    without_effect: tuple[str, ...],
 ) -> Record:
     """Return a complete record of a run that has just ended on this machine.
 
@@ -149,7 +149,7 @@ def make_record(
         "seed": seed,
         "protocol": vars(protocol),
         "metrics": dict(metrics),
-        "details": {"numerics": numerics(), "costs": costs(seconds), **(details or {})},
+        "details": {"numerics": numerics(), "costs": costs(), **(details or {})},
         "config": {"hash": config_hash(cfg, without_effect), "values": config_values(cfg)},
         "data": {role: dict(print_) for role, print_ in data.items()},
         "inputs": dict(inputs or {}),

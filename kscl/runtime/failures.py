@@ -7,14 +7,13 @@ import errno
 import re
 import shutil
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
-
-import torch
 
 from kscl.errors import KsclError
 
@@ -70,7 +69,9 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
         return _dead_worker("", f"died ({type(error).__name__})", workers_key)
     if isinstance(error, OSError):
         return _of_file(error)
-    if isinstance(error, torch.OutOfMemoryError) or ("CUDA" in text and NO_MEMORY[-1] in text):
+    torch = sys.modules.get("torch")  # an error of its own can only come after its import
+    out_of_memory = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    if out_of_memory or ("CUDA" in text and NO_MEMORY[-1] in text):
         return (
             f"The GPU's memory is full ({text.splitlines()[0] if text else 'OutOfMemoryError'}). "
             "Use more GPUs, a smaller batch (SOLVER.BATCH_SIZE), smaller images (INPUT.SIZE), "

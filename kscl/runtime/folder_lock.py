@@ -47,3 +47,18 @@ def only_run_in(folder: Path, setting: str = "OUTPUT_DIR") -> Iterator[None]:
             except OSError:  # a file system without locks
                 break
         yield
+
+
+def is_locked(folder: Path) -> bool:
+    """Return whether another process holds the folder; nothing is written.
+
+    Not for a folder that this process holds: closing the file would release it.
+    """
+    try:
+        with (folder / LOCK_FILE).open() as lock:
+            fcntl.lockf(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return False
+    return False

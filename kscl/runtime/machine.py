@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
+import re
 from pathlib import Path
+
+import kscl
+
+ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")  # compute_: code for any later GPU
+# PyTorch's wheels of CUDA 12.6 have code from sm_50 to sm_90, those of CUDA 12.8 and later from
+# sm_75 on (https://github.com/pytorch/pytorch/issues/172352).
+OLDER_GPUS = "https://download.pytorch.org/whl/cu126"
+OLDEST = (5, 0)
+
+
+def shipped_configs() -> Path:
+    """Return the folder of configs: beside the packages in a checkout, in `kscl` if installed."""
+    package = Path(kscl.__file__).parent
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
 
 
 def hardware() -> dict[str, object]:
@@ -30,6 +47,39 @@ def usable_cores() -> int:
 def total_memory() -> int:
     """Return the bytes of memory of the machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def without_kernels(gpu: int) -> tuple[str, str]:
+    """Return what this torch lacks to compute on a GPU, and what to install; ("", "") if nothing.
+
+    torch itself only warns, and fails at the first operation ("no kernel image is available").
+    """
+    import torch
+
+    found = [ARCHITECTURE.fullmatch(name) for name in torch.cuda.get_arch_list()]
+    built = [(match[1], (int(match[2]), int(match[3]))) for match in found if match]
+    capability = torch.cuda.get_device_capability(gpu)
+    if not built or any(_runs_on(capability, *code) for code in built):
+        return "", ""  # a build for other than NVIDIA's GPUs names no such architecture
+    lack = (
+        f"GPU {gpu}, {torch.cuda.get_device_name(gpu)}, is sm_{capability[0]}{capability[1]}, and "
+        f"torch {torch.__version__} has code for {', '.join(torch.cuda.get_arch_list())} only"
+    )
+    if OLDEST <= capability < min(code for _, code in built):
+        packages = " ".join(_pinned(name) for name in ("torch", "torchvision"))
+        return (
+            lack,
+            f"Install the CUDA 12.6 wheels: pip install {packages} --index-url {OLDER_GPUS}",
+        )
+    return lack, "Install a torch that is built for it: https://pytorch.org/get-started/locally"
+
+
+def _runs_on(capability: tuple[int, int], kind: str, code: tuple[int, int]) -> bool:
+    return code <= capability and (kind == "compute" or code[0] == capability[0])
+
+
+def _pinned(package: str) -> str:
+    return f"{package}=={importlib.metadata.version(package).partition('+')[0]}"
 
 
 def _cpu_name() -> str:

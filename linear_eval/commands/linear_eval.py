@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kscl import cli
-from kscl.config.comments import comments_of
-from kscl.config.tree import config_yaml
-from linear_eval.config import linear_eval_defaults, load_linear_eval_config
+from kscl.errors import KsclError
+from kscl.registry import import_modules
+
+if TYPE_CHECKING:
+    from fvcore.common.config import CfgNode
+
+    from kscl.run.engine import Flags
 
 EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml \\
       BACKBONE.WEIGHTS output/pretrain/backbone.safetensors \\
@@ -40,24 +47,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
 
+    from kscl.records.provenance import loaded_code
+    from kscl.run.engine import Flags
     from kscl.runtime.processes.launch import launch
-    from linear_eval.check import check_evaluation
-    from linear_eval.data.overlap import refuse_overlap
-    from linear_eval.run import jobs_of, run_all
+    from linear_eval.check import find_problems, refuse_overlap
+    from linear_eval.probe import load_linear_eval_config, schema, summary
 
+    config = functools.partial(load_linear_eval_config, given.config_file, given.overrides)
     if given.check:
-        return cli.tell_problems(
-            lambda: check_evaluation(
-                load_linear_eval_config(given.config_file, given.overrides),
-                given.check_later,
-                given.allow_overlap,
-            )
-        )
-    cfg = load_linear_eval_config(given.config_file, given.overrides)
+        how = (given.check_later, given.allow_overlap)
+        return cli.tell_problems(lambda: list(find_problems(config(), *how)))
+    cfg = config()
     if given.print_config:
-        print(config_yaml(cfg, comments_of(linear_eval_defaults)), end="")
+        print(schema().print(cfg), end="")
         return 0
-    if not given.allow_overlap and int(os.environ.get("RANK", 0)) == 0:
+    configs = with_seeds(cfg, given.num_seeds)
+    loaded_code()  # the search for overlaps may take minutes
+    first = int(os.environ.get("RANK", 0)) == 0
+    if first and not given.allow_overlap:
         refuse_overlap(cfg)
-    jobs = jobs_of(cfg, given.num_seeds, given.resume, given.auto_resume)
-    return launch(run_all, jobs, given.num_gpus)
+    # Its result depends little or not at all on the number of processes, which its record names.
+    flags = Flags(given.resume, given.auto_resume, allow_world_size_change=True)
+    for each in configs:
+        if code := launch(run_probe, (each, flags), given.num_gpus):
+            return code
+    if first:
+        print(summary([Path(each.OUTPUT_DIR) for each in configs]), flush=True)
+    return 0
+
+
+def run_probe(job: tuple[CfgNode, Flags]) -> int:
+    """Do this rank's part of one evaluation."""
+    from kscl.run.engine import run
+    from linear_eval.probe import probe_of
+
+    import_modules()  # in a process that was spawned
+    cfg, flags = job
+    return run(probe_of(cfg), flags)
+
+
+def with_seeds(cfg: CfgNode, num_seeds: int) -> list[CfgNode]:
+    """Return one config, or one per seed in folders seed0, seed1, … if `num_seeds` is not 0."""
+    if num_seeds < 0:
+        raise KsclError(f"--num-seeds is {num_seeds}. It must be at least 1.")
+    found = []
+    for seed in range(cfg.SEED, cfg.SEED + num_seeds):
+        other = cfg.clone()
+        other.defrost()
+        other.SEED, other.OUTPUT_DIR = seed, str(Path(cfg.OUTPUT_DIR) / f"seed{seed}")
+        other.freeze()
+        found.append(other)
+    return found or [cfg]

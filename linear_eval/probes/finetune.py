@@ -1,37 +1,35 @@
 """Fine-tuning: the whole network trained on few labels, with learning rates for trunk and head.
 
 The number is that of the last epoch; nothing is chosen on val, which is used once, at the end.
-BatchNorm normalizes each rank's part of a batch by itself, and rank 0's statistics are kept.
+BatchNorm normalizes the batch of all ranks (SyncBN), as SwAV's does.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
+from kscl.config import Broken, Section, key
+from kscl.method.batch_norm import synchronize_batch_norm
+from kscl.records.record import Protocol
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import autocast
-from kscl.runtime.processes.distributed import rank
-from kscl.runtime.processes.ranks import device
+from kscl.runtime.processes.distributed import world_size
 from kscl.views.normalize import normalize_exactly
-from linear_eval.backbone import Frozen
-from linear_eval.checkpoint import Saver
-from linear_eval.data.images import LabeledImages, ViewsOfImages, load_batches
-from linear_eval.data.views import geometry
-from linear_eval.probes.outcome import Outcome
-from linear_eval.probes.progress import Progress
-from linear_eval.probes.view_training import LossOf, linear_head, train_on_views
-from linear_eval.score import ranked_classes, score
+from linear_eval.images import LabeledImages, ViewsOfImages, geometry, load_batches
+from linear_eval.probe import Json, probe
+from linear_eval.probes.online import Progress, ViewTraining, linear_head
+from linear_eval.score import Outcome, ranked_classes, score
+from linear_eval.subsets import PUBLISHED
 
 log = logging.getLogger(LOGGER)
 
-Json = dict[str, Any]
 TEST_BATCH = 128
 
 
@@ -49,76 +47,106 @@ class Network(nn.Module):
             return self.head(features)
 
 
-def probe_finetune(
-    cfg: CfgNode,
-    frozen: Frozen,
-    train: LabeledImages,
-    val: LabeledImages,
-    saver: Saver,
-    saved: Json | None,
-) -> list[Outcome]:
-    """Train a copy of the backbone and a new head, and score them on val."""
-    state = start(cfg, frozen, len(train.classes))
+@probe("finetune", "the whole network trained further")
+class Finetune(ViewTraining):
+    """A copy of the backbone and a new head, trained together."""
 
-    def end_epoch(epoch: int) -> None:
-        state.epochs.append(state.loss_sum / len(train))
-        log.info("Epoch %d: train loss %.4f.", epoch, state.epochs[-1])
+    class Keys(Section):
+        class FINETUNE(Section):
+            """Fine-tuning; its epochs, batches and schedule are SOLVER's."""
 
-    loss_of = loss_on(state.module, frozen)
-    train_on_views(cfg, train, state, saver, saved, base_lrs(cfg), loss_of, end_epoch)
-    if rank() != 0:
-        return []
-    outputs = outputs_on(state.module, frozen, val, cfg)
-    details = {
-        "reported": "last epoch",
-        "learning_rates": {"trunk": cfg.FINETUNE.TRUNK_LR, "head": cfg.FINETUNE.HEAD_LR},
-        "epochs": cfg.SOLVER.EPOCHS,
-        "curves": {"epoch": list(range(1, len(state.epochs) + 1)), "train_loss": state.epochs},
-    }
-    return [Outcome(score(ranked_classes(outputs), val.targets, val.classes), details)]
+            TRUNK_LR = key(0.02, "Learning rate of the backbone.", at_least=0)
+            HEAD_LR = key(5.0, "Learning rate of the new linear layer.", above=0)
 
+    @staticmethod
+    def rules(cfg: CfgNode) -> Iterator[Broken]:
+        """Refuse fp16."""
+        if Finetune.name == cfg.PROBE and cfg.SOLVER.AMP == "fp16":
+            yield (
+                ("PROBE", "SOLVER.AMP"),
+                "small gradients vanish in fp16, and fine-tuning does not scale its loss: set bf16 "
+                "or off",
+            )
 
-def start(cfg: CfgNode, frozen: Frozen, classes: int) -> Progress[Network]:
-    """Return the state before the first step."""
-    trunk = copy.deepcopy(frozen.module).requires_grad_(True)
-    network = Network(trunk, linear_head(cfg, frozen, classes))
-    groups = [{"params": list(part.parameters())} for part in (network.trunk, network.head)]
-    decay, momentum = cfg.SOLVER.WEIGHT_DECAY, cfg.SOLVER.MOMENTUM
-    return Progress(network, torch.optim.SGD(groups, 1.0, momentum, weight_decay=decay))
+    def settings(self) -> Json:
+        """Return what the online probe has, with the rates of trunk and head."""
+        common = super().settings()
+        common["optimizer"] |= {
+            "lr": {"trunk": self.cfg.FINETUNE.TRUNK_LR, "head": self.cfg.FINETUNE.HEAD_LR}
+        }
+        return common | {
+            "features": "pooled, trained, BatchNorm in training mode",
+            "batch_norm": "trained, over all processes, from what the weights have",
+            "processes": world_size(),
+        }
 
+    def protocol(self, sizes: Mapping[str, int]) -> Protocol:
+        """Name the protocol after the part of the training images."""
+        data = self.cfg.DATA
+        part = f"{100 * data.FRACTION:g}percent"
+        if data.SUBSET in PUBLISHED:
+            part = f"imagenet-{data.SUBSET.removeprefix('simclr_')}"
+        elif data.SUBSET:
+            part = "list"
+        elif data.IMAGES_PER_CLASS:
+            part = f"{data.IMAGES_PER_CLASS}-per-class"
+        return Protocol(f"finetune-{part}", self.definition())
 
-def base_lrs(cfg: CfgNode) -> dict[str, float]:
-    """Return the learning rates of trunk and head by their config keys."""
-    return {f"FINETUNE.{key}": cfg.FINETUNE[key] for key in ("TRUNK_LR", "HEAD_LR")}
+    def start(self) -> Progress:
+        """Return the network and its optimizer."""
+        trunk = copy.deepcopy(self.frozen.module).requires_grad_(True)
+        head = linear_head(self.cfg, self.frozen, len(self.data["train"].classes))
+        network = Network(trunk, head)
+        synchronize_batch_norm(network)
+        groups = [{"params": list(part.parameters())} for part in (network.trunk, network.head)]
+        decay, momentum = self.cfg.SOLVER.WEIGHT_DECAY, self.cfg.SOLVER.MOMENTUM
+        return Progress(network, torch.optim.SGD(groups, 1.0, momentum, weight_decay=decay))
 
+    def base_lrs(self) -> dict[str, float]:
+        """Return the learning rates of trunk and head."""
+        return {f"FINETUNE.{key}": self.cfg.FINETUNE[key] for key in ("TRUNK_LR", "HEAD_LR")}
 
-def loss_on(network: Network, frozen: Frozen) -> LossOf:
-    """Return the loss of images under the network in training, whose input is the backbone's."""
-
-    def loss_of(images: Tensor, labels: Tensor) -> Tensor:
-        network.train()
-        with autocast(frozen.device, frozen.amp):
-            outputs = network(_inputs(frozen, images))
+    def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the network in training."""
+        network = self.state.module.train()
+        with autocast(self.frozen.device, self.frozen.amp):
+            outputs = network(self.inputs_of(images))
         return F.cross_entropy(outputs.float(), labels, reduction="sum")
 
-    return loss_of
+    def end_epoch(self, epoch: int) -> None:
+        """Note and log the loss."""
+        self.state.epochs.append(self.state.loss_sum / len(self.data["train"]))
+        log.info("Epoch %d: train loss %.4f.", epoch, self.state.epochs[-1])
 
+    def outcomes(self) -> list[Outcome]:
+        """Score the network on val."""
+        rates, losses, val = self.cfg.FINETUNE, self.state.epochs, self.data["val"]
+        details = {
+            "reported": "last epoch",
+            "learning_rates": {"trunk": rates.TRUNK_LR, "head": rates.HEAD_LR},
+            "epochs": self.cfg.SOLVER.EPOCHS,
+            "curves": {"epoch": list(range(1, len(losses) + 1)), "train_loss": losses},
+        }
+        ranked = ranked_classes(self.outputs_on(val))
+        return [Outcome(score(ranked, val.targets, val.classes), details)]
 
-@torch.no_grad()
-def outputs_on(network: Network, frozen: Frozen, images: LabeledImages, cfg: CfgNode) -> Tensor:
-    """Return the logits (N, C) of center crops."""
-    network.eval()
-    shape = geometry(cfg)
-    dataset = ViewsOfImages(images, lambda picture, epoch, number: [shape.center(picture)])
-    starts = range(0, len(images), TEST_BATCH)
-    batches = [[(0, i) for i in range(s, min(s + TEST_BATCH, len(images)))] for s in starts]
-    found = []
-    for batch in load_batches(dataset, batches, cfg.DATA.NUM_WORKERS):
-        with autocast(frozen.device, frozen.amp):
-            found.append(network(_inputs(frozen, batch.views[:, 0])).float().cpu())
-    return torch.cat(found)
+    @torch.no_grad()
+    def outputs_on(self, images: LabeledImages) -> Tensor:
+        """Return the logits (N, C) of center crops."""
+        network = self.state.module.eval()
+        shape = geometry(self.cfg)
+        dataset = ViewsOfImages(images, lambda picture, epoch, number: [shape.center(picture)])
+        starts = range(0, len(images), TEST_BATCH)
+        batches = [[(0, i) for i in range(s, min(s + TEST_BATCH, len(images)))] for s in starts]
+        found = []
+        for batch in load_batches(dataset, batches, self.cfg.DATA.NUM_WORKERS):
+            with autocast(self.frozen.device, self.frozen.amp):
+                found.append(network(self.inputs_of(batch.views[:, 0])).float().cpu())
+        return torch.cat(found)
 
-
-def _inputs(frozen: Frozen, images: Tensor) -> Tensor:
-    inputs = normalize_exactly(images.to(device(), non_blocking=True), frozen.mean, frozen.std)
-    return inputs.contiguous(memory_format=frozen.layout)
+    def inputs_of(self, images: Tensor) -> Tensor:
+        """Return images (B, 3, H, W), uint8, as the backbone's input."""
+        frozen = self.frozen
+        images = images.to(frozen.device, non_blocking=True)
+        inputs = normalize_exactly(images, frozen.mean, frozen.std)
+        return inputs.contiguous(memory_format=frozen.layout)

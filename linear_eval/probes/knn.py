@@ -1,33 +1,70 @@
-"""Nearest neighbors on cached features: nothing is trained, nothing is chosen."""
+"""Nearest neighbors on stored features: nothing is trained, nothing is chosen."""
 
 from __future__ import annotations
 
-import torch
-from fvcore.common.config import CfgNode
+from collections.abc import Mapping
 
+from kscl.config import Section, key
 from kscl.engine.knn import knn_predict
-from linear_eval.data.feature_sets import FeatureSets
-from linear_eval.probes.outcome import Outcome
-from linear_eval.protocols import knn_protocol
-from linear_eval.rules import CENTER
-from linear_eval.score import score
+from kscl.records.record import Protocol
+from kscl.runtime.processes.ranks import device
+from linear_eval.config import CENTER
+from linear_eval.probe import Json, Probe, probe
+from linear_eval.probes.cached import stored_views
+from linear_eval.score import Outcome, score
 
 
-def probe_knn(cfg: CfgNode, sets: FeatureSets, device: torch.device) -> list[Outcome]:
-    """Return the scores of a vote among the k nearest train images, for each k."""
-    train, val, train_features, val_features = sets
-    found = []
-    for number, k in enumerate(cfg.KNN.K):
-        predicted = knn_predict(
-            train_features.of_view(CENTER),
-            train.targets,
-            val_features.of_view(CENTER),
-            k=k,
-            temperature=cfg.KNN.TEMPERATURE,
-            num_classes=len(train.classes),
-            device=device,
-        )
-        result = score(predicted.cpu()[:, None], val.targets, val.classes)
-        part = f"knn{k}" if number else ""
-        found.append(Outcome(result, part=part, protocol=knn_protocol(cfg, k)))
-    return found
+@probe("knn", "nearest neighbors, without training")
+class Knn(Probe):
+    """A vote among the k nearest train images, for each k."""
+
+    class Keys(Section):
+        class KNN(Section):
+            """The nearest-neighbor probe."""
+
+            K = key(
+                [20, 200], "Numbers of neighbors; each has a record.", distinct=True, at_least=1
+            )
+            TEMPERATURE = key(
+                0.07, "Neighbors vote with weight exp(cosine / temperature).", above=0
+            )
+
+    def settings(self) -> Json:
+        """Return the vote."""
+        return {
+            "k": self.cfg.KNN.K[0],
+            "temperature": self.cfg.KNN.TEMPERATURE,
+            "similarity": "cosine",
+            "vote": "exp(similarity / temperature)",
+        }
+
+    def protocol(self, sizes: Mapping[str, int]) -> Protocol:
+        """Return the protocol of the first number of neighbors."""
+        return self.protocol_of(self.cfg.KNN.K[0])
+
+    def protocol_of(self, k: int) -> Protocol:
+        """Return the protocol of one number of neighbors."""
+        return Protocol(f"knn{k}-T{self.cfg.KNN.TEMPERATURE:g}", self.definition() | {"k": k})
+
+    def train_views(self) -> list[str]:
+        """Return all views that the cached probe would store, so that it decodes nothing again."""
+        return stored_views(self.cfg)
+
+    def outcomes(self) -> list[Outcome]:
+        """Return one result per number of neighbors."""
+        train, val = self.data["train"], self.data["val"]
+        found = []
+        for number, k in enumerate(self.cfg.KNN.K):
+            predicted = knn_predict(
+                self.features["train"].of_view(CENTER),
+                train.targets,
+                self.features["val"].of_view(CENTER),
+                k=k,
+                temperature=self.cfg.KNN.TEMPERATURE,
+                num_classes=len(train.classes),
+                device=device(),
+            )
+            result = score(predicted.cpu()[:, None], val.targets, val.classes)
+            part = f"knn{k}" if number else ""
+            found.append(Outcome(result, part=part, protocol=self.protocol_of(k)))
+        return found

@@ -2,14 +2,23 @@
 
 Each class has a linear SVM of its own on features of length 1. Its cost is chosen by the mean
 average precision over folds of the training images; val is used once, at the end. Images on which
-all objects of a class are difficult take no part for that class, in training or in the score.
+all objects of a class are difficult take no part in the score of that class. As in VISSL, they are
+negatives where an SVM is trained on all images, and are not drawn where it is trained on k.
+
+An SVM minimizes  ½ ‖w‖² + ½ b² + Σ cᵢ max(0, 1 − yᵢ (w·xᵢ + b))²,  cᵢ = cost · (positive weight, or
+1), which is scikit-learn's LinearSVC: its bias is the weight of one more feature that is always 1.
+Two routes reach the minimum. `liblinear` is LinearSVC itself, one fit per cost. `exact` works on
+the inner products of the rows: there are as many unknowns as rows, and given the rows inside the
+margin, S, the minimum solves  (K_SS + diag(1 / 2c)) β = y_S,  w = Σ βᵢ xᵢ. Newton's method changes
+S until it fits (Chapelle, 2007); the solution for one cost starts the next.
 """
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
@@ -17,84 +26,271 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
+from scipy.linalg.lapack import dposv
 from threadpoolctl import threadpool_limits
 
+from kscl.config import Section, key
+from kscl.errors import KsclError
+from kscl.rng import Stream, random_words
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.processes.workers import obey_parent_alone, start_method
-from linear_eval.checkpoint import Saver
-from linear_eval.data.annotated import ABSENT, IGNORED, PRESENT
-from linear_eval.data.feature_sets import FeatureSets
-from linear_eval.data.features import Features
-from linear_eval.data.images import LabeledImages
-from linear_eval.errors import LinearEvalError
-from linear_eval.probes.outcome import Outcome
-from linear_eval.probes.svm_fits import ROUTES, Fit
-from linear_eval.rules import CENTER
-from linear_eval.score import Score, average_precision, interpolated_precision
-from linear_eval.splits import few_of_one_class
+from linear_eval.annotated import ABSENT, IGNORED, PRESENT, open_annotated_pair
+from linear_eval.config import CENTER
+from linear_eval.features import Features
+from linear_eval.images import LabeledImages
+from linear_eval.probe import Data, Json, Probe, probe
+from linear_eval.score import (
+    Outcome,
+    Score,
+    average_precision,
+    beyond_noise,
+    interpolated_precision,
+)
 
 log = logging.getLogger(LOGGER)
 
-Json = dict[str, Any]
-EDGE_WARNING = "cost at the edge of its grid"
+# Rows of the table (n,), labels +1 and -1 (n,), rising costs (P,) → weights and bias (P, D + 1).
+Fit = Callable[[np.ndarray, np.ndarray, Sequence[float]], np.ndarray]
+
+MAX_GRAM_ROWS = 8192  # 512 MiB; of a larger table each fit multiplies its own rows
+MAX_STEPS = 200
 
 
 class Chosen(NamedTuple):
     """The SVM of one class."""
 
     cost: float
-    at_edge: bool  # the best cost is an end of the grid and better than all others
+    at_edge: bool  # the best cost ends the grid, and beats its neighbor by more than noise
     weight: np.ndarray  # (D + 1,), the bias last
 
 
-def probe_svm(cfg: CfgNode, sets: FeatureSets, saver: Saver, saved: Json | None) -> list[Outcome]:
-    """Train one SVM per class on all of train and score them on val."""
-    train, val = sets.train, sets.val
-    table, test = unit_rows(sets.train_features), unit_rows(sets.val_features)
-    problems = [np.flatnonzero(train.labels[:, c] != IGNORED) for c in range(len(train.classes))]
-    machines = Machines(cfg, table, train.labels)
-    done: list[Json] = list(saved["svm"]) if saved else []
-    for number in range(len(done), len(train.classes), machines.threads):
-        part = range(number, min(number + machines.threads, len(train.classes)))
-        for c, chosen in zip(
-            part, machines.train([(c, problems[c]) for c in part], 0), strict=True
-        ):
-            done.append(_row(train.classes[c], chosen, _precision(chosen, test, val.labels[:, c])))
-        saver.offer(len(done), lambda: {"svm": done})
-    return [_outcome(done, val, cfg)]
+class AnnotatedProbe(Probe):
+    """A probe on an annotated set, with rows of results so far as its state."""
+
+    takes_subset = False
+    done: Any  # rows of results; a dict or a list
+    test: np.ndarray  # features of val, each of length 1
+
+    def open_data(self) -> Data:
+        """Open two annotated sets; name every class that cannot be trained or scored."""
+        train, val = open_annotated_pair(self.cfg)
+        check_val(val)
+        self.check_train(train)
+        return {"train": train, "val": val}
+
+    def check_train(self, train: LabeledImages) -> None:
+        """Raise an error if a class has too few images."""
+        raise NotImplementedError
+
+    def settings(self) -> Json:
+        """Return machine, grid and choice."""
+        svm = self.cfg.SVM
+        solver: Json = {"name": "exact"}
+        if svm.SOLVER == "liblinear":
+            solver = {"name": "liblinear, dual", "tol": svm.TOLERANCE, "iterations": svm.ITERATIONS}
+        choice = {"folds_of_train": svm.FOLDS, "by": "average precision", "for": "each class"}
+        return {
+            "machine": "linear SVM per class, squared hinge, l2, bias as a feature of 1",
+            "solver": solver,
+            "feature_length": 1,
+            "class_weight": {"1": svm.POSITIVE_WEIGHT, "-1": 1},
+            "grid": {"cost": list(svm.COSTS)},
+            "chosen_on": choice,
+            "difficult": "negative in train, ignored in test",
+            "scorer": "mean over classes of the area under interpolated precision",
+            "reported": "chosen cost, trained again on all of train",
+        }
+
+    def state_dict(self) -> Json:
+        """Return the rows so far."""
+        return {"done": self.done}
+
+    def machines(self) -> Machines:
+        """Return what trains on the features of train; those of val are kept to score it."""
+        table = unit_rows(self.features["train"])
+        self.test = unit_rows(self.features["val"])
+        return Machines(self.cfg, table, self.data["train"].labels)
+
+    def rows_of(self, classes: Sequence[int], chosen: Sequence[Chosen]) -> list[Json]:
+        """Score the SVMs of these classes on val."""
+        val, found = self.data["val"], []
+        for number, machine in zip(classes, chosen, strict=True):
+            counted = val.labels[:, number] != IGNORED
+            scores = self.test[counted] @ machine.weight[:-1] + machine.weight[-1]
+            right = val.labels[counted, number] == PRESENT
+            precision = 100 * interpolated_precision(right, scores)
+            row = {"class": val.classes[number], "AP": precision}
+            found.append(row | {"cost": machine.cost, "at_edge": machine.at_edge})
+        return found
+
+    def edge_warnings(self, rows: Sequence[Json]) -> Json:
+        """Say that a better cost may lie outside the grid."""
+        chosen = {row["cost"] for row in rows if row["at_edge"]}
+        if not chosen:
+            return {}
+        listed = ", ".join(f"{cost:g}" for cost in self.cfg.SVM.COSTS)
+        best = " and ".join(f"{cost:g}" for cost in sorted(chosen))
+        warning = f"cost {best} at the edge of SVM.COSTS [{listed}]: add values beyond"
+        log.warning("%s.", warning)
+        return {"warnings": [warning]}
 
 
-def probe_low_shot(
-    cfg: CfgNode, sets: FeatureSets, saver: Saver, saved: Json | None
-) -> list[Outcome]:
-    """Train on k images with a class and (classes − 1) k without it; one outcome per draw.
+@probe("svm", "SVMs on images with several classes each")
+class Svm(AnnotatedProbe):
+    """One SVM per class on all of train."""
+
+    class Keys(Section):
+        class SVM(Section):
+            """One linear SVM per class, on features of length 1."""
+
+            COSTS = key(
+                [0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0],
+                "The grid.",
+                rising=True,
+                above=0,
+            )
+            FOLDS = key(
+                3, "Parts of the training images, by which each class chooses its cost.", at_least=2
+            )
+            POSITIVE_WEIGHT = key(
+                2.0, "Weight of an image with the class beside one without it.", above=0
+            )
+            SOLVER = key(
+                "liblinear",
+                """The LinearSVC of scikit-learn, or the exact minimum of its objective, which is
+                faster if there are few images.""",
+                choices=("liblinear", "exact"),
+            )
+            TOLERANCE = key(1e-4, "Where liblinear stops.", above=0)
+            ITERATIONS = key(2000, "Where liblinear stops at the latest.", at_least=1)
+
+    protocol_id = "voc07-svm"
+
+    def check_train(self, train: LabeledImages) -> None:
+        """Raise an error if a class cannot be split into folds."""
+        folds = self.cfg.SVM.FOLDS
+        check_counts(train, folds, folds, "SVM.FOLDS", (ABSENT, IGNORED))
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Take up the classes that are done."""
+        super().prepare(saved)
+        self.done = list(saved.get("done", []))
+
+    def fit(self) -> Iterator[int]:
+        """Train as many classes at a time as there are cores."""
+        machines, train = self.machines(), self.data["train"]
+        every = np.arange(len(train))
+        while len(self.done) < len(train.classes):
+            first = len(self.done)
+            part = range(first, min(first + machines.threads, len(train.classes)))
+            chosen = machines.train([(number, every) for number in part], 0)
+            self.done += self.rows_of(part, chosen)
+            yield len(self.done)
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the mean over classes."""
+        rows = self.done
+        per_class = {row["class"]: row["AP"] for row in rows}
+        mean = float(np.mean([row["AP"] for row in rows]))
+        details = {
+            "costs": {row["class"]: row["cost"] for row in rows},
+            "cost_at_edge": [row["class"] for row in rows if row["at_edge"]],
+            "chosen_on": f"{self.cfg.SVM.FOLDS} folds of train",
+        }
+        result = Score({"mAP": mean}, per_class, len(self.data["val"]))
+        return [Outcome(result, details | self.edge_warnings(rows))]
+
+
+@probe("low_shot", "the same on k images of each class")
+class LowShot(AnnotatedProbe):
+    """SVMs on k images with a class and (classes − 1) k without it; one outcome per draw.
 
     With k = 1 there are no folds, and the cost is LOW_SHOT.COST_OF_ONE.
     """
-    train, val = sets.train, sets.val
-    shots, others = list(cfg.LOW_SHOT.K), len(train.classes) - 1
-    table, test = unit_rows(sets.train_features), unit_rows(sets.val_features)
-    machines = Machines(cfg, table, train.labels)
-    done: dict[str, list[Json]] = dict(saved["low_shot"]) if saved else {}
-    for sample in range(cfg.LOW_SHOT.SAMPLES):
-        for k in shots:
-            if f"{sample}/{k}" in done:
-                continue
-            problems = []
-            for c in range(len(train.classes)):
-                draw = (cfg.SEED, sample, c, k)
-                drawn = [few_of_one_class(train.labels[:, c], PRESENT, k, *draw)]
-                drawn += [few_of_one_class(train.labels[:, c], ABSENT, others * k, *draw)]
-                problems.append((c, np.sort(np.concatenate(drawn))))
-            found = machines.train(problems, k)
-            done[f"{sample}/{k}"] = [
-                _row(train.classes[c], chosen, _precision(chosen, test, val.labels[:, c]))
-                for c, chosen in enumerate(found)
-            ]
-            mean = np.mean([row["AP"] for row in done[f"{sample}/{k}"]])
-            log.info("Sample %d, k = %d: mAP %.2f.", sample, k, mean)
-            saver.offer(len(done), lambda: {"low_shot": done})
-    return [_low_shot_outcome(cfg, sample, done, val) for sample in range(cfg.LOW_SHOT.SAMPLES)]
+
+    class Keys(Section):
+        class LOW_SHOT(Section):
+            K = key(
+                [1, 2, 4, 8, 16, 32, 64, 96],
+                "Images with a class that its SVM is trained on.",
+                distinct=True,
+                at_least=1,
+            )
+            SAMPLES = key(5, "Independent draws of these images; each has a record.", at_least=1)
+            COST_OF_ONE = key(
+                1.0, "Cost for k = 1, where one image cannot be split into folds.", above=0
+            )
+
+    protocol_id = "voc07-low-shot-svm"
+
+    def settings(self) -> Json:
+        """Return what all SVMs have, and the draws."""
+        return super().settings() | {
+            "k": list(self.cfg.LOW_SHOT.K),
+            "negatives": "(classes - 1) k",
+            "samples": self.cfg.LOW_SHOT.SAMPLES,
+            "folds": "at most k",
+            "cost_where_k_is_1": self.cfg.LOW_SHOT.COST_OF_ONE,
+            "difficult": "ignored in train and test",
+        }
+
+    def check_train(self, train: LabeledImages) -> None:
+        """Raise an error if a class has fewer than k images."""
+        most = max(self.cfg.LOW_SHOT.K)
+        check_counts(train, most, (len(train.classes) - 1) * most, "LOW_SHOT.K")
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Take up the draws that are done."""
+        super().prepare(saved)
+        self.done = dict(saved.get("done", {}))  # "sample/k" → rows
+
+    def fit(self) -> Iterator[int]:
+        """Train on one draw after the other."""
+        machines, train, classes = self.machines(), self.data["train"], self.data["train"].classes
+        for sample in range(self.cfg.LOW_SHOT.SAMPLES):
+            for k in self.cfg.LOW_SHOT.K:
+                if f"{sample}/{k}" in self.done:
+                    continue
+                problems = []
+                for c in range(len(classes)):
+                    draw = (self.cfg.SEED, sample, c, k)
+                    others = (len(classes) - 1) * k
+                    drawn = [few_of_one_class(train.labels[:, c], PRESENT, k, *draw)]
+                    drawn += [few_of_one_class(train.labels[:, c], ABSENT, others, *draw)]
+                    problems.append((c, np.sort(np.concatenate(drawn))))
+                rows = self.rows_of(range(len(classes)), machines.train(problems, k))
+                self.done[f"{sample}/{k}"] = rows
+                mean = np.mean([row["AP"] for row in rows])
+                log.info("Sample %d, k = %d: mAP %.2f.", sample, k, mean)
+                yield len(self.done)
+
+    def outcomes(self) -> list[Outcome]:
+        """Return one result per draw."""
+        return [self.outcome(sample) for sample in range(self.cfg.LOW_SHOT.SAMPLES)]
+
+    def outcome(self, sample: int) -> Outcome:
+        """Return the result of one draw: the mean over k, and each."""
+        cfg = self.cfg
+        by_shots = {k: self.done[f"{sample}/{k}"] for k in cfg.LOW_SHOT.K}
+        metrics = {f"k{k}": float(np.mean([row["AP"] for row in by_shots[k]])) for k in by_shots}
+        most = by_shots[max(by_shots)]
+        per_class = {row["class"]: {"mAP": row["AP"]} for row in most}
+        details = {
+            "sample": sample,
+            "per_class_is": f"average precision at k = {max(by_shots)}",
+            "costs": {f"k{k}": [row["cost"] for row in rows] for k, rows in by_shots.items()},
+            "cost_at_edge": {
+                f"k{k}": sum(row["at_edge"] for row in rows) for k, rows in by_shots.items()
+            },
+            "chosen_on": f"up to {cfg.SVM.FOLDS} folds of the drawn images; k = 1 has a fixed cost",
+        }
+        mean = float(np.mean(list(metrics.values())))
+        return Outcome(
+            Score({"mAP": mean, **metrics}, per_class, len(self.data["val"])),
+            details | self.edge_warnings([row for rows in by_shots.values() for row in rows]),
+            part=f"sample{sample}" if sample else "",
+            seed=cfg.SEED * cfg.LOW_SHOT.SAMPLES + sample,
+        )
 
 
 class Machines:
@@ -124,7 +320,7 @@ class Machines:
                 with ProcessPoolExecutor(count, context, _begin, (self,)) as processes:
                     return list(processes.map(_train_one, given))
             except BrokenProcessPool as error:
-                raise LinearEvalError(
+                raise KsclError(
                     "A process that trained SVMs was ended. If nobody ended it, memory has run "
                     "out: use fewer threads (OMP_NUM_THREADS). --resume continues."
                 ) from error
@@ -139,11 +335,12 @@ class Machines:
             (cost,) = costs
         else:
             folds = min(self.cfg.SVM.FOLDS, k) if k else self.cfg.SVM.FOLDS
-            precisions = np.mean(list(self.fold_precisions(rows, labels, folds)), 0)  # (P,)
-            best = int(precisions.argmax())  # among equals the smallest cost
+            precisions = np.stack(list(self.fold_precisions(rows, labels, folds)))  # (folds, P)
+            best = int(precisions.mean(0).argmax())  # among equals the smallest cost
             cost = costs[best]
-            ends = precisions[[0, -1]] > precisions[1:-1].max(initial=0)
-            at_edge = bool(ends[0] and best == 0) or bool(ends[1] and best == len(costs) - 1)
+            if len(costs) > 2 and best in (0, len(costs) - 1):
+                neighbor = precisions[:, 1 if best == 0 else -2]
+                at_edge = beyond_noise(precisions[:, best] - neighbor)
         return Chosen(cost, at_edge, self.fit(rows, labels, [cost])[0])
 
     def fold_precisions(
@@ -170,35 +367,42 @@ def _train_one(problem: tuple[int, np.ndarray, int]) -> Chosen:
     return _machines[-1].train_one(*problem)
 
 
+def few_of_one_class(
+    labels: np.ndarray, label: int, count: int, seed: int, sample: int, number: int, k: int
+) -> np.ndarray:
+    """Return `count` of the images that have a label; each draw (sample, number, k) by itself."""
+    images = np.flatnonzero(labels == label)
+    item = (number << 32) + (k << 1) + (label == 1)
+    words = random_words(seed, sample, Stream.LOW_SHOT, item, len(images))
+    return np.sort(images[np.argsort(words, kind="stable")[:count]])
+
+
 def unit_rows(features: Features) -> np.ndarray:
     """Return the features of center crops (N, D), float64, each of length 1."""
     table = features.of_view(CENTER).numpy().astype(np.float64)
     return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
 
 
-def check_annotated(cfg: CfgNode, train: LabeledImages, val: LabeledImages) -> None:
-    """Raise an error that names every class that cannot be trained or scored."""
-    check_val(val)
-    if cfg.PROBE == "svm":
-        check_counts(train, cfg.SVM.FOLDS, cfg.SVM.FOLDS, "SVM.FOLDS")
-    else:
-        most = max(cfg.LOW_SHOT.K)
-        check_counts(train, most, (len(train.classes) - 1) * most, "LOW_SHOT.K")
-
-
-def check_counts(train: LabeledImages, present: int, absent: int, key: str) -> None:
+def check_counts(
+    train: LabeledImages,
+    present: int,
+    absent: int,
+    key: str,
+    negatives: Sequence[int] = (ABSENT,),
+) -> None:
     """Raise an error that names every class with too few images with it, or without it."""
     problems = []
     for number, name in enumerate(train.classes):
         labels = train.labels[:, number]
-        for value, wanted, words in ((PRESENT, present, "with"), (ABSENT, absent, "without")):
-            count = int((labels == value).sum())
+        parts = ((PRESENT,), present, "with"), (tuple(negatives), absent, "without")
+        for values, wanted, words in parts:
+            count = int(np.isin(labels, values).sum())
             if count < wanted:
                 problems.append(f"{count} {words} {name}, where {wanted} are needed")
     if problems:
-        raise LinearEvalError(
+        raise KsclError(
             f"{train.source.where} has too few images for {key}: {'; '.join(problems)}. Lower "
-            f"{key}, or add images (those with difficult objects only do not count)."
+            f"{key}, or add images (a class is not on those where all its objects are difficult)."
         )
 
 
@@ -210,57 +414,95 @@ def check_val(val: LabeledImages) -> None:
         if not {PRESENT, ABSENT} <= set(val.labels[:, number].tolist())
     ]
     if missing:
-        raise LinearEvalError(
+        raise KsclError(
             f"{val.source.where} cannot score {', '.join(missing)}: it needs images with the class "
             "and images without it (those with difficult objects only do not count)."
         )
 
 
-def _precision(chosen: Chosen, test: np.ndarray, labels: np.ndarray) -> float:
-    counted = labels != IGNORED
-    scores = test[counted] @ chosen.weight[:-1] + chosen.weight[-1]
-    return 100 * interpolated_precision(labels[counted] == PRESENT, scores)
+def liblinear_route(table: np.ndarray, svm: CfgNode) -> Fit:
+    """Return LinearSVC with the protocol's settings, on rows of a table (N, D), float64."""
+    from sklearn.exceptions import ConvergenceWarning  # slow to import: only where it is used
+    from sklearn.svm import LinearSVC
+
+    def fit(rows: np.ndarray, labels: np.ndarray, costs: Sequence[float]) -> np.ndarray:
+        features, found = table[rows], []
+        for cost in costs:
+            machine = LinearSVC(
+                C=cost,
+                class_weight={1: svm.POSITIVE_WEIGHT, -1: 1},
+                penalty="l2",
+                loss="squared_hinge",
+                dual=True,
+                tol=svm.TOLERANCE,
+                max_iter=svm.ITERATIONS,
+                random_state=0,
+            )
+            with warnings.catch_warnings():
+                # The protocol ends after so many iterations, whether or not it has converged.
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                machine.fit(features, labels)
+            found.append(np.append(machine.coef_[0], machine.intercept_))
+        return np.stack(found)
+
+    return fit
 
 
-def _row(name: str, chosen: Chosen, precision: float) -> Json:
-    return {"class": name, "AP": precision, "cost": chosen.cost, "at_edge": chosen.at_edge}
+def exact_route(table: np.ndarray, svm: CfgNode) -> Fit:
+    """Return the exact minimum of the same objective, on rows of a table (N, D), float64."""
+    whole = table @ table.T + 1 if len(table) <= MAX_GRAM_ROWS else None
+
+    def fit(rows: np.ndarray, labels: np.ndarray, costs: Sequence[float]) -> np.ndarray:
+        features = table[rows]
+        gram = features @ features.T + 1 if whole is None else whole[np.ix_(rows, rows)]  # (n, n)
+        weight = np.where(labels > 0, svm.POSITIVE_WEIGHT, 1.0)
+        beta, found = np.zeros(len(rows)), []
+        for cost in costs:
+            beta = minimize(gram, labels.astype(float), cost * weight, beta)
+            found.append(np.append(beta @ features, beta.sum()))
+        return np.stack(found)
+
+    return fit
 
 
-def _outcome(rows: Sequence[Json], val: LabeledImages, cfg: CfgNode) -> Outcome:
-    per_class = {row["class"]: row["AP"] for row in rows}
-    score = Score({"mAP": float(np.mean([row["AP"] for row in rows]))}, per_class, len(val))
-    details = {
-        "costs": {row["class"]: row["cost"] for row in rows},
-        "cost_at_edge": [row["class"] for row in rows if row["at_edge"]],
-        "chosen_on": f"{cfg.SVM.FOLDS} folds of train",
-    }
-    return Outcome(score, details | _warnings(rows))
+ROUTES = {"liblinear": liblinear_route, "exact": exact_route}
 
 
-def _low_shot_outcome(
-    cfg: CfgNode, sample: int, done: dict[str, list[Json]], val: LabeledImages
-) -> Outcome:
-    by_shots = {k: done[f"{sample}/{k}"] for k in cfg.LOW_SHOT.K}
-    metrics = {f"k{k}": float(np.mean([row["AP"] for row in by_shots[k]])) for k in by_shots}
-    most = by_shots[max(by_shots)]
-    per_class = {row["class"]: {"mAP": row["AP"]} for row in most}
-    details = {
-        "sample": sample,
-        "per_class_is": f"average precision at k = {max(by_shots)}",
-        "costs": {f"k{k}": [row["cost"] for row in rows] for k, rows in by_shots.items()},
-        "cost_at_edge": {f"k{k}": sum(r["at_edge"] for r in rows) for k, rows in by_shots.items()},
-        "chosen_on": f"up to {cfg.SVM.FOLDS} folds of the drawn images; k = 1 has a fixed cost",
-    }
-    return Outcome(
-        Score({"mAP": float(np.mean(list(metrics.values()))), **metrics}, per_class, len(val)),
-        details | _warnings([row for rows in by_shots.values() for row in rows]),
-        part=f"sample{sample}" if sample else "",
-        seed=cfg.SEED * cfg.LOW_SHOT.SAMPLES + sample,
+def minimize(
+    gram: np.ndarray, labels: np.ndarray, costs: np.ndarray, beta: np.ndarray
+) -> np.ndarray:
+    """Return the coefficients (n,) of the rows at the minimum, starting from `beta`."""
+    outputs = gram @ beta
+    value = objective(beta, outputs, labels, costs)
+    inside = labels * outputs < 1
+    for _ in range(MAX_STEPS):
+        new = np.zeros_like(beta)
+        system = gram[np.ix_(inside, inside)]
+        system[np.diag_indices_from(system)] += 0.5 / costs[inside]
+        # Symmetric, so the transpose is the layout that LAPACK works on in place.
+        _, new[inside], _ = dposv(system.T, labels[inside], overwrite_a=True)
+        new_outputs = gram @ new
+        new_inside = labels * new_outputs < 1
+        if np.array_equal(new_inside, inside):
+            return new
+        step, new_value = 1.0, objective(new, new_outputs, labels, costs)
+        while new_value > value and step > 1e-6:  # too far: the minimum lies between the two
+            step /= 2
+            new, new_outputs = (beta + new) / 2, (outputs + new_outputs) / 2
+            new_value = objective(new, new_outputs, labels, costs)
+        if value - new_value <= 1e-12 * value:  # rows at the margin itself, in or out by rounding
+            return new if new_value <= value else beta
+        beta, outputs, value = new, new_outputs, new_value
+        inside = labels * outputs < 1
+    raise KsclError(
+        f"An SVM on {len(labels)} images did not reach its minimum in {MAX_STEPS} steps. Set "
+        "SVM.SOLVER liblinear."
     )
 
 
-def _warnings(rows: Sequence[Json]) -> Json:
-    if not any(row["at_edge"] for row in rows):
-        return {}
-    log.warning("A %s: a better one may lie beyond. Widen SVM.COSTS.", EDGE_WARNING)
-    return {"warnings": [EDGE_WARNING]}
+def objective(
+    beta: np.ndarray, outputs: np.ndarray, labels: np.ndarray, costs: np.ndarray
+) -> float:
+    """Return what is minimized, of coefficients and the outputs that they give."""
+    slack = np.maximum(0, 1 - labels * outputs)
+    return float(0.5 * beta @ outputs + costs @ slack**2)

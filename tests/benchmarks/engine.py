@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from kscl.config.merge import load_config
 from kscl.data.loader import build_train_loader
 from kscl.data.open import open_source
 from kscl.data.view_dataset import Batch
-from kscl.engine.loop import settle, take_step, to_device
+from kscl.engine.loop import take_step, to_device, warm_up
 from kscl.engine.state import TrainState, build_state
+from kscl.keys import load_config
 from kscl.runtime.cpu import keep_freed_memory
 from kscl.runtime.processes.distributed import rank, world_size
 from tests.benchmarks.harness import figure, in_own_process, time_ratio
@@ -156,7 +156,7 @@ def steps_on_request(place: Place, pipe: Connection) -> None:
     words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "METHOD.NUM_SHOTS", 3]
     cfg = config(*words, "SOLVER.BATCH_SIZE", 64 * ranks)
     training, batch = new_training(cfg), preloaded(cfg)
-    settle(training)
+    warm_up(training)
     take_step(training, batch)
     pipe.send("ready")
     while pipe.recv() == "step":

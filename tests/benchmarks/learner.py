@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from kscl.method.dictionary import Queue
 from kscl.method.encoder import build_encoder
+from kscl.method.kernels import all_lengths
 from kscl.method.learner import Learner
 from kscl.method.subspace import Subspaces, fit_subspaces, own_projection_length
 from kscl.runtime.cpu import keep_freed_memory
@@ -43,20 +44,6 @@ def gram_route() -> float:
     return 20 * time_ratio(by_covariance, by_gram, rounds=5)
 
 
-@figure(
-    "learner-jacobi",
-    "subspaces by Jacobi rotations over those by eigh, in time on a CPU",
-    at_most=8,
-)
-def jacobi_route() -> float:
-    """On a GPU it spares the host's wait for eigh; on a CPU it is no alternative."""
-    two_threads()
-    keys = unit(QUERIES, SHOTS, DIM)
-    by_eigh = lambda: [fit_subspaces(keys, 0.4) for _ in range(20)]  # noqa: E731
-    by_jacobi = lambda: fit_subspaces(keys, 0.4, "jacobi")  # noqa: E731
-    return 20 * time_ratio(by_jacobi, by_eigh, rounds=5)
-
-
 def filled_queue(share_of_rank_2: float) -> Queue:
     queue = Queue(LENGTH, RANK, DIM)
     basis = unit(LENGTH, RANK, DIM)
@@ -73,7 +60,7 @@ def lengths_and_einsum(queue: Queue) -> tuple[Callable[[], object], Callable[[],
     padded[:, :RANK] = queue.slots.transpose(0, 1)
 
     def ours() -> None:
-        torch.autograd.grad(queue.lengths(query), query, grad)
+        torch.autograd.grad(all_lengths(query, *queue.filled()), query, grad)
 
     def einsum() -> None:
         squares = torch.einsum("md,nkd->mnk", query, padded).square().sum(2)

@@ -13,22 +13,20 @@ from PIL import Image
 from sklearn.neighbors import KNeighborsClassifier
 
 from kscl.engine.knn import knn_predict
+from kscl.run.engine import Run
 from kscl.runtime.processes.signals import StopRequest
 from linear_eval.backbone import freeze
-from linear_eval.checkpoint import Saver
-from linear_eval.config import load_linear_eval_config
-from linear_eval.data.images import ViewsOfImages, load_batches, open_data
-from linear_eval.evaluate import probe
-from linear_eval.probes.cached import grid_points
-from linear_eval.probes.online import loss_on, start
-from linear_eval.probes.sgd_grid import (
+from linear_eval.images import ViewsOfImages, load_batches, open_data
+from linear_eval.probe import load_linear_eval_config, probe_of
+from linear_eval.probes.cached import (
     Rows,
     epoch_batches,
+    grid_points,
     standardized,
     start_training,
     train_points,
 )
-from linear_eval.probes.view_training import sgd_step, train_sampler, view_maker
+from linear_eval.probes.online import Online, train_sampler, view_maker
 from tests.benchmarks.harness import figure, seconds, time_ratio
 
 CLASSES, DIM = 10, 512
@@ -76,7 +74,7 @@ def _train(rows: Rows, count: int) -> None:
     points = grid_points(cfg)
     assert len(points) == 16
     training = start_training(count, CLASSES, DIM, 0.01, 0, CPU)
-    train_points(rows, points[:count], training, cfg.SOLVER, 0)
+    list(train_points(rows, points[:count], training, cfg.SOLVER, 0))
 
 
 def _train_by_torch(rows: Rows) -> None:
@@ -145,22 +143,30 @@ def cached_probe() -> float:
         data = {"train": train, "val": val}
         frozen = freeze(cfg, train)
         online = _config(folder, "linear_eval/imagenet_linear_moco.yaml", folder / "cache")
-        saver = Saver(folder, {}, 1e9, StopRequest(), lambda: 0.0)
         rounds = []
         for turn in range(3):
             fresh = _config(folder, "linear_eval/linear_cached.yaml", folder / f"cache{turn}")
-            cached = seconds(lambda cfg=fresh: probe(cfg, frozen, data, saver, None))
-            epoch = seconds(lambda: _online_epoch(online, frozen, train))
+            cached = seconds(lambda cfg=fresh: _cached_probe(cfg, frozen, data))
+            epoch = seconds(lambda: _online_epoch(online, frozen, data))
             rounds.append(EPOCHS * epoch / cached)
         return sorted(rounds)[1]
 
 
-def _online_epoch(cfg, frozen, train) -> None:  # type: ignore[no-untyped-def]
-    state = start(cfg, frozen, len(train.classes))
-    base_lrs, loss_of = {"SOLVER.BASE_LR": cfg.SOLVER.BASE_LR}, loss_on(state.module, frozen)
+def _cached_probe(cfg, frozen, data) -> None:  # type: ignore[no-untyped-def]
+    probe = probe_of(cfg)
+    probe.data, probe.frozen, probe.run = data, frozen, Run(probe, StopRequest())
+    probe.resume({})
+    list(probe.work())
+    probe.outcomes()
+
+
+def _online_epoch(cfg, frozen, data) -> None:  # type: ignore[no-untyped-def]
+    probe, train = Online(cfg), data["train"]
+    probe.data, probe.frozen = data, frozen
+    probe.state = probe.start()
     batches = train_sampler(cfg, len(train), 0, -(-len(train) // cfg.SOLVER.BATCH_SIZE))
     for batch in load_batches(ViewsOfImages(train, view_maker(cfg)), batches, 0):
-        sgd_step(state, batch, train.targets, cfg.SOLVER, base_lrs, loss_of, False)
+        probe.take_step(batch, train.targets)
 
 
 def _config(folder: Path, name: str, cache: Path):  # type: ignore[no-untyped-def]

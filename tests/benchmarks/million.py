@@ -22,7 +22,7 @@ import numpy as np
 from kscl.data.loader import order_of
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource
-from kscl.engine.training_images import data_fingerprint
+from kscl.engine.pretrain import data_fingerprint
 from tests.benchmarks.harness import figure, in_own_process, seconds
 
 IMAGES = 1_281_000

@@ -10,11 +10,10 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
-from linear_eval.config import load_linear_eval_config
-from linear_eval.data.annotated import ABSENT, PRESENT
-from linear_eval.probes.svm import Machines
+from linear_eval.annotated import ABSENT, PRESENT
+from linear_eval.probe import load_linear_eval_config
+from linear_eval.probes.svm import Machines, few_of_one_class
 from linear_eval.score import interpolated_precision
-from linear_eval.splits import few_of_one_class
 from tests.benchmarks.harness import figure, seconds
 
 CLASSES, IMAGES, TEST_IMAGES, DIM = 20, 5011, 1000, 2048

@@ -20,13 +20,20 @@ from kscl.data.decode import decode_image
 from kscl.data.open import open_source
 from kscl.data.view_dataset import ViewDataset
 from kscl.rng import Stream, uniforms
-from kscl.views.augment import carry_out, crop_and_resize
-from kscl.views.blur import blur
-from kscl.views.recipes import MOCO_V2, with_defaults
-from kscl.views.sample import draws_per_view, sample_crop, sample_view
+from kscl.views.augment import (
+    Step,
+    apply_steps,
+    blur,
+    draws_per_view,
+    resized_crop,
+    resolve,
+    sample_crop,
+    sample_view,
+)
+from kscl.views.recipes import MOCO_V2
 from tests.benchmarks.harness import figure, seconds, time_ratio
 from tests.helpers.data.photos import jpeg, photo
-from tests.helpers.torchvision_route import carry_out_on_pil
+from tests.helpers.torchvision_route import apply_on_pil
 
 NUM_VIEWS, SIZE = 6, 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -191,18 +198,16 @@ def views_reduced_small() -> float:
     unit="/255",
 )
 def views_difference() -> float:
-    ops = with_defaults(MOCO_V2)
+    ops = resolve(MOCO_V2)
     differences = []
     for index, data in enumerate(photos().files):
         picture, image = decode_image(data), Image.open(io.BytesIO(data)).convert("RGB")
         numbers = uniforms(0, 0, Stream.VIEWS, index, NUM_VIEWS * draws_per_view(ops))
         for draws in numbers.reshape(NUM_VIEWS, -1).tolist():
             steps = sample_view(ops, *picture.shape[:2], SIZE, draws)
-            view = carry_out(picture, steps, SIZE)
+            view = apply_steps(picture, steps)
             view = np.dstack([view] * 3) if view.ndim == 2 else view
-            differences.append(
-                np.abs(view.astype(int) - carry_out_on_pil(image, steps, SIZE)).mean()
-            )
+            differences.append(np.abs(view.astype(int) - apply_on_pil(image, steps)).mean())
     return float(np.mean(differences))
 
 
@@ -224,8 +229,9 @@ def views_sharpness() -> float:
         draw = iter(uniforms(1, 0, Stream.VIEWS, index, 200).tolist()).__next__
         for _ in range(4):
             box = sample_crop(*picture.shape[:2], (0.2, 1.0), (3 / 4, 4 / 3), draw)
-            reference = carry_out_on_pil(Image.fromarray(picture), [("crop", box)], SIZE)
-            ratio = sharpness(crop_and_resize(picture, box, SIZE)) / sharpness(reference)
+            crop = Step(resized_crop, (box, SIZE))
+            reference = apply_on_pil(Image.fromarray(picture), [crop])
+            ratio = sharpness(apply_steps(picture, [crop])) / sharpness(reference)
             worst = max(worst, 100 * abs(ratio - 1))
     return worst
 

@@ -38,7 +38,7 @@ def python(site: Path, code: str, cwd: Path) -> str:
 
 def test_configs_are_reachable_and_tools_is_not_installed(site, tmp_path):
     code = (
-        "import kscl.config.merge as c; print(c.__file__); "
+        "import kscl.keys as c; print(c.__file__); "
         "print(c.load_config('pretrain/moco_v2_r50_200ep.yaml').LABEL)"
     )
     where, name = python(site, code, tmp_path).splitlines()

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kscl.commands import leaderboard
 from tests.helpers.commands import ROOT, run
+
+RESULTS = ROOT / "results" / "demo"
 
 # What makes each tool quick; everything else is as the README has it.
 SMOKE = {
@@ -83,6 +86,26 @@ def test_the_readme_s_commands_run_one_after_the_other(tmp_path, monkeypatch):
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}{done.stderr}"
     board = (tmp_path / "output" / "leaderboard" / "leaderboard.md").read_text()
     assert "kscl" in board
+
+
+def test_the_readme_s_table_is_what_the_records_give(tmp_path):
+    """By the command of the Makefile; the sentences below it have no other numbers."""
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", "")
+    (command,) = re.findall(r"^README_TABLE = \$\(PY\) tools/leaderboard.py (.*)$", makefile, re.M)
+    copy = tmp_path / "README.md"
+    text = (ROOT / "README.md").read_text()
+    (table,) = re.findall(r"(<!-- board shapes -->\n)(.*?)(<!-- end .*?\n)(.*?)!\[", text, re.S)
+    copy.write_text(text.replace(table[1], ""))
+    places = {"README.md": str(copy), "output/readme": str(tmp_path), "results/demo": str(RESULTS)}
+    assert leaderboard.main([places.get(word, word) for word in shlex.split(command)]) == 0
+    assert copy.read_text() == text
+    rows = [line for line in table[1].splitlines() if line.startswith("|")]
+    assert rows[0].count("|") - 1 <= 7
+    means = [float(mean) for mean in re.findall(r"(\d+\.\d\d) ±", table[1])]
+    known = {f"{value:.1f}" for one in means for value in (one, *(abs(one - two) for two in means))}
+    said = re.findall(r"\d+\.\d+", table[3])
+    assert len(said) >= 6
+    assert set(said) <= known
 
 
 def linked_files() -> list[str]:

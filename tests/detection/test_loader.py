@@ -1,15 +1,17 @@
-"""Training batches whose images cannot be read: named, counted, replaced, or too many."""
+"""Images of a run: unreadable ones are named, counted and replaced; ranks stop together."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+from types import SimpleNamespace
 
 import pytest
 
 from detection.config import load_detection_config
 from detection.data.sets import read_run_sets
 from detection.errors import DetectionError
+from detection.train import detect
 from detection.train.loader import build_train_loader
 from tests.helpers.data.sets import write_voc
 
@@ -48,3 +50,15 @@ def test_an_image_that_cannot_be_read_is_named_counted_and_replaced(root, caplog
 def test_more_bad_images_than_allowed_stop_the_run(root):
     with pytest.raises(DetectionError, match="MAX_BAD_FRACTION"):
         batches(root, 0.0, {})
+
+
+@pytest.mark.parametrize("share", [2, 3])  # of 5 test images on two ranks
+def test_ranks_vote_equally_often_whether_to_stop_an_inference(monkeypatch, share):
+    votes = []
+    run = SimpleNamespace(leave_if_stopped=lambda: votes.append(1))
+    sets = SimpleNamespace(test_dicts=lambda: [{}] * 5)
+    monkeypatch.setattr("detection.train.detect.comm.get_world_size", lambda: 2)
+    monkeypatch.setattr("detection.train.detect.build_test_loader", lambda *_: [{}] * share)
+    images = detect._TestImages(SimpleNamespace(cfg=None, sets=sets, run=run))
+    assert len(list(images)) == share
+    assert len(votes) == 2

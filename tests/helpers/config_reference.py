@@ -7,27 +7,27 @@ It is here because it reads all three packages, which no package may. A test kee
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Iterator, Mapping
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
-import linear_eval.config as linear_eval_config
-import linear_eval.rules as linear_eval_rules
-from detection import config as detection_config
+from detection.config import Kscl
 from kscl.benchmark.suite import spec
-from kscl.config import rules
-from kscl.config.comments import comments_of
-from kscl.config.defaults import pretrain_defaults
-from kscl.config.merge import NAMED_VALUES
-from kscl.config.tree import leaves, one_line, plain
-from kscl.views import recipes
+from kscl.config import Key, Schema, one_line, plain
+from kscl.keys import PRETRAIN
+from kscl.views.augment import AUGMENTATIONS
+from kscl.views.recipes import RECIPES
+from linear_eval.probe import schema
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 MADE = (
-    "<!-- Made by `make docs` from the comments of the defaults. Change those, not this file. -->\n"
+    "<!-- Made by `make docs` from the declarations of the keys. Change those, not this file. -->\n"
 )
 CONFIG_INTRODUCTION = """
 Every tool with a config takes `--config-file FILE` and, at the end, overrides `KEY VALUE`:
@@ -35,55 +35,47 @@ Every tool with a config takes `--config-file FILE` and, at the end, overrides `
     python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml SOLVER.EPOCHS 8
 
 A file may name a file that it changes: `_BASE_: other.yaml`. `--print-config` prints the resolved
-config with the comments below, as YAML that can be fed back. An unknown key, a value of the wrong
+config with the sentences below, as YAML that can be fed back. An unknown key, a value of the wrong
 type and a value that breaks a rule are errors, all reported at once.
 """
 AUGMENT_INTRODUCTION = """
 ### AUGMENT
 
-A list of ops, applied in its order; a parameter that is left out has its default. Meanings and
-units are torchvision's. Of two numbers, one is drawn between them for every view.
+A list of ops, applied in order; a parameter that is left out has its default. From a range of two
+numbers, one is drawn for every view.
 
 """
 DETECTION_INTRODUCTION = """
 Detection configs are Detectron2's own, with one section more. Detectron2 explains its keys in its
 [config reference](https://detectron2.readthedocs.io/en/latest/modules/config.html).
-`SOLVER.REFERENCE_WORLD_SIZE` is the number of processes that batch, learning rate and iterations
-are written for: on another number they are scaled, and 0 uses them as they are.
+`SOLVER.REFERENCE_WORLD_SIZE` is 0 in all shipped protocols: batch, learning rate and iterations are
+used as they are on any number of processes. Another value is the number that they are written for:
+on fewer or more processes they are scaled, which is another protocol.
+`TEST.EVAL_PERIOD` scores the detector every so many iterations (`bbox/AP50` in `metrics.json`); the
+training is the same with and without it, and the record has the number at the end.
 """
 SUITE_INTRODUCTION = """
 A suite compares backbones: `python tools/run_suite.py FILE` pretrains every contender, evaluates it
-in every way and writes one leaderboard. `--dry-run` shows what is done and what is left. See
+in every way and writes one leaderboard. `--dry-run` shows what is done, runs and is left. See
 configs/suites/ for examples; own_data.yaml is a template.
 """
 
 
 def config_page() -> str:
     """Return docs/config.md."""
-    detection = CfgNode()
-    detection_config.add_kscl_config(detection)
     parts = [
         MADE,
         "# Config reference\n",
         CONFIG_INTRODUCTION,
         "\n## Pretraining (tools/pretrain.py)\n",
-        *_sections(
-            pretrain_defaults(), comments_of(pretrain_defaults), rules.CHOICES, rules.RANGES
-        ),
+        *_sections(PRETRAIN),
         AUGMENT_INTRODUCTION,
         *_augmentations(),
         "\n## Linear evaluation (tools/linear_eval.py)\n",
-        *_sections(
-            linear_eval_config.linear_eval_defaults(),
-            comments_of(linear_eval_config.linear_eval_defaults),
-            linear_eval_rules.CHOICES,
-            linear_eval_rules.RANGES,
-        ),
+        *_sections(schema()),
         "\n## Detection (tools/train_net.py)\n",
         DETECTION_INTRODUCTION,
-        *_sections(
-            detection, comments_of(detection_config.add_kscl_config), detection_config.CHOICES, {}
-        ),
+        *_sections(Schema.of(Kscl)),
     ]
     return "".join(parts)
 
@@ -110,7 +102,7 @@ def suite_page() -> str:
         ("A contender", spec.Contender, spec.KEYS_OF_CONTENDER),
         ("An evaluation", spec.Evaluation, spec.KEYS_OF_EVALUATION),
     ):
-        comments = comments_of(declaration)
+        comments = _comments_of(declaration)
         fields = {field.name: field for field in dataclasses.fields(declaration)}
         rows = [
             (f"`{key}`", spec.IN_WORDS[kind], _default_of(fields[key]), comments[key])
@@ -129,58 +121,71 @@ def suite_page() -> str:
     return "".join(parts)
 
 
-def _sections(
-    cfg: CfgNode,
-    comments: Mapping[str, str],
-    choices: Mapping[str, tuple[str, ...]],
-    ranges: Mapping[str, rules.Range],
-) -> Iterator[str]:
-    """Yield a table per section, and one of the keys without a section before them."""
-    top = {key: value for key, value in cfg.items() if not isinstance(value, CfgNode)}
-    sections = {key: value for key, value in cfg.items() if isinstance(value, CfgNode)}
-    for name, section in {"": top, **sections}.items():
-        if not section and name not in comments:
-            continue
-        if name:
-            yield f"\n### {name}\n"
-        if name in comments:
-            yield f"\n{comments[name]}\n"
-        rows = []
-        for key, value in leaves(plain(section), name):
-            allowed = _choice(choices.get(key, ()))
-            if key in ranges:
-                allowed = ranges[key][1].split(":")[0].split(";")[0]
-            rows.append((f"`{key}`", _default(key, value), allowed, comments[key]))
-        if rows:
-            yield "\n"
-            yield from _table(("key", "default", "allowed", "meaning"), rows)
+def _sections(schema: Schema) -> Iterator[str]:
+    """Yield a table per top-level section, and one of the keys without a section before them."""
+    by_section: dict[str, list[str]] = {"": []}
+    for name in schema.keys:
+        section = name.partition(".")[0] if "." in name else ""
+        by_section.setdefault(section, []).append(name)
+    for section, names in by_section.items():
+        if section:
+            yield f"\n### {section}\n"
+        if section in schema.docs:
+            yield f"\n{schema.docs[section]}\n"
+        rows = [
+            (f"`{name}`", _default(schema.keys[name]), schema.keys[name].allowed, doc)
+            for name, doc in ((name, schema.keys[name].doc) for name in names)
+        ]
+        yield "\n"
+        yield from _table(("key", "default", "allowed", "meaning"), rows)
 
 
 def _augmentations() -> Iterator[str]:
     """Yield a table of all ops and their parameters, and the recipes."""
+    yield from _table(("op", "meaning"), [(f"`{n}`", a.doc) for n, a in AUGMENTATIONS.items()])
     rows = []
-    for op, parameters in recipes.OPS.items():
-        for name, parameter in parameters.items():
-            count = "two numbers" if isinstance(parameter, recipes.Pair) else "a number"
-            allowed = f"{count} from {parameter.low:g} to {parameter.high:g}"
-            rows.append((f"`{op}`", f"`{name}`", _default("", plain(parameter.default)), allowed))
-    yield from _table(("op", "parameter", "default", "allowed"), rows)
-    for name, recipe in recipes.RECIPES.items():
+    for op, augmentation in AUGMENTATIONS.items():
+        for name, parameter in augmentation.parameters.items():
+            count = "two numbers" if isinstance(parameter.default, tuple) else "a number"
+            default = f"`{one_line(plain(parameter.default))}`"
+            allowed = f"{count} {parameter.bounds}"
+            rows.append((f"`{op}`", f"`{name}`", default, allowed, parameter.doc))
+    yield "\n"
+    yield from _table(("op", "parameter", "default", "allowed", "meaning"), rows)
+    for name, recipe in RECIPES.items():
         yield f"\n`AUGMENT: {name}` is\n\n```yaml\nAUGMENT:\n"
         yield from (f"  - {one_line(op)}\n" for op in recipe)
         yield "```\n"
 
 
-def _choice(names: tuple[str, ...]) -> str:
-    quoted = [f"`{name}`" for name in names]
-    return " or ".join([", ".join(quoted[:-1]), quoted[-1]]) if quoted else ""
-
-
-def _default(key: str, value: object) -> str:
-    for name, named in NAMED_VALUES.get(key, {}).items():
+def _default(key: Key) -> str:
+    value = plain(key.default)
+    for name, named in key.named.items():
         if value == plain(named):
             return f"`{name}`"
     return f"`{one_line(value)}`"
+
+
+def _comments_of(declaration: type) -> dict[str, str]:
+    """Return the comments above and behind every field of a class."""
+    source = textwrap.dedent(inspect.getsource(declaration))
+    lines = source.splitlines()
+    comments = {
+        token.start[0]: token.string.lstrip("# ").rstrip()
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    found = {}
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        first = node.lineno
+        while first - 1 in comments and lines[first - 2].lstrip().startswith("#"):
+            first -= 1
+        text = [comments[n] for n in range(first, (node.end_lineno or first) + 1) if n in comments]
+        if text:
+            found[ast.unparse(node.target)] = " ".join(text)
+    return found
 
 
 def _default_of(field: dataclasses.Field[Any]) -> str:

@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.benchmark.leaderboard.board import Board, Row
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.config.merge import load_config
+from kscl.keys import PRETRAIN, load_config
 from kscl.records.record import RECORD_FILE, Json, Protocol, make_record
 
 LINEAR = Protocol("linear-cached", {"epochs": 100, "scorer": "top1"})
@@ -66,6 +66,7 @@ def pretraining(*overrides: str, seed: int = 0, **changes: Any) -> Json:
         "seconds": 600.0,
         "seed": seed,
         "cfg": cfg,
+        "without_effect": PRETRAIN.without_effect,
         "data": DATA,
     }
     details |= changes.pop("details", {})
@@ -83,6 +84,7 @@ def evaluation(
         "seconds": 60.0,
         "seed": 0,
         "cfg": config(),
+        "without_effect": PRETRAIN.without_effect,
         "data": TEST_DATA,
         "inputs": {"backbone": backbone},
     }

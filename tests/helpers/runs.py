@@ -21,7 +21,7 @@ import cv2
 import numpy as np
 import torch
 
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, load_newest
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, load_newest
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(

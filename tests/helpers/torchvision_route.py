@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from PIL import Image, ImageFilter
 from torchvision.transforms import functional as F
 
-from kscl.views.sample import Step
+from kscl.views.augment import Step
+
+ON_PIL = {
+    "resized_crop": lambda image, box, size: F.resized_crop(image, *box, [size, size]),
+    "to_grayscale": lambda image: F.to_grayscale(image, num_output_channels=3),
+    "blur": lambda image, sigma: image.filter(ImageFilter.GaussianBlur(radius=sigma)),
+    "invert_above": F.solarize,
+}
 
 
-def carry_out_on_pil(image: Image.Image, steps: list[Step], size: int) -> np.ndarray:
-    for name, value in steps:
-        if name == "crop":
-            image = F.resized_crop(image, *value, [size, size])
-        elif name == "grayscale":
-            image = F.to_grayscale(image, num_output_channels=3)
-        elif name == "blur":
-            image = image.filter(ImageFilter.GaussianBlur(radius=value))
-        elif name == "flip":
-            image = F.hflip(image)
-        elif name == "solarize":
-            image = F.solarize(image, value)
-        else:
-            image = getattr(F, f"adjust_{name}")(image, value)
+def apply_on_pil(image: Image.Image, steps: Iterable[Step]) -> np.ndarray:
+    for step in steps:
+        name = step.apply.__name__
+        image = ON_PIL.get(name, getattr(F, name, None))(image, *step.arguments)
     return np.asarray(image)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kscl.config.shipped import shipped_configs
+from kscl.config import shipped_configs
 from kscl.errors import ConfigError
-from linear_eval.config import load_linear_eval_config
-from linear_eval.protocols import IMAGENET, definition_of, deviations, protocol_of
+from linear_eval.probe import load_linear_eval_config, probe_of
+from linear_eval.probes.online import IMAGENET
 
 CONFIGS = sorted((shipped_configs() / "linear_eval").glob("*.yaml"))
 SMALL = {"classes": 10, "train images": 18_000, "val images": 2_000}
@@ -52,8 +52,8 @@ MOCO_LINCLS = {
 
 def test_the_papers_probe_is_mocos_key_by_key():
     cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
-    assert definition_of(cfg) == MOCO_LINCLS
-    assert protocol_of(cfg, IMAGENET).id == "imagenet-linear-moco"
+    assert probe_of(cfg).definition() == MOCO_LINCLS
+    assert probe_of(cfg).protocol(IMAGENET).id == "imagenet-linear-moco"
 
 
 @pytest.mark.parametrize(
@@ -73,25 +73,24 @@ def test_the_papers_probe_is_mocos_key_by_key():
 )
 def test_any_other_setting_loses_the_name_and_says_why(key, value):
     cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml", [key, value])
-    protocol = protocol_of(cfg, IMAGENET)
+    protocol = probe_of(cfg).protocol(IMAGENET)
     assert protocol.id == "linear-online"
-    assert len(deviations(cfg, IMAGENET)) >= 1
+    assert len(probe_of(cfg).deviations(IMAGENET)) >= 1
     reference = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
-    assert protocol.hash != protocol_of(reference, IMAGENET).hash
+    assert protocol.hash != probe_of(reference).protocol(IMAGENET).hash
 
 
 def test_other_data_loses_the_name_imagenet():
     cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
-    assert protocol_of(cfg, SMALL).id == "linear-online"
-    assert "10 classes, not 1,000" in deviations(cfg, SMALL)
+    assert probe_of(cfg).protocol(SMALL).id == "linear-online"
+    assert "10 classes, not 1,000" in probe_of(cfg).deviations(SMALL)
 
 
 def test_seed_backbone_and_paths_are_no_part_of_a_protocol():
     words = ["SEED", "3", "BACKBONE.WEIGHTS", "random", "DATA.TRAIN", "x", "LABEL", "mine"]
     for path in CONFIGS:
-        assert definition_of(load_linear_eval_config(path, words)) == definition_of(
-            load_linear_eval_config(path)
-        )
+        changed, plain = load_linear_eval_config(path, words), load_linear_eval_config(path)
+        assert probe_of(changed).definition() == probe_of(plain).definition()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -101,9 +100,9 @@ def test_numbers_in_another_precision_are_never_ranked_together(path):
         load_linear_eval_config(path, ["SOLVER.TF32", tf32, "SOLVER.AMP", amp])
         for tf32, amp in chosen
     ]
-    told = [definition_of(cfg)["precision"] for cfg in found]
+    told = [probe_of(cfg).definition()["precision"] for cfg in found]
     assert told == ["float32", "tf32", "bf16", "bf16 and tf32"]
-    assert len({protocol_of(cfg, SMALL).hash for cfg in found}) == len(chosen)
+    assert len({probe_of(cfg).protocol(SMALL).hash for cfg in found}) == len(chosen)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -127,10 +126,10 @@ def test_a_wrong_config_is_told_whole():
     assert "SOLVER.LRR is not a key; did you mean SOLVER.BASE_LR" in text
 
 
-# Of the first records; results are compared only with results of the same hash. Those of cifar10
-# and shapes are of their present grid of weight decays, which reaches 0.1.
+# Of the first records; results are compared only with results of the same hash. That of shapes is
+# of its present grid of weight decays, which reaches 0.1; that of cifar10 is of L-BFGS.
 FIRST_HASHES = {
-    "cifar10": "6960a00e3842395e",
+    "cifar10": "9817d3456e9062ca",
     "imagenet_linear_moco": "da4ee16068a2802b",
     "knn": "7e225138ce063514",
     "linear_cached": "701863f1348447d0",
@@ -140,14 +139,21 @@ FIRST_HASHES = {
 }
 
 
+def test_the_two_solvers_of_the_cached_probe_are_two_protocols_by_name():
+    names = {"linear_cached": "linear-cached", "linear_cached_lbfgs": "linear-cached-lbfgs"}
+    for name, expected in (names | {"cifar10": "linear-cached-lbfgs"}).items():
+        cfg = load_linear_eval_config(f"linear_eval/{name}.yaml")
+        assert probe_of(cfg).protocol(IMAGENET).id == expected
+
+
 @pytest.mark.parametrize("name", FIRST_HASHES)
 def test_a_protocol_keeps_the_hash_that_its_first_records_have(name):
     cfg = load_linear_eval_config(f"linear_eval/{name}.yaml")
-    assert protocol_of(cfg, IMAGENET).hash == FIRST_HASHES[name]
+    assert probe_of(cfg).protocol(IMAGENET).hash == FIRST_HASHES[name]
 
 
 def test_the_words_of_a_center_crop_are_those_of_the_first_records():
     online = load_linear_eval_config(None, ["INPUT.AUGMENT", "center"])
-    assert definition_of(online)["train_view"] == "centre"
+    assert probe_of(online).definition()["train_view"] == "centre"
     cached = load_linear_eval_config(None, ["PROBE", "cached"])
-    assert definition_of(cached)["train_views"] == ["centre", "flip"]
+    assert probe_of(cached).definition()["train_views"] == ["centre", "flip"]

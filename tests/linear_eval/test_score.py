@@ -8,9 +8,9 @@ import scipy.stats
 import torch
 from sklearn.metrics import top_k_accuracy_score
 
+from kscl.errors import KsclError
 from kscl.records import hits
-from linear_eval.errors import LinearEvalError
-from linear_eval.score import ranked_classes, score, wilson_interval
+from linear_eval.score import beyond_noise, ranked_classes, score, wilson_interval
 
 NAMES = [f"class {number}" for number in range(8)]
 
@@ -50,5 +50,15 @@ def test_the_interval_is_wilsons(successes, n):
 
 
 def test_outputs_that_are_not_finite_are_an_error_and_no_score():
-    with pytest.raises(LinearEvalError, match="diverged"):
+    with pytest.raises(KsclError, match="diverged"):
         ranked_classes(torch.tensor([[0.0, torch.nan]]))
+
+
+def test_noise_is_that_of_the_images_on_which_two_settings_differ():
+    difference = np.zeros(1000)
+    difference[:5] = 1  # 5 right, none wrong: 0.5% with an error of 0.22%
+    assert beyond_noise(difference)
+    difference[5:105], difference[105:205] = 1, -1  # the same difference, an error of 0.45%
+    assert not beyond_noise(difference)
+    assert not beyond_noise(np.zeros(1000))
+    assert not beyond_noise(np.ones(1))  # nothing tells how sure one image is

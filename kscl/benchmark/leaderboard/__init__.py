@@ -35,8 +35,9 @@ covers the fingerprints of the evaluation's data (see `make_record`).
   against `outputs["backbone"]` as long as the file exists
 - `basis_figure`: path of a PNG, JPEG or WebP, relative to the record; it is embedded in the page.
   Without it, a file basis.png beside a pretraining's record is used
-- `costs`: {"peak_memory_gib", "peak_gpu_memory_gib", "energy_wh"} of the run
+- `costs`: {"peak_memory_gib", "peak_gpu_memory_gib"} of the run
 - `right`: which test images were correct (`kscl.records.hits`), so that two rows can be paired
+- `resampled_AP`: a detector's AP on resamples of the test images, the same ones for all detectors
 - `certificate`: what the conversion proved; shown as it is
 - `data[role]["path"]` in the record proper: where the fingerprinted data is, so that a change of it
   can be noticed later (for pretraining, DATA.TRAIN of its config is enough)

@@ -16,7 +16,7 @@ from kscl.benchmark.leaderboard.details import inside, is_random, number, warnin
 from kscl.benchmark.leaderboard.linking import Entry
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.reported import Reported
-from kscl.benchmark.leaderboard.statistics import UNTESTED, Standing
+from kscl.benchmark.leaderboard.statistics import UNTESTED, Pairs, PairTest, Standing, compare_all
 
 # The metrics of each kind that have a column, in this order; others are in the JSON and the panel.
 METRICS: dict[str, tuple[str, ...]] = {
@@ -161,6 +161,22 @@ class Section:
     definition: Any
     rows: list[Row]
     reported: list[Reported]
+
+    def compared(self, metric: str) -> tuple[list[Row], Pairs]:
+        """Return the rows that have a metric, and the tests of every two of them."""
+        having = [row for row in self.rows if metric in row.results[self.protocol].measures]
+        values = [row.results[self.protocol].measures[metric].values for row in having]
+        return having, compare_all(values)
+
+    @cached_property
+    def _headline_pairs(self) -> tuple[dict[int, int], Pairs]:
+        having, pairs = self.compared(HEADLINE[self.protocol.kind])
+        return {id(row): i for i, row in enumerate(having)}, pairs
+
+    def test(self, row: Row, to: Row) -> PairTest | None:
+        """Return the test of two rows by the headline; None if one of them has a single seed."""
+        indices, pairs = self._headline_pairs
+        return pairs.test(indices[id(row)], indices[id(to)])
 
     @cached_property  # asked for by every row of every table
     def metrics(self) -> tuple[str, ...]:

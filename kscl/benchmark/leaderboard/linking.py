@@ -10,11 +10,11 @@ from typing import Any
 
 from kscl.benchmark.leaderboard.details import inside, mapping, number, text
 from kscl.benchmark.leaderboard.reading import RecordFile
-from kscl.config.defaults import WITHOUT_EFFECT_ON_RESULTS
-from kscl.config.tree import config_hash
+from kscl.config import config_hash
+from kscl.keys import PRETRAIN
 from kscl.records.record import Json, Record
 
-SAME_FOR_ALL_SEEDS = (*WITHOUT_EFFECT_ON_RESULTS, "SEED")
+SAME_FOR_ALL_SEEDS = (*PRETRAIN.without_effect, "SEED")
 VARIED = ("METHOD.NUM_SHOTS", "METHOD.RHO")  # the two settings that the plots are drawn against
 # Of a described backbone: what makes it another entry. Evaluators add keys of their own.
 DESCRIBING = ("method", "similarity", "arch", "kwargs", "epochs", "num_shots", "rho")

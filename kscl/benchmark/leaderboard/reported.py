@@ -1,6 +1,8 @@
 """Published rows: shown beside ours for orientation, never ranked with them, never tested.
 
-Publications have no protocol hash, so such a row is listed under a protocol's id only.
+Publications have no protocol hash, so such a row is listed under a protocol's id only. An evaluator
+gives a run that id only if all its settings are the publication's: train_net adds to it what is
+not as shipped, the linear probe has another one.
 """
 
 from __future__ import annotations

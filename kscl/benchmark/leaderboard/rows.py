@@ -107,13 +107,6 @@ def _figures(pretrainings: Sequence[RecordFile]) -> dict[str, float]:
 def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) -> Section:
     mine = [row for row in rows if protocol in row.results]
     files = [file for row in mine for file in row.results[protocol].records]
-    ranked = [row for row in mine if is_ranked(row, protocol)]
-    for metric in columns_of(protocol.kind, files):
-        having = [row for row in ranked if metric in row.results[protocol].measures]
-        found = standings([row.results[protocol].measures[metric].values for row in having])
-        for row, standing in zip(having, found, strict=True):
-            measures = row.results[protocol].measures
-            measures[metric] = replace(measures[metric], standing=standing)
     headline = HEADLINE[protocol.kind]
 
     def order(row: Row) -> tuple[float, tuple[object, ...]]:
@@ -122,4 +115,11 @@ def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) ->
 
     definition = files[0].record.protocol.definition
     reported = reported_rows(protocol.id) if with_reported else []
-    return Section(protocol, definition, sorted(mine, key=order), reported)
+    section = Section(protocol, definition, sorted(mine, key=order), reported)
+    for metric in columns_of(protocol.kind, files):
+        having, pairs = section.compared(metric)
+        ranked = [i for i, row in enumerate(having) if is_ranked(row, protocol)]
+        for row, standing in zip(having, standings(pairs, ranked), strict=True):
+            measures = row.results[protocol].measures
+            measures[metric] = replace(measures[metric], standing=standing)
+    return section

@@ -22,8 +22,10 @@ ROUNDING = 1e-12
 
 THE_TEST = (
     "Rows are compared within one protocol and metric by Welch's t test, two-sided, with "
-    "pretraining seeds as the units (trials on one backbone are averaged first) and Holm's "
-    f"correction over the rows, at {ALPHA:g}. Rank 1 is the row with the highest mean, "
+    f"pretraining seeds as the units (trials on one backbone are averaged first), at {ALPHA:g}. "
+    "Every row's comparisons with all others are corrected by Holm's method, and the larger of a "
+    "pair's two corrected p counts. Intervals of differences are widened to match: they exclude 0 "
+    "exactly where the test shows a difference. Rank 1 is the row with the highest mean, "
     "and every row that this test cannot tell from it (not distinguishable); the ranks below are "
     "made in the same way from the rows that remain. A row with one pretraining seed takes no "
     "part: it has no rank and is never called different. Published rows are "
@@ -40,6 +42,36 @@ class Standing:
     verdict: Verdict
     rank: int | None
     p: float | None  # Holm-corrected, against the best; None for the best itself
+
+
+@dataclass(frozen=True)
+class PairTest:
+    """Welch's test of two rows, corrected for the comparisons of both with all other rows."""
+
+    p: float
+    level: float  # of the interval, such that it excludes 0 exactly if p < ALPHA
+    interval: tuple[float, float]  # of the difference of the means
+
+    @property
+    def shows(self) -> bool:
+        """Return whether a difference is shown."""
+        return self.p < ALPHA
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The test of every two groups of replicate values."""
+
+    groups: Sequence[Sequence[float]]
+    plain: np.ndarray  # (n, n) p before the correction; nan where a group has a single value
+    p: np.ndarray  # (n, n) after it
+
+    def test(self, i: int, j: int) -> PairTest | None:
+        """Return the test of group i − group j; None if one of them has a single value."""
+        plain, p = float(self.plain[i, j]), float(self.p[i, j])
+        level = 1 - ALPHA * plain / p if p else LEVEL
+        interval = welch_interval(self.groups[i], self.groups[j], level)
+        return None if interval is None else PairTest(p, level, interval)
 
 
 UNTESTED = Standing("not tested", None, None)
@@ -81,17 +113,36 @@ def bootstrap_interval(percent: float, n: int, level: float = LEVEL) -> tuple[fl
     return 100 * float(low) / n, 100 * float(high) / n
 
 
-def welch_p(one: Sequence[float], others: Sequence[Sequence[float]]) -> np.ndarray:
-    """Return the two-sided p of one group against each other one; all have two or more values."""
-    mean, mean_error = _moments([one])
-    means, errors = _moments(others)
-    difference, error = means - mean, errors + mean_error
-    sizes = np.array([len(group) for group in others])
-    scale = np.maximum(np.abs(means), np.abs(mean))
+def compare_all(groups: Sequence[Sequence[float]]) -> Pairs:
+    """Test every two groups; Holm's correction is over all comparisons of a group.
+
+    A pair has two corrected p, one among the comparisons of each group: the larger one counts. So
+    the answer for a pair is the same whichever of the two is the reference.
+    """
+    plain = np.full((len(groups), len(groups)), np.nan)
+    p = plain.copy()
+    tested = [i for i, group in enumerate(groups) if len(group) > 1]
+    if len(tested) > 1:
+        found = welch_p([groups[i] for i in tested])
+        others = ~np.eye(len(tested), dtype=bool)
+        corrected = np.ones_like(found)
+        for row, mine, to in zip(corrected, found, others, strict=True):
+            row[to] = holm(mine[to])
+        plain[np.ix_(tested, tested)] = found
+        p[np.ix_(tested, tested)] = np.maximum(corrected, corrected.T)
+    return Pairs(groups, plain, p)
+
+
+def welch_p(groups: Sequence[Sequence[float]]) -> np.ndarray:
+    """Return the two-sided p (n, n) of every two groups; all have two or more values."""
+    means, errors = _moments(groups)
+    parts = errors**2 / (np.array([len(group) for group in groups]) - 1)
+    difference, error = means[:, None] - means, errors[:, None] + errors
+    scale = np.maximum(np.abs(means)[:, None], np.abs(means))
     exact = error <= (ROUNDING * scale) ** 2
     with np.errstate(divide="ignore", invalid="ignore"):
         t = difference / np.sqrt(error)
-        freedom = error**2 / (errors**2 / (sizes - 1) + mean_error**2 / (len(one) - 1))
+        freedom = error**2 / (parts[:, None] + parts)
         p = 2 * stdtr(freedom, -np.abs(t))
     # No spread at all on either side: equal is equal, and anything else is a difference.
     return np.where(exact, np.where(np.abs(difference) <= ROUNDING * scale, 1.0, 0.0), p)
@@ -127,10 +178,14 @@ def holm(p: np.ndarray) -> np.ndarray:
     return corrected
 
 
-def standings(groups: Sequence[Sequence[float]], alpha: float = ALPHA) -> list[Standing]:
-    """Return one standing per group of replicate values; `THE_TEST` says it in words."""
-    found = [UNTESTED] * len(groups)
-    tested = [i for i, group in enumerate(groups) if len(group) > 1]
+def standings(pairs: Pairs, ranked: Sequence[int] | None = None) -> list[Standing]:
+    """Return one standing per group; `THE_TEST` says it in words.
+
+    Only the groups in `ranked` (indices; all by default) get a rank.
+    """
+    groups, found = pairs.groups, [UNTESTED] * len(pairs.groups)
+    ranked = range(len(groups)) if ranked is None else ranked
+    tested = [i for i in ranked if len(groups[i]) > 1]
     if len(tested) < 2:  # nothing to be better than
         return found
     rest = sorted(tested, key=lambda i: -float(np.mean(groups[i])))
@@ -138,16 +193,15 @@ def standings(groups: Sequence[Sequence[float]], alpha: float = ALPHA) -> list[S
     while rest:
         best, *others = rest
         rank = len(tested) - len(rest) + 1
-        p = holm(welch_p(groups[best], [groups[i] for i in others])) if others else np.empty(0)
         if rank == 1:
-            against_best |= zip(others, map(float, p), strict=True)
+            against_best |= {i: float(pairs.p[best, i]) for i in others}
             found[best] = Standing("best", 1, None)
         else:
             found[best] = Standing("below the best", rank, against_best[best])
         verdict: Verdict = "not distinguishable" if rank == 1 else "below the best"
         rest = []
-        for i, p_i in zip(others, p, strict=True):
-            if p_i < alpha:
+        for i in others:
+            if pairs.p[best, i] < ALPHA:
                 rest.append(i)
             else:
                 found[i] = Standing(verdict, rank, against_best[i])

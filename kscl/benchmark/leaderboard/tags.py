@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS, Entry, processes
 from kscl.benchmark.leaderboard.reading import RecordFile
-from kscl.config.tree import leaves_without
+from kscl.config import leaves_without
 
 MAX_SETTINGS = 2
 # METHOD.NAME is what LABEL was called in older records.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kscl.benchmark.leaderboard.board import ProtocolKey, Row
+from kscl.benchmark.leaderboard.board import ProtocolKey, Row, Section
 from kscl.records.record import LEAST_AP50
 
 
@@ -23,3 +23,11 @@ def lowest_ap50(row: Row, protocol: ProtocolKey) -> float | None:
         return None
     metrics = (file.record.metrics for file in row.results[protocol].records)
     return min((found["AP50"] for found in metrics if "AP50" in found), default=None)
+
+
+def best_ap50(section: Section) -> float | None:
+    """Return the highest mean AP50 of a protocol's detectors; None for other kinds."""
+    if section.protocol.kind != "detection":
+        return None
+    measures = (row.results[section.protocol].measures for row in section.rows)
+    return max((found["AP50"].mean for found in measures if "AP50" in found), default=None)

@@ -9,8 +9,7 @@ from typing import Any
 
 from kscl.benchmark.suite.spec import EVALUATION_KINDS, key_problems, types_of_keys
 from kscl.benchmark.suite.stages import Stage
-from kscl.config.reader import raise_problems, read_mapping
-from kscl.config.shipped import find_config
+from kscl.config import find_config, raise_problems, read_mapping
 from kscl.errors import KsclError
 
 WITHOUT_GPU = ("shapes", "convert", "basis", "board")

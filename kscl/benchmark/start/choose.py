@@ -13,6 +13,7 @@ OBJECT_PIXELS = 40  # side that the median object shall have in the detector's i
 SHORT_SIDES = (128, 320)  # of the detector's input, on a CPU
 VIEW = 48  # side of a view, in pixels
 MOST_BATCH, MOST_QUEUE = 64, 256
+MOST_GROUPS, GROUP = 8, 8  # BatchNorm groups, as many as MoCo has GPUs, and images in one
 DETECTOR_BATCH = 4
 MOST_ITERATIONS, ENOUGH_ITERATIONS, FEWEST_ITERATIONS = 900, 300, 100
 MOST_EPOCHS = 800
@@ -75,6 +76,11 @@ def choose_sizes(facts: Facts) -> Sizes:
     wanted = OBJECT_PIXELS / math.sqrt(area)
     short = int(8 * round(min(max(wanted, SHORT_SIDES[0]), SHORT_SIDES[1]) / 8))
     return Sizes(batch, queue, crop, short, tuple(facts.boxes.anchors(short)))
+
+
+def batch_norm_groups(batch: int) -> int:
+    """Return the BatchNorm groups of one process: several of 4 images rather than one."""
+    return max(1, min(MOST_GROUPS, batch // GROUP), min(2, batch // 4))
 
 
 def epoch_steps(facts: Facts) -> int:
@@ -196,6 +202,7 @@ def pretrain_overrides(facts: Facts, sizes: Sizes, epochs: int) -> dict[str, Any
         "DATA.TRAIN": facts.pretrain,
         "INPUT.SIZE": VIEW,
         "SOLVER.BATCH_SIZE": sizes.batch,
+        "KEY_ENCODER.BATCH_NORM_GROUPS": batch_norm_groups(sizes.batch),
         "DICTIONARY.QUEUE_LENGTH": sizes.queue,
         "SOLVER.EPOCHS": epochs,
         "SOLVER.WARMUP_EPOCHS": round(epochs / 10, 1),

@@ -16,7 +16,6 @@ from kscl.errors import KsclError
 
 PRETRAIN_SPLIT, TRAIN_SPLIT, TEST_SPLIT = "pretrain", "trainval", "test"
 TILES = "tiles"  # folder of crops to pretrain on, made by prepare_data.py where objects are small
-NUM_ANCHORS = 3
 FEWEST_IMAGES = 8  # to pretrain on
 
 

@@ -11,6 +11,7 @@ from kscl.benchmark.start.choose import (
 from kscl.benchmark.start.facts import Boxes, Facts
 
 CONFIG = "what is not said below is in this file of configs/"
+GROUPS = "keys are shuffled among so many parts of the batch, as among MoCo's eight GPUs"
 IN_THE_MINUTES = "what fits into the minutes"
 
 OF_KSCL = {
@@ -36,6 +37,7 @@ def of_pretraining(facts: Facts, plan: Plan) -> dict[str, str]:
         "test image",
         "INPUT.SIZE": "small views: on a CPU, more epochs help more than more pixels",
         "SOLVER.BATCH_SIZE": f"at most half of the {what}",
+        "KEY_ENCODER.BATCH_NORM_GROUPS": GROUPS,
         "DICTIONARY.QUEUE_LENGTH": f"shorter than the {facts.num_pretrain} {what}: a longer queue "
         "would hold the query's own one",
         "SOLVER.EPOCHS": _length(plan.moco_epochs, MOST_EPOCHS),

@@ -10,6 +10,7 @@ from kscl.benchmark.start import reasons
 from kscl.benchmark.start.choose import (
     Plan,
     Sizes,
+    batch_norm_groups,
     choose_sizes,
     detection_overrides,
     kscl_overrides,
@@ -18,10 +19,11 @@ from kscl.benchmark.start.choose import (
 )
 from kscl.benchmark.start.facts import Facts, refuse_few
 from kscl.benchmark.start.measure import DETECTION, KNN, LINEAR, PRETRAIN
-from kscl.config.tree import one_line
+from kscl.config import one_line
 from kscl.runtime.logs import clock
 
 DIFFERS = "what differs from that file"
+STARTS_OF_TRAINING = "A few minutes on a CPU compare starts of training, not finished detectors."
 
 
 def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir: Path) -> str:
@@ -32,7 +34,7 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
         *_head(facts, output_dir),
         "# Several seeds, so that a difference can be told from noise."
         if plan.seeds > 1
-        else "# One seed cannot separate a difference from noise. [0, 1, 2] adds two.",
+        else "# One seed: seed-to-seed variation is not measured. [0, 1, 2] adds two seeds.",
         f"seeds: {list(range(plan.seeds))}",
         f"jobs: {plan.jobs}  # stages at the same time, one core each",
         "# Seconds of one stage as measured; those of finished stages replace them.",
@@ -72,6 +74,7 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
         lines += ["  knn:  # the classes of the nearest features, without any training"]
         lines += [f"    config: {KNN}", *_overrides(probe_overrides(facts), {}, 4)]
     if facts.boxes is not None:
+        lines += [f"  # {STARTS_OF_TRAINING}"]
         lines += ["  detection:  # a Faster R-CNN, fine-tuned from the backbone"]
         note = "" if facts.classes is not None else f"  # {reasons.CONFIG}"  # said once
         lines += [f"    config: {DETECTION}{note}"]
@@ -86,12 +89,14 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
     queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
     num_gpus = min(num_gpus, queue)
     batch = min(256, queue) // num_gpus * num_gpus
+    groups = batch_norm_groups(batch)
+    alone = [f"  # {reasons.GROUPS}", f"  KEY_ENCODER.BATCH_NORM_GROUPS: {groups}"]
     lines = [
         f"# Made by tools/start.py for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
         "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
         "# tools/start.py with --cpu.",
         *_head(facts, output_dir),
-        "# Several seeds: one cannot separate a difference from noise.",
+        "# Several seeds: with one, seed-to-seed variation is not measured.",
         f"seeds: {list(range(num_seeds))}",
         f"num_gpus: {num_gpus}  # of every stage; batches are shared out among them",
         "baseline: [random]  # the question is what pretraining adds to random weights",
@@ -103,6 +108,7 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
         "  # the paper's 256, or less where the queue is shorter or GPUs cannot share it evenly;",
         "  # the learning rate follows",
         f"  SOLVER.BATCH_SIZE: {batch}",
+        *(alone if num_gpus == 1 else []),
         "contenders:  # what is compared; all of them have the same network",
         "  random: {arch: resnet50}  # no pretraining",
         "  # the method that KSCL extends, with one key per image, for 200 epochs",

@@ -20,7 +20,7 @@ from kscl.benchmark.submission.layout import (
     stem,
 )
 from kscl.benchmark.submission.private import without_private
-from kscl.config.tree import config_yaml
+from kscl.config import config_yaml
 from kscl.errors import KsclError
 from kscl.records.record import (
     Record,

@@ -13,9 +13,9 @@ from pathlib import Path
 from kscl.benchmark.suite.check_several import Command, Said, run_checks
 from kscl.benchmark.suite.execute import DONE, State
 from kscl.benchmark.suite.stages import Stage
-from kscl.config.merge import load_config
-from kscl.config.tree import one_line, plain
+from kscl.config import one_line, plain
 from kscl.errors import KsclError
+from kscl.keys import load_config
 from kscl.runtime.files import write_atomically
 
 PASSED_FILE = "checked.txt"  # keys of stages whose check has passed

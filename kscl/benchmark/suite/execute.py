@@ -20,6 +20,7 @@ from kscl.benchmark.suite.stages import KEY_LENGTH, Stage, without_insert
 from kscl.errors import KsclError
 from kscl.records.shape import listed, one_line, wrong_places
 from kscl.runtime.files import write_atomically
+from kscl.runtime.folder_lock import LOCK_FILE, is_locked
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.machine import usable_cores
 from kscl.runtime.processes.signals import stop_requests
@@ -96,6 +97,16 @@ def look(
         states.append(State(stage, status, seconds, expected and expected * stage.length, file))
     _estimate(states, notes)
     return states
+
+
+def mark_running(states: Sequence[State]) -> None:
+    """Mark the stages that another process is running: it holds their folder, or one in it."""
+    for state in states:
+        folder = Path(state.stage.folder)
+        # Several trials or seeds have a folder each, one level down.
+        locks = [folder / LOCK_FILE, *folder.glob(f"*/{LOCK_FILE}")]
+        if state.status == TO_DO and any(is_locked(lock.parent) for lock in locks):
+            state.status = RUNNING
 
 
 def _estimate(states: list[State], notes: Mapping[Path, _Note]) -> None:

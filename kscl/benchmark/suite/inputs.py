@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl.benchmark.suite.spec import Overrides
-from kscl.config.reader import file_values
-from kscl.config.tree import leaves
-from kscl.data.annotated.specs import OFFICIAL_NAMES, parse_source
+from kscl.config import file_values, leaves
+from kscl.data.annotated.specs import is_set_name, parse_source
 from kscl.data.source import is_remote
-from kscl.data.tar.shards import expand_shards, is_shard_pattern
+from kscl.data.tar import expand_shards, is_shard_pattern
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.runtime.files import sha256_of
@@ -56,10 +55,9 @@ def content_of(name: str, made: Sequence[str]) -> str:
     What lies in a folder that an earlier stage has `made` is known by its name, and so is what is
     not there, or not on this machine.
     """
-    if name.startswith(("voc:", "coco:")) or name in OFFICIAL_NAMES:
+    if is_set_name(name):
         source = parse_source(name)
-        parts = [str(path) for path in (source.root, source.json_file) if path is not None]
-        return "/".join([source.split, *(content_of(part, made) for part in parts)])
+        return "/".join([source.split, *(content_of(str(part), made) for part in source.parts)])
     path = Path(name)
     if any(path.is_relative_to(folder) for folder in made):
         return name

@@ -31,7 +31,10 @@ def table(states: Sequence[State], jobs: int = 1, width: int = WIDTH) -> str:
 
 
 def to_go(states: Sequence[State], jobs: int = 1) -> str:
-    """Return how long the rest may take, as far as earlier stages tell, and how many are done."""
+    """Return how long the rest may take, as far as earlier stages tell, and how many are done.
+
+    `jobs` stages at a time share the work, but a stage waits for those it needs.
+    """
     left = [state for state in states if state.status != DONE]
     known = [_left(state) for state in left if state.expected is not None]
     unknown = len(left) - len(known)
@@ -41,7 +44,8 @@ def to_go(states: Sequence[State], jobs: int = 1) -> str:
     if not known:
         return f"Time to go not known yet; {done}"
     more = f" and {unknown} of unknown time" if unknown else ""
-    return f"About {clock(sum(known) / jobs)} to go{more}; {done}"
+    seconds = max(sum(known) / jobs, _longest_chain(left))
+    return f"About {clock(seconds)} to go{more}; {done}"
 
 
 class LiveTable:
@@ -100,6 +104,15 @@ def tail(path: Path, lines: int = 15) -> str:
     except OSError:
         return ""
     return "\n".join(text.replace("\r", "\n").rstrip().splitlines()[-lines:])
+
+
+def _longest_chain(left: Sequence[State]) -> float:
+    """Return the seconds of the stages that must run one after another; needs come first."""
+    until_end: dict[int, float] = {}  # by identity of the stage
+    for state in left:
+        before = max((until_end.get(id(need), 0.0) for need in state.stage.needs), default=0.0)
+        until_end[id(state.stage)] = before + _left(state)
+    return max(until_end.values())
 
 
 def _left(state: State) -> float:

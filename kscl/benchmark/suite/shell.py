@@ -1,21 +1,18 @@
-"""Stages as text for other engines: a list of commands, a shell script, or a makefile.
+"""Stages as text for other engines: a list of commands, or a shell script.
 
-Script and makefile leave the same notes as the suite itself: either continues what the other began.
+The script leaves the same notes as the suite itself: either continues what the other began.
 """
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from kscl.benchmark.suite.execute import note_path
 from kscl.benchmark.suite.stages import Stage
-from kscl.errors import KsclError
 
-FORMATS = ("list", "sh", "make")
-SPECIAL_TO_MAKE = re.compile(r"[\s#:%$~*?\[\]\\]")
+FORMATS = ("list", "sh")
 
 SH_HEAD = """\
 #!/bin/sh
@@ -29,21 +26,12 @@ stage() { # NOTE KEY KIND COMMAND…
         "$key" "$kind" "$(($(date +%s) - begun))" >"$note"
 }
 """
-MAKE_HEAD = """\
-# make -j 4 -f THIS_FILE runs four stages side by side; again, it continues.
-.PHONY: all stages
-all:
-\t@code=0; $(MAKE) -k -f $(firstword $(MAKEFILE_LIST)) stages || code=$$?; \\
-\t{board}; exit $$code
-"""
 
 
 def commands_text(stages: Sequence[Stage], state_dir: Path, form: str) -> str:
     """Return the commands of all stages in one of the formats."""
     if form == "sh":
         return _sh(stages, state_dir)
-    if form == "make":
-        return _makefile(stages, state_dir)
     return "".join(f"{shlex.join(stage.command)}\n" for stage in stages)
 
 
@@ -70,24 +58,3 @@ def _sh(stages: Sequence[Stage], state_dir: Path) -> str:
         lines.append(f'[ -n "${own}" ] || failed=1')
     lines += [f"# {board.name}", f"{board_command(board, board.program)} || failed=1"]
     return "\n".join([*lines, 'exit "$failed"', ""])
-
-
-def _makefile(stages: Sequence[Stage], state_dir: Path) -> str:
-    if found := SPECIAL_TO_MAKE.search(str(state_dir)):
-        raise KsclError(
-            f"output_dir {state_dir.parent} has {found[0]!r} in it, which make cannot take in the "
-            "name of a file. Use --format sh, or another output_dir."
-        )
-    *others, board = stages
-    text = [MAKE_HEAD.format(board=board_command(board, board.program).replace("$", "$$"))]
-    text.append(f"stages: {' '.join(str(note_path(state_dir, stage)) for stage in others)}\n")
-    for stage in others:
-        needs = " ".join(str(note_path(state_dir, need)) for need in stage.needs)
-        note = f'{{"key": "{stage.key}", "kind": "{stage.kind}", "seconds": %d.0}}\\n'
-        text.append(
-            f"# {stage.name}\n{note_path(state_dir, stage)}: {needs}\n"
-            f"\t@mkdir -p $(@D); begun=$$(date +%s); "
-            f"{shlex.join(stage.command).replace('$', '$$')} && \\\n"
-            f"\tprintf '{note}' \"$$(($$(date +%s) - begun))\" >$@\n"
-        )
-    return "\n".join(text)

@@ -15,12 +15,9 @@ from typing import Any, get_origin, get_type_hints
 from kscl.benchmark.suite.numbers import estimate_problems, number_lists
 from kscl.benchmark.suite.references import reference_problems
 from kscl.benchmark.suite.steps import length_problems, step_problems, with_steps
-from kscl.config.merge import COMMAND_LINE, load_config
-from kscl.config.reader import raise_problems, read_mapping
-from kscl.config.renamed import SHAPES_KEYS, SUITE_KEYS, new_key
-from kscl.config.shipped import find_config
-from kscl.config.tree import one_line
+from kscl.config import COMMAND_LINE, find_config, one_line, raise_problems, read_mapping
 from kscl.errors import ConfigError
+from kscl.keys import load_config
 
 Overrides = dict[str, Any]
 
@@ -175,14 +172,11 @@ def override_words(overrides: Overrides) -> list[str]:
 
 
 def _problems(values: Mapping[str, Any]) -> Iterator[str]:
-    yield from key_problems("the suite", values, KEYS_OF_SUITE, SUITE_KEYS)
+    yield from key_problems("the suite", values, KEYS_OF_SUITE)
     for key in REQUIRED:
         if not values.get(key):
             yield f"{key} is missing or empty."
     yield from number_lists("the suite", values)
-    for old, new in SHAPES_KEYS.items():
-        if old in _mapping(values, "shapes"):
-            yield f"shapes: {old} has been renamed: write {new}."
     shared = _mapping(values, "pretrain_overrides")
     if "LABEL" in shared:
         yield "pretrain_overrides: LABEL is for one contender: write it into its overrides."
@@ -260,9 +254,6 @@ def _evaluation(name: str, about: object) -> Iterator[str]:
         yield f"{where}: trials is {trials}; it must be at least 1."
     if kind != "detection" and trials != 1:
         yield f"{where}: trials is only for detection: remove it, or use more seeds."
-    for key in _mapping(about, "overrides"):  # their values are checked by the stage itself
-        if new := new_key(str(key)):
-            yield f"{where}: {key} has been renamed: write {new}."
 
 
 def _same_twice(evaluations: Mapping[str, Any]) -> Iterator[str]:
@@ -277,17 +268,10 @@ def _same_twice(evaluations: Mapping[str, Any]) -> Iterator[str]:
             yield f"evaluation {name} measures the same as {first}: remove one of them."
 
 
-def key_problems(
-    where: str,
-    about: Mapping[str, Any],
-    known: Mapping[str, Any],
-    renamed: Mapping[str, str] | None = None,
-) -> Iterator[str]:
+def key_problems(where: str, about: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
     """Yield every key that is not known, and every value of another type."""
     for key, value in about.items():
-        if key in (renamed or {}):
-            yield f"{where}: {key} has been renamed: write {(renamed or {})[key]}."
-        elif key not in known:
+        if key not in known:
             nearest = difflib.get_close_matches(str(key), list(known), n=1)
             hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(known)}."
             yield f"{where}: {key} is not a key; {hint}"

@@ -11,7 +11,7 @@ from kscl.benchmark.suite.inputs import content_of, data_of, weights_of
 from kscl.benchmark.suite.references import SHAPES_FOLDER
 from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
 from kscl.cli import INSERT_OPTION
-from kscl.config.tree import one_line
+from kscl.config import one_line
 
 KEY_LENGTH = 8
 

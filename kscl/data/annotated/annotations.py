@@ -10,9 +10,11 @@ import difflib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from kscl.data.annotated.masks import Mask, Polygons, RunLengths, extent
+from kscl.data.formats import CONVERT, COPY_AGAIN, UnreadableImage, open_image
+from kscl.data.source import open_regular
 from kscl.errors import KsclError, printable
 
 SHOWN_PER_KIND = 20  # on screen; `Problem`s are all kept
@@ -207,3 +209,48 @@ def check_mask(
     elif around[0] >= box[2] or around[2] <= box[0] or around[1] >= box[3] or around[3] <= box[1]:
         text = f"{what} has a mask that lies beside its box"
         yield Problem("mask beside its box", where, text, "Correct the mask or the box")
+
+
+def leads_out(name: str) -> bool:
+    """Return whether a relative name from a file would reach beyond the data set's folder."""
+    path = PurePosixPath(name)
+    return path.is_absolute() or ".." in path.parts or "\0" in name
+
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_TURNED = (5, 6, 7, 8)  # orientations that swap width and height
+_DEEP_MODES = ("I", "F")  # of 16 and 32 bits per pixel, "I;16" too
+
+
+class UnusableImage(KsclError):
+    """An image file that cannot be used: the message is the reason alone, `fix` what helps."""
+
+    def __init__(self, reason: str, fix: str = COPY_AGAIN) -> None:
+        super().__init__(reason)
+        self.fix = fix
+
+
+def image_size(path: Path, decode: bool = False) -> tuple[int, int]:
+    """Return (width, height) after the EXIF turn that Detectron2 makes; `decode` reads all pixels.
+
+    Raise UnusableImage for a file that cannot be used.
+    """
+    try:
+        with open_regular(path) as file, open_image(file) as image:
+            width, height = image.size
+            # Asked of `info` first: getexif() would decode a whole PNG to find none.
+            exif = image.getexif() if "exif" in image.info else {}
+            if image.mode.split(";")[0] in _DEEP_MODES:
+                raise UnreadableImage(
+                    "it has more than 8 bits per pixel, which turn white when read as RGB "
+                    f"(mode {image.mode})",
+                    CONVERT,
+                )
+            if decode:
+                image.load()
+    except UnreadableImage as error:
+        raise UnusableImage(f"cannot be used: {error}", error.fix) from error
+    except (OSError, ValueError) as error:
+        reason = f"cannot be read: {getattr(error, 'strerror', '') or error}"
+        raise UnusableImage(reason, "Make it readable") from error
+    return (height, width) if exif.get(_ORIENTATION) in _TURNED else (width, height)

@@ -30,16 +30,109 @@ from kscl.data.annotated.annotations import (
     check_mask,
     class_problem,
     is_ordered,
+    leads_out,
     one_line_per_class,
 )
 from kscl.data.annotated.masks import read_mask
-from kscl.data.annotated.voc_files import leads_out
+from kscl.data.annotated.specs import AnnotationFormat, Files, Source, annotation_format
 from kscl.data.source import open_regular
 from kscl.errors import KsclError
 
 WRITE_AGAIN = "Write the file again with the tool it came from"
 
+COCO_NAMES = {
+    f"coco_{name}": (f"coco/annotations/instances_{file}.json", f"coco/{images}")
+    for name, file, images in (
+        ("2014_train", "train2014", "train2014"),
+        ("2014_val", "val2014", "val2014"),
+        ("2014_minival", "minival2014", "val2014"),
+        ("2014_valminusminival", "valminusminival2014", "val2014"),
+        ("2017_train", "train2017", "train2017"),
+        ("2017_val", "val2017", "val2017"),
+        ("2017_val_100", "val2017_100", "val2017"),
+    )
+}
+
 FindImage = Callable[[str], Path | Problem]  # from a file_name
+
+
+@annotation_format
+class Coco(AnnotationFormat):
+    """One JSON file for all images."""
+
+    name = "coco"
+    files = "a COCO .json"
+    suffix = ".json"
+    form = "coco:FILE.json:IMAGE_FOLDER"
+    official = COCO_NAMES
+    crowds = True
+
+    def refusal(self, path: Path) -> str:
+        try:
+            load_json(path)
+        except KsclError as error:
+            return str(error)
+        return ""
+
+    def is_damaged(self, path: Path, image_names: set[str]) -> bool:
+        """Return whether the file is not even JSON."""
+        try:
+            read_json(path)
+        except KsclError:
+            return True
+        return False
+
+    def read(self, files: Files) -> AnnotatedSet:
+        """Read one or more files, whose images may lie anywhere below the folder of images."""
+        found = AnnotatedSet(self.name, ())
+        root = files.image_root
+        for path in files.annotations.values():
+            inside, folder = [root], Path(os.path.abspath(path.parent))
+            if folder.is_relative_to(os.path.abspath(root)):  # each folder may have its own file
+                inside.append(root / folder.relative_to(os.path.abspath(root)))
+            find = partial(_find_image, files, inside, [root.parent, path.parent])
+            reading = read_coco(path, find_image=find)
+            found.images += reading.images
+            found.problems += reading.problems
+            found.class_names = tuple(dict.fromkeys(found.class_names + reading.class_names))
+        return found
+
+    def read_set(
+        self,
+        source: Source,
+        class_names: Sequence[str] | None,
+        with_images: bool,
+        with_masks: bool,
+    ) -> AnnotatedSet:
+        images = source.root if with_images else None
+        assert source.annotations is not None
+        return read_coco(
+            source.annotations, images, class_names, name=source.name, with_masks=with_masks
+        )
+
+    def class_names(self, source: Source) -> tuple[str, ...]:
+        assert source.annotations is not None
+        return tuple(read_category_names(source.annotations).values())
+
+
+def _find_image(
+    files: Files, inside: list[Path], outside: list[Path], file_name: str
+) -> Path | Problem:
+    """Return the image with this path below a folder, or else with this name, or the problem."""
+    try:
+        image = (
+            _below(inside, file_name)
+            or files.find([file_name])
+            or _below(outside, file_name)  # the name may begin with that of the folder of images
+        )
+    except KsclError as error:
+        fix = "Write the path of the image as its file_name"
+        return Problem("ambiguous image", str(inside[0] / file_name), str(error), fix)
+    return image or _missing_image(inside[0] / file_name)
+
+
+def _below(roots: list[Path], file_name: str) -> Path | None:
+    return next((root / file_name for root in roots if os.path.isfile(root / file_name)), None)
 
 
 def read_coco(
@@ -280,10 +373,9 @@ def _box(values: Any) -> Box:
 
 def _in_folder(image_root: str | Path, file_name: str) -> Path | Problem:
     path = Path(image_root, file_name)
-    return path if os.path.isfile(path) else missing_image(path)
+    return path if os.path.isfile(path) else _missing_image(path)
 
 
-def missing_image(path: Path) -> Problem:
-    """Return the problem of an image that is not where its file_name says."""
+def _missing_image(path: Path) -> Problem:
     fix = "Add the image, or correct its file_name or the image folder"
     return Problem("missing image", str(path), "there is no such file", fix)

@@ -4,10 +4,9 @@
 the linear probe, and crowded scenes in the layout of PASCAL VOC for detection.
 """
 
-from kscl.datasets.shapes.classes import CLASS_NAMES
-from kscl.datasets.shapes.settings import ShapesSettings
-from kscl.datasets.shapes.writing.contact_sheet import draw_contact_sheet
-from kscl.datasets.shapes.writing.writer import find_shapes, make_shapes, verify_shapes
+from kscl.datasets.shapes.contact_sheet import draw_contact_sheet
+from kscl.datasets.shapes.draw import CLASS_NAMES
+from kscl.datasets.shapes.write import ShapesSettings, find_shapes, make_shapes, verify_shapes
 
 __all__ = [
     "CLASS_NAMES",

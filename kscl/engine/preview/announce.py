@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from kscl.engine.doubts import queue_doubts
+from kscl.engine.health import batch_norm_warnings, queue_warnings
 from kscl.engine.schedule import learning_rate
 from kscl.engine.state import TrainState
 from kscl.method.cost import PASSES_OF_MOCO, forward_passes, num_views, views_in_words
-from kscl.method.similarity import find_similarity
+from kscl.registry import SIMILARITIES
+from kscl.runtime.precision import tell_of_tf32
 from kscl.runtime.processes.distributed import world_size
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def derived_values(cfg: CfgNode) -> list[str]:
     )
     if cfg.DICTIONARY.TYPE == "queue":
         length, dim = cfg.DICTIONARY.QUEUE_LENGTH, cfg.PROJECTOR.DIM
-        stored = find_similarity(cfg.METHOD.SIMILARITY).max_rank(shots, cfg.METHOD.RHO)
+        stored = SIMILARITIES[cfg.METHOD.SIMILARITY].max_rank(shots, cfg.METHOD.RHO)
         lines.append(
             f"queue of {length:,} subspaces x {stored} x {dim} → "
             f"{length * stored * dim * 4 / 2**20:.1f} MiB"
@@ -42,7 +42,7 @@ def derived_values(cfg: CfgNode) -> list[str]:
     return lines
 
 
-def announce(state: TrainState, data: dict[str, Any], checkpoint: Path | None) -> None:
+def announce(state: TrainState, data: dict[str, Any]) -> None:
     """Log what the run will do."""
     for line in derived_values(state.cfg):
         log.info(line)
@@ -54,7 +54,9 @@ def announce(state: TrainState, data: dict[str, Any], checkpoint: Path | None) -
         state.total_steps,
         f"{world_size()} x {state.device.type}",
     )
-    for warning in queue_doubts(state.cfg, data["images"]):
+    tell_of_tf32(state.cfg.SOLVER.AMP, state.cfg.SOLVER.TF32, state.device)
+    for warning in (
+        *queue_warnings(state.cfg, data["images"]),
+        *batch_norm_warnings(state.cfg, state.learner, world_size()),
+    ):
         log.warning("%s", warning)
-    if checkpoint is not None:
-        log.info("Resuming after step %d from %s.", state.step, checkpoint)

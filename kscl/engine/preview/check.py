@@ -15,11 +15,10 @@ from kscl.data.formats import DECODED_SAMPLE
 from kscl.data.loader import steps_per_epoch
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource, is_remote
-from kscl.data.tar.remote import check_reachable
-from kscl.data.tar.shards import is_shard_pattern
-from kscl.engine.doubts import queue_doubts
+from kscl.data.tar import check_reachable, is_shard_pattern
+from kscl.engine.health import batch_norm_warnings, queue_warnings
 from kscl.engine.knn import KnnCheck
-from kscl.engine.start import start_from_weights
+from kscl.engine.pretrain import start_from_weights
 from kscl.engine.state import build_state, check_ranks, check_room
 from kscl.errors import KsclError
 
@@ -45,7 +44,7 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
         try:
             source = open_source(where, cfg.DATA.CACHE_DIR)
             num_images = len(source)
-            for doubt in queue_doubts(cfg, num_images):
+            for doubt in queue_warnings(cfg, num_images):
                 yield Problem("queue", "DICTIONARY.QUEUE_LENGTH", doubt, "", fatal=False)
             check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
             yield from _unreadable(source, cfg)
@@ -63,6 +62,8 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
     try:
         steps = steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE)
         state = build_state(cfg, num_images, steps, torch.device("cpu"))
+        for doubt in batch_norm_warnings(cfg, state.learner, max(1, num_gpus)):
+            yield Problem("batch norm", "KEY_ENCODER.BATCH_NORM_GROUPS", doubt, "", fatal=False)
         start_from_weights(state.learner, cfg)
         check_room(state, existing_parent(Path(cfg.OUTPUT_DIR)))
     except KsclError as error:

@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 from kscl.data.loader import build_train_loader, steps_per_epoch
 from kscl.data.source import ImageSource
 from kscl.data.throughput import Budget, measure_budget
-from kscl.engine.loop import settle
+from kscl.engine.loop import warm_up
 from kscl.engine.schedule import total_steps
 from kscl.engine.state import build_state
 from kscl.method.cost import forward_passes
@@ -39,7 +39,7 @@ def budget_here(cfg: CfgNode, source: ImageSource) -> Budget:
     state = build_state(small, len(source), steps, device())
     loader = build_train_loader(small, source, first_step=0, last_step=steps, rank=0, world_size=1)
     budget = measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS)
-    return over_all_sizes(budget.with_encode(settle(state)), cfg)
+    return over_all_sizes(budget.with_encode(warm_up(state)), cfg)
 
 
 def over_all_sizes(budget: Budget, cfg: CfgNode) -> Budget:

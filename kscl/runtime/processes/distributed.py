@@ -95,6 +95,23 @@ class _Gather(torch.autograd.Function):
         return grad.chunk(world_size())[rank()]
 
 
+def sum_with_gradient(local: Tensor) -> Tensor:
+    """Add up the ranks' tensors; each rank's gradient is the sum of all ranks' gradients."""
+    return local if world_size() == 1 else _Sum.apply(local)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: Tensor) -> Tensor:
+        total = local.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _Sum.forward(ctx, grad)
+
+
 def average_(tensors: Sequence[Tensor]) -> None:
     """Replace each tensor by its mean over ranks."""
     if world_size() == 1 or not tensors:

@@ -27,9 +27,8 @@ import torch.distributed as dist
 
 from kscl.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, print_error
 from kscl.errors import KsclError
-from kscl.runtime.costs import start_metering
 from kscl.runtime.failures import explained
-from kscl.runtime.machine import usable_cores
+from kscl.runtime.machine import usable_cores, without_kernels
 from kscl.runtime.processes.distributed import waiting_on_hosts
 from kscl.runtime.processes.lifetime import (
     EXIT_BUG,
@@ -69,9 +68,10 @@ def launch(worker: Worker, argument: object, num_gpus: int) -> int:
             f"--num-gpus is {num_gpus}, but {gpus} are visible. Use at most that, or let "
             "CUDA_VISIBLE_DEVICES name more."
         )
+    for gpu in range(min(gpus, max(1, num_gpus))):
+        require_kernels(gpu)
     if num_gpus > 1:
         return _spawn(worker, argument, num_gpus)
-    start_metering()
     with explained():
         return worker(argument)
 
@@ -83,8 +83,9 @@ def _join(worker: Worker, argument: object, gpus: int) -> int:
         end_with_torchrun()
     try:
         if gpus:
-            torch.cuda.set_device(visible_gpu(int(os.environ["LOCAL_RANK"]), gpus))
-        start_metering()
+            gpu = visible_gpu(int(os.environ["LOCAL_RANK"]), gpus)
+            require_kernels(gpu)
+            torch.cuda.set_device(gpu)
         with _process_group(**_meeting_place()), explained():
             return worker(argument)
     except KsclError as error:
@@ -97,6 +98,13 @@ def _join(worker: Worker, argument: object, gpus: int) -> int:
     except BaseException:
         traceback.print_exc()
     return leave(code)
+
+
+def require_kernels(gpu: int) -> None:
+    """Raise an error if the installed torch cannot compute on a GPU."""
+    lack, fix = without_kernels(gpu)
+    if lack:
+        raise KsclError(f'{lack}. {fix}. CUDA_VISIBLE_DEVICES="" runs on the CPU instead.')
 
 
 def visible_gpu(local_rank: int, gpus: int) -> int:
@@ -249,7 +257,6 @@ def _spawned(
         elif "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, usable_cores() // count))
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        start_metering()
         with _process_group(store=store, rank=number, world_size=count), explained():
             code = worker(argument)
     except KsclError as error:

@@ -1,7 +1,8 @@
-"""Shuffled BatchNorm (MoCo, section 3.3): batches of views, dealt anew among the ranks.
+"""Shuffled BatchNorm (MoCo, section 3.3): batches of views, dealt anew among ranks and groups.
 
 BatchNorm sees other images in a key's batch than in its query's, so the two cannot recognize each
-other by them.
+other by them. R ranks whose BatchNorm has G groups each deal as R · G ranks do: only the order of
+all ranks' images counts, of which each group encodes an equal part.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ class Shuffle:
 
     All ranks draw the same order of view k from `seed` + k. All views travel in one message, and an
     image goes only to the rank that encodes it. Nobody waits for them until `encode`, so a rank can
-    compute in between.
+    compute in between. One process with one group has nobody to exchange images with.
     """
 
-    def __init__(self, views: Tensor, seed: int) -> None:
+    def __init__(self, views: Tensor, seed: int, groups: int = 1) -> None:
         self.views = views
-        if world_size() > 1:
+        self.dealt = world_size() * groups > 1
+        if self.dealt:
             batch, count = views.shape[:2]
             self.deal = _Deal(batch, [seed + k for k in range(count)], views.device)
             self.arrival = self.deal.out(views.transpose(0, 1).flatten(0, 1))
 
     def encode(self, encode: Callable[[Tensor], Tensor]) -> Tensor:
         """Encode each view in a batch shuffled over all ranks; return (B, K, D) in order."""
-        if world_size() == 1:
+        if not self.dealt:
             return torch.stack([encode(view) for view in self.views.unbind(1)], 1)
         batch, count = self.views.shape[:2]
         mixed = self.arrival()  # (K · B, ...)
@@ -82,12 +84,16 @@ def _exchange(
     if last:
         rows = rows.permute(0, 2, 3, 1)  # sent as it lies in memory
     outgoing = rows.index_select(0, first)  # whole rows: by rows[first] a pixel is copied at a time
-    incoming = torch.empty_like(outgoing)
-    work = dist.all_to_all_single(incoming, outgoing, received, sent, async_op=True)
+    work = None
+    if world_size() == 1:
+        incoming = outgoing
+    else:
+        incoming = torch.empty_like(outgoing)
+        work = dist.all_to_all_single(incoming, outgoing, received, sent, async_op=True)
 
     def arrival() -> Tensor:
-        assert work is not None
-        work.wait()
+        if work is not None:
+            work.wait()
         moved = incoming.index_select(0, then)
         return moved.permute(0, 3, 1, 2) if last else moved
 

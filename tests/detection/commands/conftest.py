@@ -9,7 +9,6 @@ import pytest
 
 from detection.commands.convert import main as convert
 from kscl.commands.make_shapes import main as make_shapes
-from kscl.datasets.shapes.writing import coco
 from tests.helpers.data.sets import Thing, write_voc
 from tests.helpers.detection_runs import start_train_net
 
@@ -49,21 +48,21 @@ def drawn(tmp_path_factory) -> list[str]:
     images = root / "VOCdevkit" / "VOC2007" / "JPEGImages"
     words = []
     for role, split in (("TRAIN", "trainval"), ("TEST", "test")):
-        words += [f"DATASETS.{role}", f"('coco:{root / coco.file_path(split)}:{images}',)"]
+        words += [f"DATASETS.{role}", f"('coco:{root}/coco/instances_{split}.json:{images}',)"]
     return words
 
 
 def count_reads(file: Path) -> None:
-    import kscl.data.annotated.specs
+    import kscl.data.annotated.voc
 
-    read = kscl.data.annotated.specs.read_voc
+    read = kscl.data.annotated.voc.read_voc
 
     def counted(root, split, *words, **options):
         with file.open("a") as lines:
             lines.write(f"{split}\n")
         return read(root, split, *words, **options)
 
-    kscl.data.annotated.specs.read_voc = counted
+    kscl.data.annotated.voc.read_voc = counted
 
 
 @pytest.fixture(scope="session")

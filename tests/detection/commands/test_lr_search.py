@@ -13,9 +13,9 @@ from detection.commands.train_net import main
 from detection.config import load_detection_config
 from detection.data.sets import RunSets, read_run_sets
 from detection.errors import DetectionError
-from detection.train.adapt import adapt
 from detection.train.lr_search import parse_grid, search, search_sets
 from detection.train.protocol import protocol_of
+from detection.train.trials import adapt
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.records.record import read_record, record_id
 from kscl.runtime.files import write_atomically
@@ -38,18 +38,21 @@ def test_the_learning_rate_is_chosen_on_a_part_of_the_training_images(shop, tmp_
     assert found["AP"][f"{found['chosen']:g}"] == max(found["AP"].values())
     assert (found["trained_on"], found["chosen_on"]) == (8, 2)
     assert record["config"]["values"]["SOLVER"]["BASE_LR"] == found["chosen"]
-    assert record["protocol"]["id"] == "shapes-tiny-c4-lr-search+DATASETS=voc"
+    assert record["protocol"]["id"] == "shapes-tiny-c4-lr-search+DATASETS=voc (changed)"
     assert record["protocol"]["definition"]["KSCL.LR_GRID"] == [0.001, 0.03]
     assert "SOLVER.BASE_LR" not in record["protocol"]["definition"]
     # Of the search itself nothing is ranked with the result.
     names = sorted(section.protocol.id for section in build_board([output]).sections)
-    assert names == ["shapes-tiny-c4-lr-search+DATASETS=voc", *["shapes-tiny-c4-lr-trial"] * 2]
+    assert names == [
+        "shapes-tiny-c4-lr-search+DATASETS=voc (changed)",
+        *["shapes-tiny-c4-lr-trial"] * 2,
+    ]
     again = start_train_net(shop, output, grid, "--resume", *SHORT).wait()
     assert again.returncode == 0, again.stderr
-    assert again.stdout.count("finished before, kept") == 3
+    assert again.stderr.count("This run has ended") == 3
     shutil.rmtree(output / "seed0")
     assert main(arguments(shop, output, grid, *SHORT)) == 2
-    assert "it is finished. Keep it with --resume" in capsys.readouterr().err
+    assert "holds a run already. Resume it with --resume" in capsys.readouterr().err
 
 
 def test_the_learning_rate_of_the_highest_ap_is_chosen_and_of_equal_ones_the_lowest(
@@ -95,6 +98,7 @@ def test_the_grid_is_part_of_the_protocol_and_scaled_with_the_learning_rate():
     found = [protocol_of(cfg) for cfg in (plain, searched, other)]
     assert [protocol.id.endswith("-lr-search") for protocol in found] == [False, True, True]
     assert len({protocol.hash for protocol in found}) == 3
+    searched.SOLVER.REFERENCE_WORLD_SIZE = 8
     scaled, _, _ = adapt(searched, num_gpus=4)
     assert scaled.KSCL.LR_GRID == [0.01, 0.02]
 

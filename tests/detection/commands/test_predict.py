@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from detection.commands.predict import main
-from detection.predict import load_predictor, read_photo
+from detection.commands.predict import _photos, main
+from detection.predict import load_predictor, read_photo, weakness
 from detection.scoring.boxes import read_detections
+from detection.train.detector import DETECTOR_FILE
+from kscl.records.record import record_id
 from tests.helpers.commands import ROOT
 
 
@@ -36,7 +38,7 @@ def test_predictions_are_those_of_the_evaluation(finished, shop, tmp_path, capsy
             for s, b in zip(saved.scores[rows], saved.boxes[rows], strict=True)
         )
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
-        with Image.open(out / f"{name}.jpg.png") as picture:
+        with Image.open(out / f"{name}.png") as picture:
             assert picture.size == (entry["width"], entry["height"])
 
 
@@ -78,6 +80,23 @@ def test_the_readme_s_python_and_command_find_the_same(
     exec(code, {})  # as it stands, too
 
 
+def test_a_detector_that_does_not_work_is_said_to_be_the_start_of_a_training(
+    finished, shop, tmp_path, capsys
+):
+    photo = next((shop / "voc/JPEGImages").glob("*.jpg"))
+    assert main([str(finished), str(photo), "--output-dir", str(tmp_path / "found")]) == 0
+    assert f"Warning: {weakness(finished)}" in capsys.readouterr().out
+    content = json.loads((finished / "record.json").read_text())
+    for name in ("config.yaml", DETECTOR_FILE):
+        (tmp_path / name).touch()
+    for ap50 in (17.3, 25.0):
+        content["metrics"]["AP50"] = ap50
+        content["id"] = record_id(content)
+        (tmp_path / "record.json").write_text(json.dumps(content))
+        said = weakness(tmp_path)
+        assert ("AP50 on its test images is 17.3" in (said or "")) is (ap50 < 25)
+
+
 def test_photos_of_one_name_in_several_folders_are_all_done(finished, shop, tmp_path, capsys):
     photos = sorted((shop / "voc/JPEGImages").glob("*.jpg"))[:2]
     for folder, photo in zip("ab", photos, strict=True):
@@ -91,7 +110,24 @@ def test_photos_of_one_name_in_several_folders_are_all_done(finished, shop, tmp_
     files = [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg", "b/2.jpg")]
     assert [os.path.normpath(image["file"]) for image in images] == files
     drawn = sorted(str(path.relative_to(out)) for path in out.rglob("*.png"))
-    assert drawn == ["a/1.jpg.png", "b/1.jpg.png", "b/2.jpg.png"]
+    assert drawn == ["a/1.png", "b/1.png", "b/2.png"]
+
+
+@pytest.mark.parametrize(
+    ("names", "drawn"),
+    [
+        (["1.jpg", "2.jpeg", "3.x.png"], ["1.png", "2.png", "3.x.png"]),
+        (["1.jpg", "1.bmp", "2.jpg"], ["1.bmp.png", "1.jpg.png", "2.jpg.png"]),
+        (["1.jpg", "1.bmp", "1.jpg.png"], ["1.bmp.png", "1.jpg.png", "1.jpg.png.png"]),
+    ],
+)
+def test_every_photo_has_a_picture_of_its_own(tmp_path, names, drawn):
+    for name in names:
+        (tmp_path / name).touch()
+    for given in ([tmp_path], [tmp_path / name for name in names]):
+        photos = _photos(given)
+        assert sorted(photos) == drawn
+        assert sorted(path.name for path in photos.values()) == sorted(names)
 
 
 def test_an_unreadable_photo_is_named_and_the_others_are_done(finished, shop, tmp_path, capsys):
@@ -116,3 +152,11 @@ def test_what_is_not_there_is_named(finished, tmp_path, capsys, what):
     photo = tmp_path / "p.jpg" if what == "no run" else photo
     assert main([str(run), str(photo), "--output-dir", str(tmp_path / "f")]) == 2
     assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_a_picture_never_replaces_a_photo(tmp_path, capsys):
+    photo = tmp_path / "a.png"
+    Image.new("RGB", (8, 8)).save(photo)
+    assert main([str(tmp_path), str(photo), "--output-dir", str(tmp_path)]) == 2
+    assert str(photo) in capsys.readouterr().err
+    assert Image.open(photo).size == (8, 8)

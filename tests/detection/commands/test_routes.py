@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +20,22 @@ from detection.commands.convert import main as convert
 from detection.commands.train_net import main as train_net
 from detection.config import load_detection_config
 from detection.convert.weights import load_weights
+from detection.scoring.boxes import read_detections
 from kscl.backbone_file import read_plain
 from kscl.method.encoder import build_backbone
 from kscl.records.record import Record, read_record
 from tests.detection.backbones.test_builders import FROZEN
-from tests.helpers.commands import ROOT
-from tests.helpers.detection_runs import arguments, start_train_net
+from tests.detection.commands.test_train_net_resume import (
+    STOP_AT,
+    assert_same_run,
+    flip_bytes,
+    newest_of,
+    signal_in_training,
+    steps_in,
+)
+from tests.helpers.commands import ROOT, tool
+from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
+from tests.helpers.networks.backbones import NARROW as NARROW_KWARGS
 from tests.helpers.networks.small import NETWORKS, pretrained_step
 
 SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.NUM_ITER", "1")
@@ -36,6 +51,18 @@ ROUTES = [
 ]
 STAGES = FROZEN | {"regnetx_002": ["stem.", "s1.", "s2.", "s3.", "s4."]}
 NARROW = ("random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}")
+KILLS = 10
+KILLED_ROUTES = {  # name: network, its arguments, protocol
+    "fpn": ("resnet50", NARROW_KWARGS, "shapes_tiny_fpn"),
+    "timm": ("convnext_atto", NETWORKS["convnext_atto"], "shapes_tiny_fpn"),
+    "vit": ("vit_tiny_patch16_224", NETWORKS["vit_tiny_patch16_224"], "shapes_tiny_fpn"),
+    "mask": ("convnext_atto", NETWORKS["convnext_atto"], "shapes_tiny_mask"),
+    "retinanet": ("resnet50", NARROW_KWARGS, "shapes_tiny_retinanet"),
+}
+# On a busy machine a kill comes some iterations late, but never after the last one.
+LONG = ("SOLVER.MAX_ITER", str(KILLS + 10), "SOLVER.STEPS", "(8,)", "TEST.PRECISE_BN.NUM_ITER", "1")
+
+Start = Callable[..., TrainNet]
 
 
 def convert_for(
@@ -74,7 +101,7 @@ def test_a_network_goes_from_pretraining_to_a_score(name, protocol, shop, tmp_pa
     assert record["inputs"]["weights"] == certificate["weights_sha256"]
     assert record["details"]["backbone"]["arch"] == name
     pyramid = "-simple-pyramid" if name.startswith("vit") else ""
-    assert record["protocol"]["id"] == f"shapes-tiny-{protocol}{pyramid}+DATASETS=voc"
+    assert record["protocol"]["id"] == f"shapes-tiny-{protocol}{pyramid}+DATASETS=voc (changed)"
     assert {"AP", "AP50", "AP75"} <= set(record["metrics"])
 
 
@@ -113,6 +140,30 @@ def test_a_tiny_protocol_is_trained_on_drawn_shapes(
     done = start_train_net(shop, tmp_path / "run", *words, weights=weights).wait()
     assert done.returncode == 0, done.stderr
     assert found <= set(read_record(tmp_path / "run" / "record.json")["metrics"])
+
+
+@pytest.mark.slow
+def test_the_shipped_mask_protocol_runs_from_drawn_shapes_to_its_record(tmp_path):
+    """As a user runs it, nothing shortened: thousands of masks are scored at the end."""
+    few = ["--unlabeled", "1", "--train", "5", "--val", "5"]  # not part of detection
+    long = {"cwd": tmp_path, "timeout": 3600}
+    drawn = tool(
+        "make_shapes", "--output-dir", "datasets/shapes", "--num-classes", "5", *few, **long
+    )
+    assert drawn.returncode == 0, drawn.stderr
+    protocol = ROOT / "configs" / "detection" / "shapes_tiny_mask.yaml"
+    words = [*NARROW, "--protocol", protocol, "--output-dir", "weights"]
+    converted = tool("convert", *words, **long)
+    assert converted.returncode == 0, converted.stderr
+    words = ["--config-file", "weights/config.yaml", "OUTPUT_DIR", "run"]
+    done = tool("train_net", *words, **long)
+    assert done.returncode == 0, done.stderr
+    record = read_record(tmp_path / "run" / "record.json")
+    assert record["protocol"]["id"] == "shapes-tiny-mask"
+    assert {"AP", "mask/AP", "mask/AP50", "mask/APs"} <= set(record["metrics"])
+    masks = read_detections(tmp_path / "run" / "detections.npz").masks
+    assert masks is not None
+    assert len(masks) > 255
 
 
 @pytest.mark.slow
@@ -230,3 +281,66 @@ def test_both_routes_give_a_detector_the_same_features(tmp_path):
     assert set(features[0]) == set(features[1]) == {"res2", "res3", "res4", "res5"}
     for name, values in features[0].items():
         torch.testing.assert_close(values, features[1][name])
+
+
+@pytest.fixture(params=KILLED_ROUTES)
+def start(request, shop, drawn) -> Start:
+    """A function that starts a training on a route in a process of its own."""
+    network, kwargs, protocol = KILLED_ROUTES[request.param]
+    weights = f"-kill-{request.param}"
+    words = ["random", "--arch", network, "--arch-kwargs", str(kwargs), "--force"]
+    words += ["--protocol", f"detection/{protocol}.yaml"]
+    assert convert([*words, "--output-dir", str(shop / f"weights{weights}")]) == 0
+    needed = {"mask": drawn, "retinanet": RETINANET}.get(request.param, [])
+
+    def on_route(output: Path, *more: str, **options: object) -> TrainNet:
+        return start_train_net(shop, output, *needed, *LONG, *more, weights=weights, **options)
+
+    return on_route
+
+
+def assert_finished(done: TrainNet, at_least: int) -> None:
+    """Assert that a run ended well, and that it had resumed and not begun again."""
+    assert done.returncode == 0, done.stderr
+    (begun,) = re.findall(r"Training starts at iteration (\d+) of", done.stdout)
+    assert int(begun) >= at_least
+
+
+def leads_its_group(run: TrainNet) -> bool:
+    """Say whether a run can be killed as a whole: one that has just been forked cannot."""
+    return os.getpgid(run.process.pid) == run.process.pid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ten_kills_change_nothing(start, ranks, tmp_path):
+    words = (f"--num-gpus={ranks}", "--auto-resume")
+    undisturbed, output = tmp_path / "undisturbed", tmp_path / "killed"
+    assert_finished(start(undisturbed, *words).wait(), 0)
+    for kill in range(1, KILLS + 1):
+        run = start(output, *words)
+        while max(steps_in(output), default=0) < kill or not leads_its_group(run):
+            assert run.process.is_alive(), run.stderr
+            time.sleep(0.01)
+        time.sleep(0.03 * (kill % 4))  # in a save, a step or between them
+        os.killpg(run.process.pid, signal.SIGKILL)
+        run.wait()
+        assert not (output / "record.json").exists()
+    assert_finished(start(output, *words).wait(), KILLS)
+    assert_same_run(output, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_signal_saves_and_a_damaged_checkpoint_is_passed_over(start, tmp_path):
+    undisturbed, output = tmp_path / "undisturbed", tmp_path / "stopped"
+    words = ("SOLVER.CHECKPOINT_PERIOD", "2")  # the signal comes between two periods
+    assert_finished(start(undisturbed, *words).wait(), 0)
+    done = start(output, *words, before=signal_in_training, told=[signal.SIGTERM]).wait()
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert steps_in(output) == [STOP_AT + 1, STOP_AT]
+    damaged = newest_of(output)
+    flip_bytes(damaged)
+    done = start(output, "--resume", *words).wait()
+    assert_finished(done, STOP_AT)
+    assert damaged.name in done.stderr + done.stdout
+    assert_same_run(output, undisturbed)

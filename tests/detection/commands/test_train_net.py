@@ -10,21 +10,28 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from detection.commands.convert import main as convert
+from detection.commands.score import main as score
 from detection.commands.train_net import main
 from detection.config import load_detection_config
+from detection.scoring.boxes import read_detections
+from detection.scoring.resample import DRAWS
+from detection.train.detect import write_trial_record
 from detection.train.protocol import protocol_of
-from detection.train.record import write_trial_record
 from detection.train.trials import summary
 from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.writing.exports import as_csv
 from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.data.annotated.annotations import AnnotatedSet
+from kscl.data.annotated.masks import run_lengths
 from kscl.data.annotated.voc import read_voc
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, step_of
 from kscl.records.record import read_record
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, step_of
 from tests.detection.commands.conftest import READS
 from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
 
 SIZES = ("APs", "APm")  # no object of the set is large
+SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "KSCL.SCORER", "coco-101pt")
 
 
 def in_process(capsys, *words: str) -> tuple[int, str]:
@@ -42,13 +49,14 @@ def test_a_run_ends_in_a_record_that_can_be_traced(finished, shop):
     record = read_record(finished / "record.json")
     certificate = json.loads((shop / "weights0" / "certificate.json").read_text())
     assert record["kind"] == "detection"
-    assert record["protocol"]["id"] == "shapes-tiny-c4+DATASETS=voc"
+    assert record["protocol"]["id"] == "shapes-tiny-c4+DATASETS=voc (changed)"
     assert {"AP", "AP50", "AP75"} <= set(record["metrics"])
     others = {f"coco-101pt/{name}" for name in ("AP", *SIZES, "AR1", "AR10", "AR100")}
     assert others | {"voc10-every-point/AP"} <= set(record["metrics"])
     assert record["inputs"]["weights"] == certificate["weights_sha256"]
     assert record["details"]["backbone"]["method"] == "random"
     assert set(record["details"]["per_class"]) == {"cat", "dog"}
+    assert 2 <= len(record["details"]["resampled_AP"]) <= DRAWS
 
 
 def test_nobody_is_warned_of_what_detectron2_asks_of_torch(finished):
@@ -72,7 +80,7 @@ def test_a_class_that_is_hardly_found_is_told_at_the_end_and_on_the_board(finish
     (warning,) = told  # the same for both seeds
     assert warning.startswith("Warning: The class 'dog' is hardly found")
     board = build_board([tmp_path], check_stale=False, with_reported=False)
-    assert markdown(board, "x").count("The class 'dog' is hardly found") == 1
+    assert markdown(board, "x").count("The class 'dog' is hardly found (AP50") == 1
     assert "'cat'" not in markdown(board, "x")
 
 
@@ -149,7 +157,7 @@ def test_trials_have_seeds_and_folders_of_their_own_and_finished_ones_are_kept(s
     first = (output / "seed0" / "record.json").read_bytes()
     done = train_net(shop, output, "--num-trials=2", "--resume")
     assert done.returncode == 0, done.stderr
-    assert "seed0: finished before, kept" in done.stdout
+    assert f"This run has ended: {output / 'seed0'}" in done.stderr
     assert "(2 trials" in done.stdout
     assert (output / "seed0" / "record.json").read_bytes() == first
     records = [read_record(output / f"seed{seed}" / "record.json") for seed in (0, 1)]
@@ -171,7 +179,6 @@ def test_trials_have_seeds_and_folders_of_their_own_and_finished_ones_are_kept(s
         (["SOLVER.MAX_ITR", "3"], "SOLVER.MAX_ITER"),
         (["SOLVER.REFERENCE_WORLD_SIZE", "8"], "SOLVER.REFERENCE_WORLD_SIZE 0"),
         (["--num-gpus=2", "MODEL.RESNETS.NORM", "SyncBN"], "naiveSyncBN"),
-        (["--resume"], "nothing to resume"),
     ],
 )
 def test_what_is_wrong_is_told_before_anything_starts(shop, tmp_path, capsys, more, reason):
@@ -181,16 +188,18 @@ def test_what_is_wrong_is_told_before_anything_starts(shop, tmp_path, capsys, mo
     assert not (tmp_path / "run").exists()
 
 
-def test_a_folder_of_another_run_is_refused(finished, shop, capsys):
+def test_a_folder_of_another_run_is_refused(finished, shop, tmp_path, capsys):
     before = (finished / "record.json").read_bytes()
     other_test = ("DATASETS.TEST", f"('voc:{shop / 'voc'}:val',)")
     detector = ("MODEL.WEIGHTS", str(finished / "model_final.pth"))
+    other = tmp_path / "model_final.pth"
+    other.touch()
     for more, weights, reason in (
         ((), 0, "Resume it with --resume, or choose another"),
-        (("--auto-resume",), 1, "weights: "),
+        (("--auto-resume",), 1, "MODEL.WEIGHTS "),
         (("--auto-resume", "SOLVER.BASE_LR", "0.5"), 0, "SOLVER.BASE_LR: 0.03 before, 0.5 now"),
-        (("--auto-resume", *other_test), 0, "data.test: "),
-        (("--eval-only", *detector), 0, "would be overwritten"),
+        (("--auto-resume", *other_test), 0, "DATASETS.TEST "),
+        (("--eval-only", "MODEL.WEIGHTS", str(other)), 0, "would be overwritten"),
         (("--eval-only", "--num-trials=2", *detector), 0, "Leave --num-trials out"),
     ):
         words = arguments(shop, finished, *more, weights=weights)
@@ -264,3 +273,71 @@ def test_the_printed_config_can_be_fed_back(shop, tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(printed)
     assert main(["--config-file", str(tmp_path / "config.yaml"), "--print-config"]) == 0
     assert capsys.readouterr().out == printed
+
+
+@pytest.fixture(scope="module")
+def mask_shop(shop, tmp_path_factory):
+    """The shop's images, and random weights that are converted for a mask head."""
+    folder = tmp_path_factory.mktemp("masks")
+    (folder / "voc").symlink_to(shop / "voc")
+    words = ["random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}"]
+    words += ["--protocol", "detection/shapes_tiny_mask.yaml"]
+    assert convert([*words, "--output-dir", str(folder / "weights0")]) == 0
+    return folder
+
+
+def sets_with_masks(shop, folder, masks=True):
+    """Return the words that name COCO files; every object has a polygon, the last is a crowd."""
+    words = []
+    for role, split in (("TRAIN", "train"), ("TEST", "test")):
+        content = as_coco(read_voc(shop / "voc", split).checked())
+        for thing in content["annotations"] if masks else ():
+            x, y, w, h = thing["bbox"]
+            thing["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
+        if masks:
+            pixels = np.zeros((100, 96), bool)
+            pixels[int(y) : int(y + h), int(x) : int(x + w)] = True
+            counts = run_lengths(pixels).counts.tolist()
+            thing |= {"iscrowd": 1, "segmentation": {"size": [100, 96], "counts": counts}}
+        path = folder / f"{split}.json"
+        path.write_text(json.dumps(content))
+        words += [f"DATASETS.{role}", f"('coco:{path}:{shop / 'voc' / 'JPEGImages'}',)"]
+    return words
+
+
+def test_masks_are_trained_scored_recorded_and_shown(mask_shop, tmp_path, capsys):
+    sets = sets_with_masks(mask_shop, tmp_path)
+    output = tmp_path / "run"
+    done = start_train_net(mask_shop, output, *sets, *SHORT).wait()
+    assert done.returncode == 0, done.stderr
+    assert "mask AP50" in done.stdout
+    record = read_record(output / "record.json")
+    assert {"mask/AP", "mask/AP50", "mask/AP75", "mask/AR100", "AR1"} <= set(record.metrics)
+    classes = record.details["per_class_by_scorer"]["coco-101pt-segm"]
+    assert set(classes) == {"cat", "dog"}
+    saved = read_detections(output / "detections.npz")
+    assert saved.masks is not None
+    assert {tuple(mask["size"]) for mask in saved.masks} <= {(100, 96)}
+    for truth in (output / "ground_truth.npz", tmp_path / "test.json"):
+        words = ["--detections", str(output / "detections.npz"), "--annotations", str(truth)]
+        assert score([*words, "--json"]) == 0
+        again = json.loads(capsys.readouterr().out)
+        assert again["coco-101pt-segm"]["AP"] == record.metrics["mask/AP"]
+    board = build_board([tmp_path])
+    assert "mask AP50" in markdown(board, "Board")
+    assert "mask/AP50" in as_csv(board).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("masks", "more", "kind"),
+    [
+        (False, (), "[missing mask]"),
+        (True, ("DATASETS.TEST", "('voc:{shop}/voc:test',)"), "[missing mask]"),
+    ],
+)
+def test_missing_masks_are_an_error_before_training(mask_shop, tmp_path, capsys, masks, more, kind):
+    sets = sets_with_masks(mask_shop, tmp_path, masks)
+    words = [*sets, *SHORT, *(word.format(shop=mask_shop) for word in more)]
+    assert main(arguments(mask_shop, tmp_path / "run", *words)) == 2
+    assert kind in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import yaml
 from detection.commands.train_net import main
 from kscl.records.record import read_record
 from tests.detection.commands.test_train_net import train_net
+from tests.detection.commands.test_train_net_resume import evaluations_in
 from tests.helpers.commands import ROOT, run, tool
 from tests.helpers.detection_runs import arguments
 from tests.helpers.ranks import joined
@@ -24,11 +26,12 @@ def several_processes(shop: Path, output: Path, *more: str):
 
 
 def test_two_processes_on_the_cpu_train_and_score(shop, tmp_path):
-    more = ["--num-gpus=2", "MODEL.RESNETS.NORM", "naiveSyncBN"]
+    more = ["--num-gpus=2", "MODEL.RESNETS.NORM", "naiveSyncBN", "TEST.EVAL_PERIOD", "3"]
     done = several_processes(shop, tmp_path / "run", *more)
     assert done.returncode == 0, done.stderr
     record = read_record(tmp_path / "run" / "record.json")
     assert record["details"]["processes"] == 2
+    assert list(evaluations_in(tmp_path / "run")) == [2]
     assert "processes" not in record["protocol"]["definition"]  # synchronized statistics
 
 
@@ -62,7 +65,7 @@ def test_a_norm_that_needs_gpus_is_refused_on_the_ranks_of_torchrun(
 def meet_as_one_per_machine(_: object) -> int:
     from detectron2.utils import comm
 
-    from detection.train.trial import local_ranks
+    from detection.train.detect import local_ranks
 
     for _ in range(2):  # two trials
         with local_ranks():
@@ -91,23 +94,47 @@ def test_a_protocol_for_more_processes_is_scaled_and_says_so(shop, tmp_path):
     ("gpus", "batch", "rate", "iterations", "steps", "warm_up"),
     [
         (8, 16, 0.02, 24000, [18000, 22000], 100),
+        (16, 32, 0.04, 12000, [9000, 11000], 50),
         (4, 8, 0.01, 48000, [36000, 44000], 200),
         (2, 4, 0.005, 96000, [72000, 88000], 400),
         (1, 2, 0.0025, 192000, [144000, 176000], 800),
     ],
 )
-def test_the_moco_protocol_is_scaled_to_the_gpus_there_are(
+def test_the_moco_protocol_is_scaled_to_the_gpus_there_are_only_on_request(
     gpus, batch, rate, iterations, steps, warm_up, capsys
 ):
     words = ["--config-file", "detection/voc0712_c4_24k_moco.yaml", "--num-gpus", str(gpus)]
     assert main([*words, "--print-config"]) == 0
     solver = yaml.safe_load(capsys.readouterr().out)["SOLVER"]
+    assert (solver["IMS_PER_BATCH"], solver["BASE_LR"], solver["MAX_ITER"]) == (16, 0.02, 24000)
+    words += ["--print-config", "SOLVER.REFERENCE_WORLD_SIZE", "8", "TEST.EVAL_PERIOD", "500"]
+    assert main(words) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    solver = printed["SOLVER"]
     assert (solver["IMS_PER_BATCH"], solver["BASE_LR"]) == (batch, rate)
     assert (solver["MAX_ITER"], solver["STEPS"]) == (iterations, steps)
     assert solver["WARMUP_ITERS"] == warm_up
-    assert solver["CHECKPOINT_PERIOD"] == 5000
-    assert main([*words, "--print-config", "SOLVER.REFERENCE_WORLD_SIZE", "0"]) == 0
-    assert yaml.safe_load(capsys.readouterr().out)["SOLVER"]["MAX_ITER"] == 24000
+    assert (solver["CHECKPOINT_PERIOD"], printed["TEST"]["EVAL_PERIOD"]) == (5000, 500)
+
+
+@pytest.mark.parametrize("url", ["--dist-url=tcp://10.0.0.1:1234", "--dist-url=auto"])
+def test_detectron2s_options_for_several_machines_name_the_command_of_torchrun(
+    url, capsys, monkeypatch
+):
+    monkeypatch.setattr(sys, "argv", ["tools/train_net.py"])
+    words = ["--num-gpus", "8", "--num-machines", "2", "--machine-rank=1", url]
+    words += ["--config-file", "x.yaml", "--resume", "DATASETS.TEST", "('voc:a b:test',)"]
+    assert main(words) == 2
+    command = capsys.readouterr().err.splitlines()[-1].strip()
+    host, port = ("10.0.0.1", "1234") if "10" in url else ("HOST_OF_MACHINE_0", "29500")
+    assert shlex.split(command) == [
+        *("torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=8"),
+        *(f"--master-addr={host}", f"--master-port={port}", "tools/train_net.py"),
+        *("--config-file", "x.yaml", "--resume", "DATASETS.TEST", "('voc:a b:test',)"),
+    ]
+    # On one machine they change nothing.
+    one = ["--num-machines", "1", "--machine-rank", "0", "--dist-url", "auto", "--print-config"]
+    assert main(["--config-file", "detection/voc0712_c4_24k_moco.yaml", *one]) == 0
 
 
 def test_a_finished_detector_is_scored_again_to_the_same_numbers(finished, shop, tmp_path):

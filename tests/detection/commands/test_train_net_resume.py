@@ -1,9 +1,12 @@
-"""A detection run that is stopped, killed or damaged ends in the same bits, or says why not."""
+"""A stopped, killed or damaged run ends in the same bits; one of other inputs is refused."""
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,15 +18,19 @@ import numpy as np
 import pytest
 import torch
 
+from detection.commands.convert import main as convert
 from detection.commands.train_net import main
 from kscl.backbone_file import read_plain
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, save_checkpoint, step_of
+from kscl.data.annotated.voc import read_voc
 from kscl.records.record import read_record
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, save_checkpoint, step_of
+from tests.detection.commands.test_train_net import as_coco
 from tests.helpers.commands import ROOT
 from tests.helpers.detection_runs import arguments, start_train_net
 from tests.helpers.runs import same_bits, wait_until
 
 STOP_AT = 2  # the iteration in which a signal comes
+SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)")
 
 
 def assert_same_run(output: Path, undisturbed: Path) -> None:
@@ -105,6 +112,48 @@ def test_a_signal_to_stop_saves_within_an_iteration_and_the_run_resumes_to_the_b
     done = start_train_net(shop, output, "--resume", *more).wait()
     assert done.returncode == 0, done.stderr
     assert_same_run(output, finished)
+
+
+def evaluations_in(output: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (output / "metrics.json").open()]
+    return {line["iteration"]: line["bbox/AP50"] for line in lines if "bbox/AP50" in line}
+
+
+@pytest.mark.portable
+def test_an_evaluation_on_the_way_changes_nothing_in_the_training_even_if_stopped(
+    finished, shop, tmp_path
+):
+    output = tmp_path / "run"
+    more = ["TEST.EVAL_PERIOD", "2", "SOLVER.CHECKPOINT_PERIOD", "99"]
+    told = [signal.SIGTERM]
+    stopped = start_train_net(shop, output, *more, before=signal_in_evaluation, told=told).wait()
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert steps_in(output) == [1]  # the iteration that ends in the evaluation is made again
+    assert not (output / "detections.npz").exists()
+    done = start_train_net(shop, output, "--resume", *more).wait()
+    assert done.returncode == 0, done.stderr
+    assert_same_run(output, finished)
+    assert list(evaluations_in(output)) == [
+        1,
+        3,
+    ]  # after 2 and 4 iterations; the end is scored once
+    protocols = [read_record(run / "record.json")["protocol"] for run in (output, finished)]
+    assert protocols[0] == protocols[1]
+    saved = [read_plain(newest_of(run)) for run in (output, finished)]
+    assert same_bits(saved[0]["model"], saved[1]["model"])
+    assert same_bits(saved[0]["trainer"]["optimizer"], saved[1]["trainer"]["optimizer"])
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_resume_starts_a_run_in_a_folder_without_one(shop, tmp_path, is_there):
+    output = tmp_path / "run"
+    if is_there:
+        output.mkdir()
+    short = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.ENABLED", "False")
+    done = start_train_net(shop, output, "--resume", *short).wait()
+    assert done.returncode == 0, done.stderr
+    assert f"no run in {output} to resume" in done.stdout
+    assert (output / "record.json").is_file()
 
 
 def die() -> None:
@@ -199,14 +248,14 @@ def test_a_checkpoint_that_does_not_fit_the_model_is_refused_by_name(shop, copy,
     assert not (copy / "record.json").exists()
 
 
-def test_checkpoints_are_taken_only_from_the_runs_own_folder(shop, copy, tmp_path, capsys):
+def test_checkpoints_are_taken_only_from_the_runs_own_folder(shop, copy, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for path in find_checkpoints(copy / CHECKPOINT_FOLDER):
         shutil.move(path, elsewhere / path.name)
         path.symlink_to(elsewhere / path.name)
-    assert main(arguments(shop, copy, "--resume")) == 2
-    assert "no checkpoint" in capsys.readouterr().err
+    done = start_train_net(shop, copy, "--resume").wait()
+    assert "Training starts at iteration 0 of 6" in done.stdout
 
 
 def test_another_number_of_processes_is_refused_unless_it_is_asked_for_by_name(shop, copy, capsys):
@@ -288,3 +337,154 @@ def test_of_two_runs_into_one_folder_the_second_is_refused(finished, shop, tmp_p
     assert "Another run is writing to" in second.stderr
     assert first.returncode == 0, first.stderr
     assert_same_run(output, finished)
+
+
+def write_coco(shop: Path, folder: Path, turned: bool = False) -> list[str]:
+    """Write the shop's sets as COCO files; `turned` gives the classes each other's ids."""
+    words = []
+    for role, split in (("TRAIN", "train"), ("TEST", "test")):
+        content = as_coco(read_voc(shop / "voc", split).checked())
+        for entry in content["categories"] if turned else ():
+            entry["id"] = 3 - entry["id"]
+        for entry in content["annotations"] if turned else ():
+            entry["category_id"] = 3 - entry["category_id"]
+        path = folder / f"{split}.json"
+        path.write_text(json.dumps(content))
+        words += [f"DATASETS.{role}", f"('coco:{path}:{shop / 'voc' / 'JPEGImages'}',)"]
+    return words
+
+
+def test_classes_in_another_order_are_neither_resumed_nor_scored(shop, tmp_path, capsys):
+    output = tmp_path / "run"
+    words = [*SHORT, *write_coco(shop, tmp_path)]
+    done = start_train_net(shop, output, *words).wait()
+    assert done.returncode == 0, done.stderr
+    write_coco(shop, tmp_path, turned=True)
+    told = "classes: ['cat', 'dog'] {}, ['dog', 'cat'] now"
+    assert main(arguments(shop, output, "--resume", *words)) == 2
+    assert told.format("then") in capsys.readouterr().err
+    score = ["--eval-only", *words, "MODEL.WEIGHTS", str(output / "model_final.pth")]
+    assert main(arguments(shop, tmp_path / "again", *score)) == 2
+    error = capsys.readouterr().err
+    assert told.format("in training") in error
+    assert "KSCL.CLASS_NAMES" in error
+    (output / "record.json").unlink()  # so that the checkpoint is what is resumed
+    assert main(arguments(shop, output, "--resume", *words)) == 2
+    assert told.format("then") in capsys.readouterr().err
+
+
+@pytest.fixture
+def unfinished(finished, tmp_path) -> Path:
+    """A run that ended after its last checkpoint, before its record."""
+    folder = Path(shutil.copytree(finished, tmp_path / "run"))
+    (folder / "record.json").unlink()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("INPUT.FORMAT", "BGR", "INPUT.FORMAT: 'RGB' in training, 'BGR' now"),
+        ("MODEL.PIXEL_MEAN", "[0.0, 0.0, 0.0]", "MODEL.PIXEL_MEAN: [123."),
+        ("MODEL.PIXEL_STD", "[1.0, 1.0, 1.0]", "MODEL.PIXEL_STD: [58."),
+        ("KSCL.CLASS_NAMES", "['dog', 'cat']", "classes: ['cat', 'dog'] in training"),
+        ("SOLVER.MAX_ITER", "7", "SOLVER.MAX_ITER: 6 in training, 7 now"),
+    ],
+)
+def test_a_detector_is_scored_only_on_the_input_it_was_trained_on(
+    finished, shop, tmp_path, capsys, key, value, told
+):
+    words = ["--eval-only", "MODEL.WEIGHTS", str(finished / "model_final.pth"), key, value]
+    assert main(arguments(shop, tmp_path / "again", *words)) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert f"Use {finished / 'config.yaml'}" in error
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_scaled_protocol_resumes_on_no_other_number_of_processes_and_says_why(
+    shop, unfinished, capsys
+):
+    config = read_plain(newest_of(unfinished))["config"]
+    config["SOLVER"]["REFERENCE_WORLD_SIZE"] = 2
+    rewrite(unfinished, config=config, world_size=2)
+    for flags in (["--resume"], ["--resume", "--allow-world-size-change"]):
+        words = arguments(shop, unfinished, *flags, "SOLVER.REFERENCE_WORLD_SIZE", "2")
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert "SOLVER.IMS_PER_BATCH: 2 before, 1 now" in told
+        assert "SOLVER.BASE_LR: 0.03 before, 0.015 now" in told
+        assert "SOLVER.REFERENCE_WORLD_SIZE scales batch" in told
+        assert "resumes on as many as it began with" in told
+        assert "the record says so" not in told
+
+
+def eval_only(run: Path, *more: str) -> int:
+    return main(
+        ["--config-file", str(run / "config.yaml"), "--eval-only", "OUTPUT_DIR", str(run), *more]
+    )
+
+
+def same_but_for_time(run: Path) -> dict:
+    record = read_record(run / "record.json")
+    return {
+        name: record[name] for name in ("name", "protocol", "metrics", "inputs", "data", "seed")
+    }
+
+
+@pytest.mark.portable
+def test_a_run_is_scored_again_in_its_own_folder_with_a_record_beside_its_own(finished, tmp_path):
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    before = (run / "record.json").read_bytes()
+    named = ("MODEL.WEIGHTS", str(run / "model_final.pth"))
+    for more, folder in (((), "inference"), (named, "inference-2")):
+        assert eval_only(run, *more) == 0
+        assert same_but_for_time(run / folder) == same_but_for_time(run)
+        assert (run / folder / "detections.npz").is_file()
+    assert (run / "record.json").read_bytes() == before
+    details = read_record(run / "inference/record.json")["details"]
+    assert details["backbone"] == read_record(run / "record.json")["details"]["backbone"]
+
+
+def test_the_newest_checkpoint_of_an_unfinished_run_is_scored_under_a_name_of_its_own(
+    unfinished, capsys
+):
+    (unfinished / "model_final.pth").unlink()
+    find_checkpoints(unfinished / CHECKPOINT_FOLDER)[0].unlink()
+    assert eval_only(unfinished) == 0
+    record = read_record(unfinished / "inference" / "record.json")
+    assert record["protocol"]["id"].endswith(" (after 5 of 6 iterations)")
+    assert record["protocol"]["definition"]["iterations"] == 5
+    assert record["inputs"]["weights"]
+    for path in find_checkpoints(unfinished / CHECKPOINT_FOLDER):
+        path.unlink()
+    assert eval_only(unfinished) == 2
+    assert "without weights" in capsys.readouterr().err
+
+
+def test_a_folder_that_is_not_free_is_refused_before_anything_is_read(
+    finished, shop, tmp_path, capsys
+):
+    (tmp_path / "output" / "kscl").mkdir(parents=True)
+    nowhere = ("DATASETS.TRAIN", "('voc:nowhere:train',)", "MODEL.WEIGHTS", "nowhere.pth")
+    for folder, reason in (
+        (tmp_path / "output", "was not created by this tool"),
+        (finished, "holds a run already. Resume it with --resume"),
+    ):
+        assert main(arguments(shop, folder, *nowhere)) == 2
+        told = capsys.readouterr().err
+        assert f"OUTPUT_DIR {folder} {reason}" in told
+        assert "nowhere" not in told
+
+
+def test_the_next_command_of_the_converter_has_a_folder_of_its_own(tmp_path, capsys):
+    folders = []
+    for name in ("one", "two"):
+        words = ["random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}"]
+        words += ["--protocol", "detection/shapes_tiny_c4.yaml"]
+        assert convert([*words, "--output-dir", str(tmp_path / name)]) == 0
+        (told,) = re.findall(r"Next: python tools/train_net\.py (.*)", capsys.readouterr().out)
+        config, path, *overrides = shlex.split(told)
+        assert main([config, path, "--print-config", *overrides]) == 0
+        folders += re.findall(r"^OUTPUT_DIR: (.*)", capsys.readouterr().out, flags=re.M)
+    assert folders == [str(tmp_path / "one-run"), str(tmp_path / "two-run")]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from detection.convert.architecture import examine
-from detection.convert.name_map import LAYERS, network_tensors, rename, to_detectron2, to_timm
+from detection.convert.weights import LAYERS, network_tensors, rename, to_detectron2, to_timm
 from detection.errors import DetectionError
 from kscl.method.encoder import build_backbone
 

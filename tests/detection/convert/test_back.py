@@ -10,8 +10,7 @@ import timm
 import torch
 
 from detection.commands.convert import main
-from detection.convert.back import BACKBONE_FILE, take_back
-from detection.convert.converter import convert
+from detection.convert.converter import BACKBONE_FILE, convert, take_back
 from detection.convert.weights import read_weights
 from detection.errors import DetectionError
 from kscl.backbone_file import Description, load_backbone, save_backbone
@@ -117,7 +116,7 @@ def spoiled(converted, tmp_path, key: str, value: str):
     ("key", "value", "named"),
     [
         ("STRIDE_IN_1X1: false", "STRIDE_IN_1X1: true", "STRIDE_IN_1X1"),
-        ("FORMAT: RGB", "FORMAT: BGR", "FORMAT"),
+        ("RES5_DILATION: 1", "RES5_DILATION: 2", "res5"),
     ],
 )
 def test_a_config_under_which_timm_computes_something_else_is_refused(
@@ -173,7 +172,7 @@ def test_weights_that_were_changed_are_refused(converted, tmp_path):
 
 def test_the_tool_says_which_network_it_took_and_takes_the_other_if_told(tmp_path, capsys):
     one, two = (lively_backbone("resnet50", NARROW, seed).state_dict() for seed in (1, 2))
-    torch.save(moco(one, two), tmp_path / "moco.pth")
+    torch.save(moco(one, two) | {"arch": "resnet50"}, tmp_path / "moco.pth")
     network = ["--arch", "resnet50", "--arch-kwargs", json.dumps(NARROW)]
     words = [str(tmp_path / "moco.pth"), *network, "--output-dir"]
     assert main([*words, str(tmp_path / "query")]) == 0

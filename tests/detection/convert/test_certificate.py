@@ -15,9 +15,8 @@ import torch
 from detectron2.config import CfgNode
 
 from detection.config import load_detection_config
-from detection.convert.certificate import read_certificate
+from detection.convert.certificate import read_certificate, verify, verify_start
 from detection.convert.converter import Converted
-from detection.convert.verify import verify, verify_start
 from detection.errors import DetectionError
 from kscl.errors import KsclError
 from kscl.runtime.files import sha256_of

@@ -12,8 +12,13 @@ from detectron2.modeling import build_model
 from torch import nn
 
 from detection.convert.converter import convert
-from detection.convert.name_map import rename
-from detection.convert.weights import check_loaded, check_rest_is_new, load_weights, read_weights
+from detection.convert.weights import (
+    check_loaded,
+    check_rest_is_new,
+    load_weights,
+    read_weights,
+    rename,
+)
 from detection.errors import DetectionError
 from kscl.errors import KsclError
 from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backbone
@@ -149,7 +154,7 @@ def test_a_pickle_that_would_run_code_is_refused_unread(tmp_path):
             return (Path.touch, (tmp_path / "ran",))
 
     (tmp_path / "w.pkl").write_bytes(pickle.dumps({"model": {"a": Bomb()}, **MARKS}))
-    with pytest.raises(DetectionError, match="so it was not read"):
+    with pytest.raises(KsclError, match="so it was not read"):
         read_weights(tmp_path / "w.pkl")
     assert not (tmp_path / "ran").exists()
 

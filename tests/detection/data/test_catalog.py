@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ from detection.data.catalog import (
 from detection.scoring.boxes import make_ground_truth, read_detections
 from detection.scoring.evaluator import SavedPassEvaluator
 from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
-from kscl.data.annotated.specs import COCO_NAMES, VOC_NAMES, parse_source
+from kscl.data.annotated.cityscapes import CITYSCAPES_CLASSES, CITYSCAPES_NAMES
+from kscl.data.annotated.coco import COCO_NAMES
+from kscl.data.annotated.specs import parse_source
+from kscl.data.annotated.voc import VOC_NAMES
 from kscl.errors import KsclError
 from tests.helpers.data.sets import small_coco, small_voc, write_voc
 
@@ -101,7 +105,11 @@ def test_our_table_of_built_in_names_is_detectron2s():
         assert (str(source.root), source.split) == (known.dirname, known.split)
     for name in COCO_NAMES:
         known, source = MetadataCatalog.get(name), parse_source(name)
-        assert (str(source.root), str(source.json_file)) == (known.image_root, known.json_file)
+        assert (str(source.root), str(source.annotations)) == (known.image_root, known.json_file)
+    for name in CITYSCAPES_NAMES:
+        known, source = MetadataCatalog.get(name), parse_source(name)
+        assert (source.root, source.annotations) == (Path(known.image_dir), Path(known.gt_dir))
+        assert list(CITYSCAPES_CLASSES) == known.thing_classes
 
 
 @pytest.mark.parametrize("name", ["voc:/only/a/folder", "coco:x.json", "voc:", "", "voc_2012_test"])

@@ -32,7 +32,7 @@ def coco_with_masks(root):
 
 @pytest.mark.parametrize("mask_format", ["bitmask", "polygon"])
 def test_masks_reach_detectron2s_mapper_and_crowds_are_left_out(tmp_path, mask_format):
-    first, _ = detectron2_dicts(coco_with_masks(tmp_path), is_coco=True)
+    first, _ = detectron2_dicts(coco_with_masks(tmp_path), crowds=True)
     if mask_format == "polygon":
         del first["annotations"][1]
     mapper = DatasetMapper(
@@ -54,7 +54,7 @@ def test_masks_reach_detectron2s_mapper_and_crowds_are_left_out(tmp_path, mask_f
 def test_masks_are_filled_as_detectron2s_own_loader_hands_them_over(tmp_path):
     annotated = coco_with_masks(tmp_path)
     theirs = load_coco_json(str(tmp_path / "annotations.json"), str(tmp_path / "images"))[0]
-    mine = detectron2_dicts(annotated, is_coco=True)[0]
+    mine = detectron2_dicts(annotated, crowds=True)[0]
     for ours, other in zip(mine["annotations"], theirs["annotations"], strict=True):
         shape, wanted = ours["segmentation"], other["segmentation"]
         if isinstance(wanted, dict):
@@ -71,5 +71,5 @@ def test_a_benchmarks_object_without_a_usable_polygon_is_not_trained_on(tmp_path
     thing = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2, 9, 5], "area": 45}
     annotations = [thing | {"segmentation": [[1, 2, 10, 7]]}]
     json_file, images = small_coco(tmp_path, annotations=annotations)
-    first, _ = detectron2_dicts(read_coco(json_file, images, with_masks=True), is_coco=True)
+    first, _ = detectron2_dicts(read_coco(json_file, images, with_masks=True), crowds=True)
     assert first["annotations"] == []

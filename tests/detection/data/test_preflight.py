@@ -12,7 +12,7 @@ from PIL import Image
 
 from detection.commands.preflight import main
 from detection.data.preflight import preflight
-from kscl.data.annotated.image_size import image_size
+from kscl.data.annotated.annotations import image_size
 from kscl.data.annotated.specs import Source
 from kscl.data.equal_files import equal_files
 from kscl.errors import KsclError
@@ -148,6 +148,7 @@ def test_sixteen_bits_a_pixel_are_refused_because_they_would_turn_white(voc):
     deep.save(voc / "JPEGImages/a.png")
     (problem,) = check(voc).fatal
     assert "more than 8 bits" in problem.what
+    assert "8-bit RGB" in problem.fix
 
 
 def test_a_truncated_image_is_found_in_the_sample_or_with_full(tmp_path):
@@ -166,6 +167,8 @@ def test_a_truncated_image_is_found_in_the_sample_or_with_full(tmp_path):
         (problem,) = found.fatal
         assert problem.where == str(path)
         assert "truncated" in problem.what
+        assert "download it again" in problem.fix
+        assert "8-bit" not in problem.fix
     sampled = check(root, sample=5)
     assert sampled.sets[1]["decoded"] == 5
     assert "a sample of 5 decoded" in str(sampled)
@@ -232,6 +235,22 @@ def test_a_benchmarks_own_twins_and_odd_boxes_are_notes(tmp_path, monkeypatch):
     assert len(report.absent_from_test) == 18
 
 
+@pytest.mark.parametrize("folder", ["elsewhere", ""])
+def test_a_missing_voc_says_how_to_get_it_and_where_it_is_looked_for(tmp_path, monkeypatch, folder):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DETECTRON2_DATASETS", folder)
+    if not folder:
+        monkeypatch.delenv("DETECTRON2_DATASETS")
+    looked = folder or "datasets"
+    report = preflight(["voc_2007_trainval", "voc_2012_trainval"], ["voc_2007_test"])
+    for year, problem in zip((2007, 2012, 2007), report.fatal, strict=True):
+        assert problem.where == f"{looked}/VOC{year}"
+        assert f"tools/prepare_data.py voc --root {looked} " in problem.fix
+        assert f"DETECTRON2_DATASETS to the folder that holds VOC{year}" in problem.fix
+    (own,) = [p for p in preflight(["voc:nowhere:x"], []).fatal if p.where == "nowhere"]
+    assert "prepare_data" not in own.fix
+
+
 def test_empty_and_missing_sets_are_told_together(voc):
     (voc / "ImageSets/Main/train.txt").write_text("")
     report = preflight([f"voc:{voc}:train"], [f"voc:{voc}:tset", "voc_2077_test", "voc:nowhere:x"])
@@ -289,6 +308,6 @@ def test_the_tool_exits_with_one_and_prints_json_when_asked(voc, capsys):
 
 
 def test_a_set_registered_under_its_own_name_is_given_as_its_source(voc):
-    source = Source("my pets", voc, split="train")
+    source = Source("my pets", "voc", voc, split="train")
     report = preflight([source], [f"voc:{voc}:test"]).checked()
     assert [row["name"] for row in report.sets] == ["my pets", f"voc:{voc}:test"]

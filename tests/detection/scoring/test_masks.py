@@ -20,7 +20,7 @@ from detection.scoring.boxes import (
 )
 from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
 from kscl.data.annotated.masks import Polygons, extent, read_mask, run_lengths
-from kscl.datasets.shapes.polygons import polygons_of
+from kscl.datasets.shapes.write import polygons_of
 from kscl.errors import KsclError
 from tests.helpers.data.mask_pixels import mask_iou, pixels_of_polygons
 
@@ -148,6 +148,38 @@ def test_mask_ap_and_recall_equal_the_definition_written_out(form):
         assert result["AP"] == pytest.approx(np.mean([ap for ap, _ in expected]), abs=1e-9)
         assert result["AR100"] == pytest.approx(np.mean([r for _, r in expected]), abs=1e-9)
         assert result["per_class"]["x"]["AR100"] == result["AR100"]
+
+
+def test_thousands_of_masks_are_scored_by_their_own_sizes():
+    """COCO sorts masks into small (below 32 x 32), medium and large by the sum of their pixels."""
+    images, per_image, masks = [], {}, {}
+    sides = (10, 50, 100)
+    for number in range(1000):
+        objects, found = [], []
+        for side in sides:
+            pixels = np.zeros((128, 128), bool)
+            pixels[:side, 20 : 20 + side] = True
+            found.append(pixels)
+            mask, box = run_lengths(pixels), (20.0, 0.0, 20.0 + side, float(side))
+            objects.append(AnnotatedObject("x", box, area=float(side**2), mask=mask))
+        images.append(AnnotatedImage(str(number), None, 128, 128, tuple(objects), "made here"))
+        boxes = np.array([thing.box for thing in objects], np.float32)
+        per_image[str(number)] = (boxes, np.ones(3, np.float32), np.zeros(3, int))
+        masks[str(number)] = [packed_pixels(pixels) for pixels in found]
+    truth = make_ground_truth(AnnotatedSet("made", ("x",), images))
+    detections = make_detections("made", ("x",), per_image, truth.fingerprint, masks)
+    assert len(detections.masks) == 3000
+    result = score(detections, truth, (MASK_SCORER,))[MASK_SCORER]
+    for name in ("AP", "APs", "APm", "APl"):
+        assert result[name] == pytest.approx(100.0), name
+    # Only the small ones are found: the others must not count as small false positives.
+    small = dict(per_image)
+    for key, (boxes, scores, classes) in per_image.items():
+        small[key] = (boxes[:1], scores[:1], classes[:1])
+    first = {key: of_image[:1] for key, of_image in masks.items()}
+    fewer = make_detections("made", ("x",), small, truth.fingerprint, first)
+    result = score(fewer, truth, (MASK_SCORER,))[MASK_SCORER]
+    assert (result["APs"], result["APm"], result["APl"]) == pytest.approx((100.0, 0.0, 0.0))
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from detection.scoring.boxes import (
     read_ground_truth,
 )
 from detection.scoring.evaluator import SavedPassEvaluator
+from detection.scoring.resample import DRAWS
 from kscl.data.annotated.annotations import AnnotatedSet
 from tests.helpers.data.scored_sets import COCO101, VOC, VOC10, annotated
 from tests.helpers.data.sets import (
@@ -149,6 +150,8 @@ def test_a_real_pass_is_saved_and_scores_as_detectron2_scores_it(tmp_path, regis
     saved = read_detections(tmp_path / "out" / "detections.npz")
     again = score(saved, read_ground_truth(tmp_path / "out" / "ground_truth.npz"))
     assert list(again) == [VOC, VOC10, COCO101]
+    resampled = evaluator.scores[VOC].pop("resampled_AP")
+    assert len(resampled) == DRAWS
     assert again == evaluator.scores
     assert results["bbox"]["AP"] == again[VOC]["AP"]
     assert results[COCO101]["AP50"] == again[COCO101]["AP50"]

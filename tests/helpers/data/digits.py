@@ -9,7 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from kscl.runtime.processes.signals import StopRequest
-from linear_eval.config import load_linear_eval_config
+from linear_eval.probe import load_linear_eval_config
 
 SIDE = 24
 NARROW = "{layers: [1, 1, 1, 1], channels: [8, 8, 16, 32]}"

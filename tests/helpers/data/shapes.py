@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from kscl.datasets.shapes import (
-    ShapesSettings,
-)
+from kscl.datasets.shapes import ShapesSettings
 
 SMALL = ShapesSettings(
     seed=7,

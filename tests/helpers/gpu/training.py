@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from kscl.backbone_file import read_plain
-from kscl.config.merge import load_config
 from kscl.data.view_dataset import Batch
 from kscl.engine import loop, state
-from kscl.engine.checkpoint import find_checkpoints, step_of
 from kscl.engine.state import TrainState, build_state, restore
-from kscl.runtime.processes.signals import StopRequest
+from kscl.keys import load_config
+from kscl.run.checkpoint import find_checkpoints, save_checkpoint, step_of
+from kscl.runtime.processes.distributed import LateVote
 from tests.helpers.gpu.pretend import pretend_gpu, pretend_ranks
 from tests.helpers.gpu.tensor import CUDA, METER
 from tests.helpers.runs import TINY
@@ -102,16 +102,19 @@ def train(
     more = ["SOLVER.EPOCHS", 1, "CHECKPOINT.PERIOD_STEPS", SAVED, "SOLVER.LR_UPDATE", "epoch"]
     more += ["SOLVER.DETERMINISTIC", REAL]
     cfg = load_config(file, [str(word) for word in [*more, *words]])
-    with (
-        patch.object(state, "distributed", lambda learner: learner),  # it needs a real GPU
-        patch.object(loop, "about_checkpoint", lambda *_: {}),
-    ):
+    with patch.object(state, "distributed", lambda learner: learner):  # it needs a real GPU
         trained = build_state(cfg, 96, STEPS, device)
         if resume:
             (path,) = (path for path in find_checkpoints(folder) if step_of(path) == SAVED)
             restore(trained, read_plain(path))
         loader, log = Loader(cfg, ranks, trained.step), Log()
-        loop.train(trained, loader, None, {}, folder, log, StopRequest())  # type: ignore[arg-type]
+        vote = LateVote()
+        for step in loop.train_steps(trained, loader, None, log, folder):  # type: ignore[arg-type]
+            vote.hold(False)
+            if step in (SAVED, STEPS):
+                loop.check_numbers(trained, folder)
+                save_checkpoint(folder, step, state.state_dict(trained, folder), keep=2)
+        vote.close()
     return trained, loader, log.metrics
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder
 from kscl.method.learner import Learner
-from kscl.method.similarity import find_similarity
+from kscl.registry import SIMILARITIES
 
 DIM = 10
 SIZE = 4
@@ -44,7 +44,7 @@ def make(
 ) -> Learner:
     settings = {"num_shots": 1, "similarity": "projection", "rho": 0.4, **settings}
     similarity = settings["similarity"]
-    rank = find_similarity(similarity).max_rank(settings["num_shots"], settings["rho"])
+    rank = SIMILARITIES[similarity].max_rank(settings["num_shots"], settings["rho"])
     store: Dictionary
     if dictionary == "queue":
         store = Queue(length, rank, DIM, similarity=similarity)

@@ -117,16 +117,22 @@ def test_a_smaller_second_network_is_not_this_one(networks, saved):
 
 
 @pytest.mark.parametrize("prefix", ["", "backbone.", "backbone.bottom_up."])
-def test_a_file_of_detectron2_says_that_it_needs_no_conversion(saved, prefix):
+def test_a_file_of_detectron2_by_an_unknown_author_is_asked_for_its_channels(saved, prefix):
     names = ("stem.conv1.weight", "res2.0.conv1.weight")
     content = {"model": some(*(prefix + name for name in names)), "__author__": "x"}
+    with pytest.raises(KsclError, match="--channels"):
+        load(saved(content))
+
+
+def test_a_file_of_the_converter_says_that_it_needs_no_conversion(saved):
+    content = {"model": some("stem.conv1.weight", "res2.0.conv1.weight"), "__author__": "kscl"}
     with pytest.raises(KsclError, match=r"needs no conversion.*--to timm"):
         load(saved(content))
 
 
-def test_a_pkl_is_named_as_detectron2s(tmp_path):
+def test_a_pkl_that_is_none_is_named(tmp_path):
     (tmp_path / "x.pkl").write_bytes(b"x")
-    with pytest.raises(KsclError, match=r"x\.pkl.*needs no conversion"):
+    with pytest.raises(KsclError, match=r"x\.pkl is not a pickle"):
         load(tmp_path / "x.pkl")
 
 

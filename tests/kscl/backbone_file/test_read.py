@@ -97,6 +97,40 @@ def test_a_file_that_does_not_say_what_it_is_needs_a_name(backbone, tmp_path):
         load_backbone(path)
 
 
+def with_arch(backbone, path, arch: object):
+    """Write a file as MoCo does, whose network says what it is."""
+    tensors = with_prefix(backbone.state_dict(), "module.encoder_q.")
+    torch.save({"epoch": 200, "arch": arch, "state_dict": tensors}, path)
+    return path
+
+
+def test_the_arch_in_a_file_of_moco_names_its_network(backbone, tmp_path):
+    path = with_arch(backbone, tmp_path / "moco.pth.tar", "resnet50")
+    loaded = load_backbone(path, kwargs=NARROW)
+    assert (loaded.layout, loaded.description.arch) == ("moco", "resnet50")
+    assert loaded.tensors_sha256 == tensors_hash(backbone)
+    for same in ("resnet50", "resnet50.a1_in1k"):  # timm's tag names weights
+        assert load_backbone(path, same, NARROW).tensors_sha256 == loaded.tensors_sha256
+
+
+def test_an_arch_that_contradicts_the_file_is_refused(backbone, tmp_path):
+    path = with_arch(backbone, tmp_path / "moco.pth.tar", "resnet50")
+    with pytest.raises(KsclError, match=r"moco\.pth\.tar .* resnet50, not resnet101"):
+        load_backbone(path, "resnet101", NARROW)
+
+
+@pytest.mark.parametrize("arch", ["vit_small", 50, None, "\x1b[31mresnet"])
+def test_an_arch_that_timm_does_not_know_must_be_named_and_contradicts_nothing(
+    backbone, tmp_path, arch
+):
+    path = with_arch(backbone, tmp_path / "x.pth", arch)
+    with pytest.raises(KsclError, match=r"x\.pth .*BACKBONE\.NAME resnet50") as caught:
+        load_backbone(path, kwargs=NARROW)
+    assert ("vit_small" in str(caught.value)) == (arch == "vit_small")
+    assert "\x1b" not in str(caught.value)
+    assert load_backbone(path, "resnet50", NARROW).tensors_sha256 == tensors_hash(backbone)
+
+
 def test_a_description_that_contradicts_the_request_is_refused(backbone, tmp_path):
     path = tmp_path / "backbone.safetensors"
     save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from kscl.benchmark.start.choose import (
     ENOUGH_ITERATIONS,
@@ -23,17 +24,15 @@ from kscl.benchmark.start.choose import (
 )
 from kscl.benchmark.start.facts import Boxes, Facts, look_at
 from kscl.benchmark.start.measure import run_measured
-from kscl.benchmark.start.text import cpu_suite, gpu_suite
+from kscl.benchmark.start.text import STARTS_OF_TRAINING, cpu_suite, gpu_suite
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan as plan_stages
 from kscl.commands import prepare_data, run_suite, start
 from kscl.data.open import open_source
 from kscl.errors import KsclError
 from tests.helpers.commands import tool
-from tests.helpers.data.own_folders import shapes_folders
+from tests.helpers.data.own_folders import shapes_folders, write_photos, write_scenes, write_xml
 from tests.helpers.data.sets import write_image
-from tests.kscl.datasets.test_own import write_photos, write_xml
-from tests.kscl.datasets.test_own_tiles import write_scenes
 
 COSTS = Costs(
     moco_start=6.0, moco_epoch=1.0, kscl_epoch=2.0, convert=6.0, detection_start=20.0, iteration=0.3
@@ -73,6 +72,24 @@ def test_too_few_photos_are_refused_on_gpus_too(images, tmp_path):
 def test_the_queue_is_shorter_than_the_images_and_holds_a_batch(images):
     sizes = choose_sizes(facts_of(images))
     assert sizes.batch <= sizes.queue < images
+
+
+@pytest.mark.parametrize(
+    ("images", "groups"), [(8, 1), (16, 2), (40, 2), (64, 4), (128, 8), (5000, 8)]
+)
+def test_one_process_shuffles_its_keys_over_groups_of_about_eight_images(images, groups, tmp_path):
+    facts, key = facts_of(images), "KEY_ENCODER.BATCH_NORM_GROUPS"
+    plan = plan_of(facts, COSTS, 200.0, 2, 1)
+    file = tmp_path / "suite.yaml"
+    file.write_text(cpu_suite(facts, choose_sizes(facts), plan, 9, tmp_path / "out"))
+    for contender in ("moco_v2", "kscl"):
+        found = yaml.safe_load(file.read_text())["contenders"][contender]["overrides"][key]
+        assert found == groups
+    one, two = (yaml.safe_load(gpu_suite(facts, n, tmp_path)) for n in (1, 2))
+    batch = one["pretrain_overrides"]["SOLVER.BATCH_SIZE"]
+    assert batch % one["pretrain_overrides"][key] == 0
+    assert one["pretrain_overrides"][key] == min(8, max(2, batch // 8)) or images == 8
+    assert key not in two["pretrain_overrides"]  # keys are shuffled among the GPUs
 
 
 def test_the_estimate_stays_within_the_minutes_and_contenders_get_the_same_seconds():
@@ -253,6 +270,22 @@ def test_facts_are_those_of_the_prepared_set(tmp_path):
     assert facts.boxes is not None
     assert facts.boxes.class_names == ("cat", "dog")
     assert facts.num_pretrain == facts.boxes.num_train == 12 - facts.boxes.num_test
+
+
+def test_a_short_comparison_of_detectors_is_called_one_before_it_runs(
+    tmp_path, monkeypatch, capsys
+):
+    write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 12))
+    where = ["--images", str(tmp_path / "photos"), "--annotations", str(tmp_path / "labels")]
+    assert prepare_data.main(["own", *where, "--output-dir", str(tmp_path / "mine")]) == 0
+    monkeypatch.setattr("kscl.benchmark.start.measure.measure", lambda *_: COSTS)
+    capsys.readouterr()
+    words = [str(tmp_path / "mine"), "--cpu", "--output-dir", str(tmp_path / "out")]
+    assert start.main(words) == 0
+    said = capsys.readouterr().out
+    assert said.index(STARTS_OF_TRAINING) < said.index("Written: ")
+    assert "AP50 of 25" in said
+    assert STARTS_OF_TRAINING in (tmp_path / "out/suite.yaml").read_text()
 
 
 def test_small_objects_are_pretrained_on_in_tiles_and_on_gpus_in_whole_photos(tmp_path):

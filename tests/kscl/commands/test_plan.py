@@ -11,9 +11,9 @@ from kscl.benchmark.suite.execute import TO_DO, State
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan as stages_of
 from kscl.commands import plan, pretrain
-from kscl.config.merge import load_config
 from kscl.data.throughput import Budget
 from kscl.engine.preview.estimate import over_all_sizes, seconds_of
+from kscl.keys import load_config
 from tests.helpers.data.photos import jpeg, photo
 from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
@@ -93,6 +93,7 @@ def test_a_check_tells_how_long_the_run_may_take(words, capsys):
 def test_a_dry_run_knows_the_time_of_a_pretraining_before_it_ever_ran(words, tmp_path):
     folder = words[words.index("DATA.TRAIN") + 1]
     overrides = {"DATA.TRAIN": folder, "SOLVER.BATCH_SIZE": 8}
+    overrides["KEY_ENCODER.BATCH_NORM_GROUPS"] = 2
     changes = {"shapes": {}, "basis_image": "", "pretrain_overrides": overrides}
     stages = stages_of(read_suite(smoke_suite(tmp_path, **changes)))
     states = [State(stage, TO_DO) for stage in stages if stage.kind == "pretrain"]

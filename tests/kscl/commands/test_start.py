@@ -13,8 +13,7 @@ from kscl.benchmark.suite.spec import Suite, read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.commands import prepare_data, start
 from kscl.runtime.logs import clock
-from tests.kscl.datasets.test_own import write_photos, write_xml
-from tests.kscl.datasets.test_own_class_folders import write_folders
+from tests.helpers.data.own_folders import write_folders, write_photos, write_xml
 
 COSTS = Costs(
     moco_start=6.0,

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kscl.config.comments import comments_of
-from kscl.config.defaults import pretrain_defaults
-from kscl.config.merge import load_config
-from kscl.config.tree import config_hash, config_values, config_yaml, leaves, save_config
+from kscl.config import config_values, config_yaml, leaves, save_config
 from kscl.engine.preview.announce import derived_values
 from kscl.engine.schedule import learning_rate
 from kscl.errors import ConfigError
+from kscl.keys import PRETRAIN, load_config
 from kscl.views.recipes import RECIPES
 
 
@@ -81,7 +79,7 @@ def test_all_violations_are_reported_at_once(tmp_path):
         "NOPE is not a key",
         f"DICTIONARY.QUEUE_LENGTH is 16 ({file}:8), SOLVER.BATCH_SIZE is 256 (default): the queue",
         "command line: SOLVER.EPOCHS takes a whole number, not 'ten'",
-        "PROJECTOR.TYPE is 'deep' (command line): must be one of mlp, mlp_bn, linear",
+        "PROJECTOR.TYPE is 'deep' (command line): must be one of mlp, mlp_bn, simclr, linear",
     ):
         assert part in text
 
@@ -214,8 +212,7 @@ def test_the_printed_config_can_be_fed_back(tmp_path):
 
 def test_the_printed_config_has_one_key_per_line_with_its_comment():
     cfg = load_config(None, ["BACKBONE.KWARGS.channels", "[8, 16]"])
-    comments = comments_of(pretrain_defaults)
-    lines = config_yaml(cfg, comments).splitlines()
+    lines = PRETRAIN.print(cfg).splitlines()
     for key, value in leaves(cfg):
         name = f"{'  ' * key.count('.')}{key.rpartition('.')[2]}:"
         assert sum(line.startswith(name) for line in lines) >= 1, key
@@ -229,7 +226,7 @@ def test_the_printed_config_has_one_key_per_line_with_its_comment():
 def test_a_printed_text_can_be_fed_back_whatever_it_holds(value, tmp_path):
     words = ["DATA.TRAIN", value, "BACKBONE.KWARGS.on", repr(value)]
     cfg = load_config(None, words)
-    printed = config_yaml(cfg, comments_of(pretrain_defaults))
+    printed = PRETRAIN.print(cfg)
     assert load_config(write(tmp_path / "x.yaml", printed)) == cfg
 
 
@@ -240,7 +237,7 @@ def test_a_recipe_is_named_or_written_out_with_the_same_hash(name, tmp_path):
     written_out = write(tmp_path / "y.yaml", yaml.safe_dump({"AUGMENT": RECIPES[name]}))
     assert list(by_name.AUGMENT) == list(RECIPES[name])
     assert by_name == load_config(file) == load_config(written_out)
-    assert config_hash(by_name) == config_hash(load_config(written_out))
+    assert PRETRAIN.hash(by_name) == PRETRAIN.hash(load_config(written_out))
     by_name.AUGMENT[0]["op"] = "changed"
     assert load_config(file).AUGMENT[0]["op"] != "changed"  # a recipe cannot be changed by a user
 
@@ -251,11 +248,11 @@ def test_an_unknown_recipe_names_those_that_there_are():
 
 
 def test_the_hash_ignores_what_does_not_change_results():
-    plain = config_hash(load_config())
+    plain = PRETRAIN.hash(load_config())
     without_effect = ["OUTPUT_DIR", "/elsewhere", "DATA.NUM_WORKERS", "0", "LOG.PERIOD", "1"]
-    assert config_hash(load_config(None, [*without_effect, "DATA.TRAIN", "/data"])) == plain
+    assert PRETRAIN.hash(load_config(None, [*without_effect, "DATA.TRAIN", "/data"])) == plain
     for key, value in (("SEED", "1"), ("METHOD.RHO", "0.9"), ("BACKBONE.KWARGS.a", "1")):
-        assert config_hash(load_config(None, [key, value])) != plain
+        assert PRETRAIN.hash(load_config(None, [key, value])) != plain
 
 
 def test_the_learning_rate_follows_the_batch_and_says_so():

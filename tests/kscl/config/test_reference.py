@@ -1,35 +1,19 @@
-"""The reference in docs/ and the printed configs say what the defaults say."""
+"""The reference in docs/ and the printed configs say what the declarations say."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from fvcore.common.config import CfgNode
 
-from detection.config import add_kscl_config
+from detection.config import Kscl
 from kscl.benchmark.suite import spec
-from kscl.config.comments import comments_of
-from kscl.config.defaults import pretrain_defaults
-from kscl.config.tree import leaves
-from linear_eval.config import linear_eval_defaults
-from tests.helpers.config_reference import DOCS, PAGES
+from kscl.config import Schema
+from kscl.keys import PRETRAIN
+from linear_eval.probe import schema as probes
+from tests.helpers.config_reference import DOCS, PAGES, _comments_of
 
-
-def kscl_section() -> CfgNode:
-    cfg = CfgNode()
-    add_kscl_config(cfg)
-    return cfg
-
-
-DECLARED = {
-    pretrain_defaults: [key for key, _ in leaves(pretrain_defaults())],
-    linear_eval_defaults: [key for key, _ in leaves(linear_eval_defaults())],
-    add_kscl_config: [key for key, _ in leaves(kscl_section())],
-    spec.Suite: list(spec.KEYS_OF_SUITE),
-    spec.Contender: list(spec.KEYS_OF_CONTENDER),
-    spec.Evaluation: list(spec.KEYS_OF_EVALUATION),
-}
+SENTENCE = r"[A-Z\"].*\."
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -37,24 +21,20 @@ def test_the_reference_is_current(name):
     assert (DOCS / name).read_text(encoding="utf-8") == PAGES[name](), "run `make docs`"
 
 
-@pytest.mark.parametrize("declaration", DECLARED, ids=lambda declaration: declaration.__name__)
-def test_every_setting_has_a_comment_that_is_a_sentence(declaration):
-    comments = comments_of(declaration)
-    for key in DECLARED[declaration]:
-        assert re.fullmatch(r"[A-Z\"].*\.", comments.get(key, "")), key
+@pytest.mark.parametrize("schema", [PRETRAIN, probes(), Schema.of(Kscl)])
+def test_every_setting_is_explained_in_a_sentence(schema):
+    for name, key in schema.keys.items():
+        assert re.fullmatch(SENTENCE, key.doc), name
 
 
-def test_comments_above_and_behind_belong_to_their_own_setting():
-    def declaration(cfg):
-        # Not of the next line.
+@pytest.mark.parametrize("schema", [PRETRAIN, probes(), Schema.of(Kscl)])
+def test_every_default_is_allowed(schema):
+    assert list(schema.check(schema.defaults())) == []
 
-        cfg.A = 1  # Behind.
-        # Above,
-        # two lines.
-        cfg.B.C = "# no comment"
-        cfg.D = [
-            1,  # Inside.
-        ]
-        cfg.E = 2
 
-    assert comments_of(declaration) == {"A": "Behind.", "B.C": "Above, two lines.", "D": "Inside."}
+@pytest.mark.parametrize("declaration", [spec.Suite, spec.Contender, spec.Evaluation])
+def test_every_key_of_a_suite_is_explained_in_a_sentence(declaration):
+    keys = spec.types_of_keys(declaration)
+    comments = _comments_of(declaration)
+    for key in keys.keys() - {"name", "contenders", "evaluations"}:
+        assert re.fullmatch(SENTENCE, comments.get(key, "")), key

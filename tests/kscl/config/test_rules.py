@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kscl.config.merge import load_config
+from kscl.keys import load_config
 from tests.kscl.config.test_merge import errors_of, write
 
 
@@ -18,8 +18,19 @@ from tests.kscl.config.test_merge import errors_of, write
         (["SOLVER.WARMUP_EPOCHS", "200"], "warm-up must end"),
         (["SOLVER.SCHEDULE", "step", "SOLVER.EPOCHS", "100"], "rising epochs inside the training"),
         (["SOLVER.OPTIMIZER", "lars", "SOLVER.WEIGHT_DECAY", "0"], "set WEIGHT_DECAY above 0"),
-        (["INPUT.MEAN", "[0.5]"], "three numbers"),
-        (["INPUT.STD", "[0.5, 0, 0.5]"], "divided by it"),
+        (["INPUT.MEAN", "[0.5]"], "3 numbers"),
+        (["INPUT.STD", "[0.5, 0, 0.5]"], "greater than 0"),
+        (["KEY_ENCODER.BATCH_NORM_GROUPS", "0"], "at least 1"),
+        (["KEY_ENCODER.BATCH_NORM_GROUPS", "3"], "256 images of a forward pass"),
+        (["KEY_ENCODER.BATCH_NORM_GROUPS", "256"], "256 images of a forward pass"),
+        (
+            ["KEY_ENCODER.BATCH_NORM_GROUPS", "8", "SOLVER.GRAD_ACCUM_STEPS", "64"],
+            "4 images of a forward pass",
+        ),
+        (
+            ["KEY_ENCODER.BATCH_NORM_GROUPS", "8", "KEY_ENCODER.TYPE", "shared"],
+            "set BATCH_NORM_GROUPS 1",
+        ),
         (["DICTIONARY.TYPE", "minibatch", "SOLVER.BATCH_SIZE", "1"], "no other instance"),
         (["AUGMENT", "[{op: colour_jitter}]"], "color_jitter"),
         (["AUGMENT_KEYS", "moco_v3"], "moco_v2"),

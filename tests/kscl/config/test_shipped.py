@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kscl.config.merge import load_config
-from kscl.config.shipped import shipped_configs
-from kscl.config.tree import config_values, value_at
-from kscl.engine.run_dir import changed_keys
+from kscl.config import config_values, shipped_configs, value_at
 from kscl.engine.schedule import learning_rate
-from kscl.views.recipes import with_defaults
+from kscl.keys import load_config
+from kscl.run.engine import changed_keys
+from kscl.views.augment import resolve
 
 PRETRAIN = sorted((shipped_configs() / "pretrain").glob("*.yaml"))
 FOLDERS = {"pretrain", "linear_eval", "detection", "suites", "slurm"}
@@ -29,6 +28,7 @@ COMMON = {
     "SOLVER.WEIGHT_DECAY": 1e-4,
     "SOLVER.SCHEDULE": "cosine",
     "SOLVER.LR_UPDATE": "epoch",
+    "SOLVER.CUDNN_BENCHMARK": True,  # as main_moco.py
     "INPUT.SIZE": 224,
 }
 RECIPES = {
@@ -64,6 +64,10 @@ RECIPES = {
         "METHOD.NUM_SHOTS": 1,
         "METHOD.SIMILARITY": "cosine",
         "METHOD.SYMMETRIC": True,
+        "METHOD.REDUCTION": "sum",
+        "PROJECTOR.TYPE": "simclr",
+        "BACKBONE.KWARGS.zero_init_last": True,
+        "SOLVER.SYNC_BATCH_NORM": True,
         "METHOD.TEMPERATURE": 0.1,
         "KEY_ENCODER.TYPE": "shared",
         "DICTIONARY.TYPE": "minibatch",
@@ -102,10 +106,19 @@ def test_the_settings_for_gpus_change_how_a_recipe_is_computed_and_nothing_else(
         load_config(f"pretrain/{path.stem.removesuffix('_gpu8')}.yaml"),
     )
     changed = changed_keys(config_values(recipe), config_values(ours), ())
-    how = {"AMP": "bf16", "CHANNELS_LAST": True, "TF32": True, "CUDNN_BENCHMARK": True}
+    how = {"AMP": "bf16", "CHANNELS_LAST": True, "TF32": True}
     expected = {"OUTPUT_DIR", "DATA.NUM_WORKERS", *(f"SOLVER.{key}" for key in how)}
     assert {key for key, _, _ in changed} == expected
     assert {key: ours.SOLVER[key] for key in how} == how
+
+
+def test_the_fast_variant_in_the_papers_suite_is_made_of_what_the_gpu_recipes_set():
+    text = (shipped_configs() / "suites/paper.yaml").read_text()
+    fast = load_config("pretrain/kscl_k5_rho40_r50_200ep_gpu8.yaml")
+    recipe = load_config("pretrain/kscl_k5_rho40_r50_200ep.yaml")
+    for key, _, value in changed_keys(config_values(recipe), config_values(fast), ("OUTPUT_DIR",)):
+        assert f"{key}: {str(value).lower() if isinstance(value, bool) else value}" in text
+    assert "pretrain/kscl_k5_rho40_r50_200ep_gpu8.yaml" in text
 
 
 def jitter(strength: float, hue: float, p: float) -> dict:
@@ -145,8 +158,12 @@ AUGMENT = {
 
 def augmentation_of(name: str) -> list[dict]:
     """The recipe with every number written out, ranges as tuples."""
-    ops = with_defaults(load_config(f"pretrain/{name}.yaml").AUGMENT)
-    return [{k: tuple(v) if isinstance(v, list) else v for k, v in op.items()} for op in ops]
+    recipe = []
+    for op in resolve(load_config(f"pretrain/{name}.yaml").AUGMENT):
+        values = {k: tuple(v) if isinstance(v, list) else v for k, v in op.values.items()}
+        chance = {} if op.p is None else {"p": op.p}
+        recipe.append({"op": op.name, **values, **chance})
+    return recipe
 
 
 @pytest.mark.parametrize("name", AUGMENT)

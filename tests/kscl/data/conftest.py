@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import signal
+import tarfile
 import tempfile
 from pathlib import Path
 
 import pytest
 
-from kscl.config.defaults import pretrain_defaults
+from kscl.keys import PRETRAIN
 from tests.helpers.data.photos import jpeg, photo
 
 GOOD = 12  # images in the folder
@@ -54,7 +56,7 @@ def write_pieces(root: Path, count: int) -> None:
 @pytest.fixture
 def config(folder, cache):
     """A pretraining on the folder; modules that have a folder of their own get one on that."""
-    cfg = pretrain_defaults()
+    cfg = PRETRAIN.defaults()
     cfg.DATA.TRAIN = str(folder)
     cfg.DATA.NUM_WORKERS = 0
     cfg.DATA.MAX_BAD_FRACTION = 0.5
@@ -62,3 +64,15 @@ def config(folder, cache):
     cfg.METHOD.NUM_SHOTS = 2
     cfg.SOLVER.BATCH_SIZE = 4
     return cfg
+
+
+def write_tar(path, members: dict[str, bytes], kind: int = tarfile.PAX_FORMAT) -> None:
+    with tarfile.open(path, "w", format=kind) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def contents(source) -> list[bytes]:
+    return [source.read(index) for index in range(len(source))]

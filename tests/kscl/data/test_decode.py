@@ -1,18 +1,41 @@
-"""Every kind of image file comes out upright, as RGB; what is broken is refused with a reason."""
+"""Every kind of image file comes out upright, as RGB; what is broken is refused with a reason.
+
+What a header says is enough to refuse a file: nothing is decoded and no program is started. Large
+JPEGs can be decoded at a fraction of their size, for nearly the same views.
+"""
 
 from __future__ import annotations
 
+import importlib
 import io
+import os
+import struct
+import sys
+import zlib
 
 import cv2
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import EpsImagePlugin, Image, ImageOps
 
-from kscl.data import decode
-from kscl.data.decode import UnreadableImage, decode_image
+from kscl.data.annotated.annotations import image_size
+from kscl.data.decode import decode, decode_image, read_picture
+from kscl.data.formats import (
+    FORMATS,
+    IMAGE_EXTENSIONS,
+    MAX_PIXELS,
+    UnreadableImage,
+    decode_whole,
+    image_format,
+)
+from kscl.data.open import open_source
+from kscl.data.view_dataset import SmallViews, ViewDataset
+from kscl.errors import KsclError
+from kscl.keys import PRETRAIN, load_config
+from kscl.views.recipes import MOCO_V2
 from tests.helpers.data.photos import jpeg, photo
 
 PICTURE = photo(3, 60, 90)
@@ -76,12 +99,16 @@ def test_cmyk_is_turned_into_the_colors_it_stands_for():
     assert np.abs(decode_image(data).astype(int) - PICTURE).mean() < 5
 
 
+def turned(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif.tobytes()
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_a_photo_taken_with_a_turned_camera_comes_out_upright(kind, orientation):
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = encode(RGB, kind, exif=exif.tobytes())
+    data = encode(RGB, kind, exif=turned(orientation))
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     assert np.array_equal(decode_image(data), np.asarray(upright))
 
@@ -97,7 +124,7 @@ def test_the_second_opinion_agrees_where_opencv_refuses(monkeypatch):
     expected = {kind: decode_image(data) for kind, data in ORDINARY.items()}
     gray16 = encode_16_bit(np.asarray(RGB.convert("L")) * 257.0)
     expected_grey16 = decode_image(gray16)
-    monkeypatch.setattr(decode.cv2, "imdecode", lambda data, flags: None)
+    monkeypatch.setattr(cv2, "imdecode", lambda data, flags: None)
     for kind, picture in expected.items():
         assert np.array_equal(decode_image(ORDINARY[kind]), picture), kind
     assert np.array_equal(decode_image(gray16), expected_grey16)
@@ -148,3 +175,243 @@ def test_damaged_bytes_give_a_picture_or_a_reason_but_no_crash(noise, kind, plac
 def test_bytes_after_the_end_of_a_jpeg_do_no_harm():
     data = jpeg(PICTURE)
     assert np.array_equal(decode_image(data + b"\0" * 100), decode_image(data))
+
+
+EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
+%%BoundingBox: 0 0 20 20
+%%EndComments
+newpath 0 0 moveto 20 20 lineto stroke
+showpage
+%%EOF
+"""
+
+
+def chunk(name, content):
+    return (
+        struct.pack(">I", len(content))
+        + name
+        + content
+        + struct.pack(">I", zlib.crc32(name + content))
+    )
+
+
+def black_png(width, height):
+    """A whole PNG of one bit per pixel, made row by row."""
+    packer = zlib.compressobj(9)
+    row = b"\0" * (1 + -(-width // 8))
+    body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    parts = chunk(b"IHDR", header), chunk(b"IDAT", body), chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.fixture
+def nothing_is_decoded(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a pixel was decoded")
+
+    monkeypatch.setattr(cv2, "imdecode", refuse)
+    monkeypatch.setattr(Image.Image, "convert", refuse)
+
+
+def test_a_small_file_of_many_pixels_is_refused_by_its_header(nothing_is_decoded):
+    bomb = black_png(30_000, 30_000)
+    assert len(bomb) < 900_000
+    with pytest.raises(UnreadableImage, match=r"DATA\.MAX_PIXELS"):
+        decode_image(bomb)
+
+
+@pytest.fixture
+def encoded():
+    return {kind: encode(RGB, kind) for kind in FORMATS}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_the_limit_is_the_number_of_pixels_for_every_kind(kind, encoded, nothing_is_decoded):
+    with pytest.raises(UnreadableImage, match="90 x 60"):
+        decode_image(encoded[kind], max_pixels=90 * 60 - 1)
+
+
+def test_an_image_of_just_the_allowed_size_is_read():
+    assert decode_image(jpeg(photo(0, 40, 50)), max_pixels=2000).shape == (40, 50, 3)
+    assert decode_image(black_png(4000, 3000)).shape == (3000, 4000, 3)
+
+
+def test_pillow_refuses_nothing_that_the_default_limit_allows():
+    assert MAX_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
+
+
+def test_postscript_named_like_a_photo_starts_no_ghostscript(monkeypatch, tmp_path):
+    def started(*arguments, **options):
+        raise AssertionError("Ghostscript was started")
+
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", started)
+    with pytest.raises(UnreadableImage, match="not an image"):
+        decode_image(EPS)
+    (tmp_path / "photo.jpg").write_bytes(EPS)
+    with pytest.raises(KsclError, match="not an image"):
+        image_size(tmp_path / "photo.jpg", decode=True)
+
+
+def test_the_allowed_formats_run_in_this_process_alone():
+    assert "EPS" not in FORMATS
+    Image.init()
+    for name in FORMATS:
+        assert name in Image.OPEN
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        np.random.default_rng(0).random((20, 30), np.float32),
+        np.random.default_rng(0).random((20, 30, 3), np.float32),
+        np.random.default_rng(0).random((20, 30)),
+        np.random.default_rng(0).integers(0, 2**31, (20, 30), np.int32),
+    ],
+    ids=["gray floats", "color floats", "doubles", "32-bit integers"],
+)
+def test_a_tiff_whose_white_is_unknown_is_refused_and_not_read_as_black(pixels):
+    with pytest.raises(UnreadableImage, match=r"floating-point|32-bit integers"):
+        decode_image(cv2.imencode(".tiff", pixels)[1].tobytes())
+
+
+def test_a_photo_with_a_second_picture_behind_it_gives_the_first():
+    data = encode(RGB, "MPO", save_all=True, append_images=[RGB.rotate(180)])
+    assert np.array_equal(decode_image(data), as_torchvision_loads(data))
+
+
+# A format of raw gray pixels, as a plugin of Pillow's and a function of ours.
+OUTSIDE = """
+import numpy as np
+from PIL import Image, ImageFile
+from kscl.data.formats import Decoded, image_format
+
+class RawFile(ImageFile.ImageFile):
+    format = "RAW"
+    def _open(self):
+        self._size = tuple(self.fp.read(5)[3:])
+        self._mode = "L"
+
+Image.register_open("RAW", RawFile, lambda start: start.startswith(b"RAW"))
+
+@image_format("RAW", ".raw")
+def decode_raw(data, image, reduction=None):
+    gray = np.frombuffer(data[5:], np.uint8).reshape(image.height, image.width, 1)
+    return Decoded(gray.repeat(3, axis=2), image.height, image.width)
+"""
+
+
+@pytest.fixture
+def forget_formats():
+    opened, formats, extensions = dict(Image.OPEN), dict(FORMATS), list(IMAGE_EXTENSIONS)
+    yield
+    sys.modules.pop("outside", None)
+    for registry, before in ((Image.OPEN, opened), (FORMATS, formats)):
+        registry.clear()
+        registry.update(before)
+    IMAGE_EXTENSIONS[:] = extensions
+
+
+def test_an_outside_module_adds_a_format_that_folders_headers_and_decoding_know(
+    tmp_path, cache, monkeypatch, forget_formats
+):
+    (tmp_path / "outside.py").write_text(OUTSIDE)
+    images = tmp_path / "images"
+    images.mkdir()
+    (images / "a.raw").write_bytes(b"RAW" + bytes([2, 1, 7, 9]))
+    (images / "b.png").write_bytes(ORDINARY["PNG"])
+    os.utime(images, (1e9, 1e9))  # so that its index is cached
+    assert len(open_source(str(images))) == 1
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("outside")
+    source = open_source(str(images))
+    assert len(source) == 2
+    assert read_picture(source, 0).tolist() == [[[7] * 3, [9] * 3]]
+    assert image_size(images / "a.raw") == (2, 1)
+    with pytest.raises(UnreadableImage, match="2 x 1"):
+        read_picture(source, 0, max_pixels=1)
+    with pytest.raises(ValueError, match="RAW"):
+        image_format("RAW")(decode_whole)
+
+
+HEIGHT, WIDTH, SIZE = 1125, 1500, 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("photos")
+    for number in range(3):
+        large = cv2.resize(photo(number), (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC)
+        (root / f"{number}.jpg").write_bytes(jpeg(large))
+    return open_source(str(root))
+
+
+def both(folder, size=SIZE, recipe=MOCO_V2, **more):
+    """Return the data set with full and with reduced decode."""
+    return [
+        ViewDataset(folder, recipe, 3, size, 0, reduced_decode=reduced, **more)
+        for reduced in (False, True)
+    ]
+
+
+def test_views_differ_by_little_and_are_made_of_fewer_pixels(folder):
+    whole, reduced = both(folder)
+    for index in range(3):
+        image, _, _ = reduced.read_picture(0, index)
+        assert (image.height, image.width) == (HEIGHT, WIDTH)
+        assert len(image.picture) * 4 <= HEIGHT + 4  # at least by four at this size
+        difference = (whole[0, index].views.float() - reduced[0, index].views.float()).abs()
+        assert difference.mean() < 3  # crops are rounded to whole pixels of the reduced picture
+
+
+def test_a_blur_before_the_crop_is_as_wide_as_in_the_whole_picture(folder):
+    blur = {"op": "gaussian_blur", "sigma": [30.0, 30.0], "p": 1.0}
+    recipe = [blur, {"op": "random_resized_crop", "scale": [0.2, 1.0]}]
+    whole, reduced = both(folder, recipe=recipe)
+    for index in range(3):
+        assert len(reduced.read_picture(0, index)[0].picture) * 4 <= HEIGHT + 4
+        difference = (whole[0, index].views.float() - reduced[0, index].views.float()).abs()
+        assert difference.mean() < 3
+
+
+def test_no_crop_has_to_grow_because_of_it(folder):
+    """A small query of little of the image needs more of its pixels than the other views do."""
+    _, reduced = both(folder)
+    _, with_small = both(folder, small=SmallViews(2, 96, (0.01, 0.02)))
+    for index in range(3):
+        assert len(reduced.read_picture(0, index)[0].picture) < HEIGHT
+        assert len(with_small.read_picture(0, index)[0].picture) == HEIGHT
+
+
+def test_small_images_are_not_changed_at_all(folder):
+    whole, reduced = both(folder, size=600)
+    for index in range(3):
+        assert torch.equal(whole[0, index].views, reduced[0, index].views)
+
+
+@pytest.mark.parametrize(("by", "orientation"), [(2, 1), (4, 3), (8, 6), (2, 8), (4, 5), (8, 2)])
+def test_a_turned_photo_is_upright_however_much_it_is_reduced(by, orientation):
+    data = encode(Image.fromarray(photo(1)), "JPEG", exif=turned(orientation), quality=95)
+    asked = []
+
+    def reduction(height, width):
+        asked.append((height, width))
+        return by
+
+    image, upright = decode(data, reduction=reduction), decode_image(data)
+    assert asked == [upright.shape[:2]] == [(image.height, image.width)]
+    height, width = upright.shape[:2]
+    assert image.picture.shape[:2] == (-(-height // by), -(-width // by))
+    expected = cv2.resize(upright, image.picture.shape[1::-1], interpolation=cv2.INTER_AREA)
+    assert np.abs(image.picture.astype(int) - expected).mean() < 10
+    assert np.abs(image.picture[::-1].astype(int) - expected).mean() > 20
+
+
+def test_other_kinds_of_files_are_decoded_whole():
+    image = decode(ORDINARY["PNG"], reduction=lambda height, width: 8)
+    assert image.picture.shape == (60, 90, 3)
+
+
+def test_the_setting_is_part_of_the_hash():
+    off, on = (load_config(None, ["DATA.REDUCED_DECODE", word]) for word in ("False", "True"))
+    assert PRETRAIN.hash(off) != PRETRAIN.hash(on)

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from kscl.data import bad_images, view_dataset
 from kscl.data import loader as train_loader
-from kscl.data.bad_images import replacement
-from kscl.data.loader import StepSampler, epoch_order
+from kscl.data.bad_images import BadImages, find_unreadable, replacement
+from kscl.data.loader import StepSampler, epoch_order, load_in_workers
 from kscl.data.open import open_source
 from kscl.data.throughput import Budget, measure_budget
 from kscl.data.view_dataset import ViewDataset
 from kscl.errors import KsclError
 from kscl.views.normalize import normalize
 from kscl.views.recipes import MOCO_V2
+from tests.helpers.data.sets import write_image
 from tests.kscl.data.conftest import write_pieces
 
 COUNT = 21
@@ -114,9 +116,6 @@ def test_keys_may_have_a_recipe_of_their_own(config, workers):
         keys = other.views[:, 1:]
         assert torch.equal(keys[:, 0], keys[:, 1])
         assert torch.equal(keys[:, :, 0], keys[:, :, 2])
-    config.AUGMENT_KEYS = [{"op": "turn"}]
-    with pytest.raises(KsclError, match="AUGMENT_KEYS"):
-        all_batches(config)
 
 
 def test_sizes_follow_a_schedule_over_epochs_from_any_step_on(config):
@@ -213,12 +212,6 @@ def test_loading_leaves_the_random_state_of_training_alone(config):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_wrong_recipe_is_refused_before_anything_is_read(config):
-    config.AUGMENT = [{"op": "grayscal"}]
-    with pytest.raises(KsclError, match="did you mean 'grayscale'"):
-        all_batches(config)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_images_are_replaced_named_once_and_counted(config, folder, tmp_path, caplog, workers):
     good = all_batches(config, last_step=15)
@@ -286,12 +279,6 @@ def test_no_readable_image_is_an_error_before_training(config, tmp_path):
         build_train_loader(config, last_step=1)
 
 
-def test_an_unknown_policy_is_an_error(config):
-    config.DATA.BAD_IMAGES = "ignore"
-    with pytest.raises(KsclError, match="skip, error"):
-        build_train_loader(config, last_step=1)
-
-
 def test_storage_that_goes_away_is_told_from_a_bad_image(config):
     loader = build_train_loader(config, last_step=1)
 
@@ -329,3 +316,140 @@ def test_the_time_waited_for_batches_is_kept(config):
     assert loader.seconds_waited > 0
     assert len(loader) == 3
     assert loader.steps_per_epoch == 5
+
+
+IMAGES, SIDE = 8, 64
+MEGABYTES = IMAGES * SIDE * SIDE * 3 / 2**20  # what they all take
+
+
+@pytest.fixture
+def images(tmp_path):
+    for number in range(IMAGES):
+        write_image(tmp_path / "images" / f"{number}.png", number, (SIDE, SIDE))
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def read_indices(monkeypatch):
+    """Return the indices of the images that are read_indices from here on."""
+    seen = []
+    original = view_dataset.read_decoded
+
+    def read(source, index, *rest):
+        seen.append(index)
+        return original(source, index, *rest)
+
+    monkeypatch.setattr(view_dataset, "read_decoded", read)
+    return seen
+
+
+def dataset(images, megabytes, **more):
+    return ViewDataset(
+        open_source(str(images)), MOCO_V2, 3, 32, 0, keep_megabytes=megabytes, **more
+    )
+
+
+def epochs(data, count):
+    return [data.__getitems__([(e, i) for i in range(IMAGES)]).views for e in range(count)]
+
+
+def test_a_set_that_fits_is_read_indices_once_and_gives_the_same_views(images, read_indices):
+    plain = epochs(dataset(images, 0), 3)
+    assert len(read_indices) == 3 * IMAGES
+    read_indices.clear()
+    kept = epochs(dataset(images, MEGABYTES), 3)
+    assert sorted(read_indices) == list(range(IMAGES))
+    assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
+
+
+def test_of_a_set_that_does_not_fit_nothing_is_kept(images):
+    data = dataset(images, 0.9 * MEGABYTES)
+    epochs(data, 1)
+    assert not data.kept.pictures
+
+
+def test_images_larger_than_the_first_ones_do_not_exceed_the_room(tmp_path):
+    for number in range(IMAGES):
+        side = SIDE if number < 2 else 4 * SIDE
+        write_image(tmp_path / f"{number}.png", number, (side, side))
+    data = dataset(tmp_path, MEGABYTES)
+    epochs(data, 2)
+    assert sum(each.picture.nbytes for each in data.kept.pictures.values()) <= MEGABYTES * 2**20
+
+
+def test_a_reduced_picture_is_not_kept_as_it_serves_one_epoch(images):
+    data = dataset(images, MEGABYTES, reduced_decode=True)
+    epochs(data, 1)
+    assert not data.kept.pictures
+
+
+def test_an_image_that_cannot_be_read_is_reported_in_every_epoch(images):
+    (images / "3.png").write_bytes(b"no image")
+    data = dataset(images, MEGABYTES)
+    for epoch in range(2):
+        assert [index for index, _ in data.__getitems__([(epoch, 3)]).bad] == [3]
+
+
+def test_workers_share_the_room_and_give_the_same_views(images):
+    wanted = [[(e, i), (e, i + 1)] for e in range(2) for i in range(0, IMAGES, 2)]
+    for megabytes in (MEGABYTES, 2 * MEGABYTES):
+        alone = [b.views for b in load_in_workers(dataset(images, megabytes), wanted, 0)]
+        shared = [b.views for b in load_in_workers(dataset(images, megabytes), wanted, 2)]
+        assert all(np.array_equal(a, b) for a, b in zip(alone, shared, strict=True))
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Count the images that are decoded; none is known from before."""
+    calls, decode = [], bad_images.decode
+
+    def counting(data, max_pixels):
+        calls.append(max_pixels)
+        return decode(data, max_pixels)
+
+    monkeypatch.setattr(bad_images, "decode", counting)
+    monkeypatch.setattr(bad_images, "_decodable", set())
+    return calls
+
+
+def test_known_files_are_not_decoded_again_but_changed_ones_are(images, decoded):
+    source = open_source(str(images), "")
+    assert find_unreadable(source, range(IMAGES), most=10) == (IMAGES, {}, [])
+    assert find_unreadable(source, range(IMAGES), most=10).reasons == {}
+    assert len(decoded) == IMAGES
+    broken = images / "3.png"
+    broken.write_bytes(broken.read_bytes()[:100])
+    (images / "4.png").unlink()
+    reasons = find_unreadable(source, range(IMAGES), most=10).reasons
+    assert list(reasons) == [3, 4]
+    assert "No such file" in reasons[4]
+    assert list(find_unreadable(source, range(IMAGES), most=10).reasons) == [3, 4]
+
+
+def test_with_fewer_pixels_allowed_a_known_file_is_judged_again(images, decoded):
+    source = open_source(str(images), "")
+    assert not find_unreadable(source, range(IMAGES), most=10).reasons
+    assert len(find_unreadable(source, range(IMAGES), most=10, max_pixels=100).reasons) == IMAGES
+
+
+def test_of_many_a_fixed_sample_is_decoded_and_said(images, decoded):
+    source = open_source(str(images), "")
+    num_decoded, _, (note,) = find_unreadable(source, range(IMAGES), most=3)
+    assert (num_decoded, len(decoded)) == (3, 3)
+    assert not note.fatal
+    assert "a sample of 3 of the 8 images was decoded" in note.what
+    find_unreadable(source, range(IMAGES), most=3)
+    assert len(decoded) == 3, "another sample was taken"
+
+
+def test_what_a_run_met_before_it_was_resumed_is_judged_by_the_rule_of_now(images):
+    source, met = open_source(str(images), ""), {3: "it is empty", 1: "it is empty"}
+    account = BadImages(source, "skip", 0.5)
+    account.recall(met)
+    assert account.names() == [str(images / "1.png"), str(images / "3.png")]
+    for policy, most, named in (
+        ("skip", 0.2, r"2 of the 8 images.*1\.png"),
+        ("error", 0.5, r"1\.png cannot be read: it is empty"),
+    ):
+        with pytest.raises(KsclError, match=named):
+            BadImages(source, policy, most).recall(met)

@@ -18,8 +18,7 @@ from kscl.data.loader import build_train_loader
 from kscl.data.open import open_source
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
-from linear_eval.data.images import open_data
-from linear_eval.errors import LinearEvalError
+from linear_eval.images import open_data
 from tests.helpers.data.digits import config as probe_config
 from tests.helpers.data.digits import write_digits
 from tests.helpers.data.photos import jpeg, photo
@@ -192,7 +191,7 @@ def test_an_image_of_too_many_pixels_is_a_bad_image(folder, config):
 def test_a_probe_scores_no_set_with_a_lost_image(tmp_path):
     root = write_digits(tmp_path / "digits", train=2, val=1)
     dead_link(root / "val/digit_3/odd.png")
-    with pytest.raises(LinearEvalError, match=r"odd\.png"):
+    with pytest.raises(KsclError, match=r"odd\.png"):
         open_data(probe_config(root, tmp_path))
 
 

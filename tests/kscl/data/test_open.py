@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import tarfile
@@ -11,10 +10,13 @@ from pathlib import Path
 import pytest
 from iopath.common.file_io import PathHandler
 
+from kscl.data import open as opening
+from kscl.data import tar
 from kscl.data.open import open_source
-from kscl.data.packed_names import Names
+from kscl.data.source import Names, cache_folder
 from kscl.errors import KsclError
 from kscl.runtime.paths import path_manager
+from tests.kscl.data.conftest import contents, write_tar
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -33,18 +35,6 @@ def long_ago(folder):
         os.utime(path, (1_000_000_000, 1_000_000_000))
 
 
-def write_tar(path, members, kind=tarfile.PAX_FORMAT):
-    with tarfile.open(path, "w", format=kind) as tar:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-
-
-def contents(source):
-    return [source.read(index) for index in range(len(source))]
-
-
 def test_a_folder_tree_gives_its_images_in_the_order_of_their_paths(tmp_path):
     names = ["b.jpg", "a/z.PNG", "a/c/d.webp", "a/b.JPEG", "ümlaut und blank.jpg"]
     fill(tmp_path, *names, "notes.txt", ".hidden.jpg", "a/._b.JPEG", ".git/x.jpg", "jpg", "x.tar")
@@ -59,14 +49,6 @@ def test_class_folders_give_labels(tmp_path):
     labels = open_source(str(tmp_path)).labels
     assert labels.classes == ["cat", "dog"]
     assert labels.numbers.tolist() == [0, 1, 1]
-
-
-def test_links_are_followed_and_a_loop_of_links_ends(tmp_path):
-    fill(tmp_path, "real/1.jpg", "data/2.jpg")
-    (tmp_path / "data/linked").symlink_to(tmp_path / "real")
-    (tmp_path / "data/loop").symlink_to(tmp_path / "data")
-    source = open_source(str(tmp_path / "data"))
-    assert contents(source) == [b"data/2.jpg", b"real/1.jpg"]
 
 
 @pytest.mark.parametrize("where", ["", "nowhere", "nowhere.txt", "nowhere.tar", "some://where"])
@@ -184,15 +166,6 @@ def test_a_compressed_shard_is_refused_with_the_reason(name, tmp_path):
         open_source(str(tmp_path / name))
 
 
-def test_a_damaged_shard_is_named(tmp_path):
-    write_tar(tmp_path / "s.tar", {"1.jpg": b"x" * 5000})
-    whole = (tmp_path / "s.tar").read_bytes()
-    for damaged in (whole[:3000], b"no tar at all" * 100):
-        (tmp_path / "s.tar").write_bytes(damaged)
-        with pytest.raises(KsclError, match=r"s\.tar cannot be read"):
-            open_source(str(tmp_path / "s.tar"))
-
-
 def test_shards_without_images_are_an_error(tmp_path):
     write_tar(tmp_path / "s.tar", {"1.txt": b"x"})
     with pytest.raises(KsclError, match="holds no image"):
@@ -262,7 +235,94 @@ def test_packed_names_read_like_a_list():
     names = Names.pack(texts)
     assert list(names) == texts
     assert names[-1] == texts[-1]
-    assert names[1:3] == texts[1:3]
     assert len(Names.pack([])) == 0
     with pytest.raises(IndexError):
         names[5]
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    """How often a folder was walked or a shard looked through."""
+    counted = []
+    for module, name in ((opening, "walk_files"), (tar, "scan")):
+        original = getattr(module, name)
+
+        def count(path, *rest, original=original):
+            counted.append(path)
+            return original(path, *rest)
+
+        monkeypatch.setattr(module, name, count)
+    return counted
+
+
+def test_a_second_start_takes_the_index_from_the_cache(tmp_path, scans, cache):
+    fill(tmp_path, "a/1.jpg", "b/2.jpg")
+    long_ago(tmp_path)
+    first, second = (open_source(str(tmp_path)) for _ in range(2))
+    assert len(scans) == 1
+    assert contents(first) == contents(second)
+    assert second.labels.classes == ["a", "b"]
+    assert list(cache.rglob("*.npz"))
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "renamed", "new folder", "folder removed"])
+def test_a_changed_folder_is_indexed_again(tmp_path, change, scans):
+    fill(tmp_path, "a/1.jpg", "b/2.jpg")
+    long_ago(tmp_path)
+    before = len(open_source(str(tmp_path)))
+    if change == "added":
+        fill(tmp_path, "b/3.jpg")
+    elif change == "removed":
+        (tmp_path / "b/2.jpg").unlink()
+    elif change == "renamed":
+        (tmp_path / "b/2.jpg").rename(tmp_path / "b/0.jpg")
+    elif change == "new folder":
+        fill(tmp_path, "a/deep/4.jpg")
+    else:
+        (tmp_path / "b/2.jpg").unlink()
+        (tmp_path / "b").rmdir()
+    source = open_source(str(tmp_path))
+    assert len(scans) == 2
+    expected = {"added": 1, "new folder": 1, "renamed": 0}.get(change, -1)
+    assert len(source) - before == expected
+    assert all(os.path.exists(source.name(index)) for index in range(len(source)))
+
+
+def test_an_index_made_in_the_moment_of_a_change_is_not_trusted(tmp_path, scans):
+    fill(tmp_path, "1.jpg")
+    stamp = os.stat(tmp_path).st_mtime_ns
+    assert len(open_source(str(tmp_path))) == 1
+    fill(tmp_path, "2.jpg")
+    os.utime(tmp_path, ns=(stamp, stamp))  # as if the clock had not moved in between
+    assert len(open_source(str(tmp_path))) == 2
+
+
+def test_a_rewritten_shard_is_indexed_again(tmp_path, scans):
+    write_tar(tmp_path / "s.tar", shard_members(0, 2))
+    long_ago(tmp_path)
+    for _ in range(2):
+        assert len(open_source(str(tmp_path / "s.tar"))) == 2
+    assert len(scans) == 1
+    write_tar(tmp_path / "s.tar", shard_members(0, 5))
+    assert len(open_source(str(tmp_path / "s.tar"))) == 5
+
+
+def test_a_damaged_cache_is_made_anew(tmp_path, cache):
+    fill(tmp_path, "1.jpg")
+    long_ago(tmp_path)
+    open_source(str(tmp_path))
+    (file,) = cache.rglob("*.npz")
+    for damage in (b"", b"junk", file.read_bytes()[:-100]):
+        file.write_bytes(damage)
+        assert len(open_source(str(tmp_path))) == 1
+
+
+def test_the_cache_folder_is_the_one_named_then_the_environments_then_the_users(monkeypatch):
+    monkeypatch.setenv("KSCL_CACHE", "/from/environment")
+    assert cache_folder("/named") == Path("/named")
+    assert cache_folder() == Path("/from/environment")
+    monkeypatch.delenv("KSCL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_folder() == Path("/xdg/kscl")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache/kscl"

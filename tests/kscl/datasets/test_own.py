@@ -2,85 +2,38 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
+import shutil
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
+from PIL import Image
 
 from kscl.commands.prepare_data import main
 from kscl.data.annotated.voc import read_voc
-from kscl.datasets.own.near_duplicates import SAME, find_groups, picture_hash
-from kscl.datasets.own.split import deal_groups, parse_split
+from kscl.datasets.own import tiles
+from kscl.datasets.own.split import SAME, deal_groups, find_groups, parse_split, picture_hash
+from kscl.datasets.own.tiles import LEAST_SIDE, LEFT_OVER, STORED_SIDE, TILES, cut
 from kscl.errors import KsclError
+from tests.helpers.data.own_folders import (
+    BOXES,
+    SIZE,
+    photo_file,
+    prepare,
+    split_ids,
+    write_coco,
+    write_folders,
+    write_photos,
+    write_scenes,
+    write_xml,
+    write_yolo,
+)
 from tests.helpers.data.photos import jpeg, photo
 from tests.helpers.data.sets import annotation_xml
-
-SIZE = (100, 75)  # width, height
-BOXES = {"cat": (10, 20, 50, 60), "dog": (30, 5, 90, 70)}  # from 0, the last pixel excluded
-
-
-def write_photos(folder: Path, count: int, nested: bool = False) -> dict[str, list[str]]:
-    """Different photos by name, every third with a dog only, the others with a cat or both."""
-    names = {}
-    for number in range(count):
-        name = f"part{number % 2}/p{number}" if nested else f"p{number}"
-        path = folder / f"{name}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(jpeg(photo(number, *SIZE[::-1])))
-        names[name] = [["dog"], ["cat"], ["cat", "dog"]][number % 3]
-    return names
-
-
-def write_xml(folder: Path, names: dict[str, list[str]], flat: bool = True) -> None:
-    for name, classes in names.items():
-        path = folder / f"{Path(name).name if flat else name}.xml"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        boxes = [(c, (BOXES[c][0] + 1, BOXES[c][1] + 1, *BOXES[c][2:]), 0) for c in classes]
-        path.write_text(annotation_xml(boxes, SIZE))
-
-
-def write_yolo(folder: Path, names: dict[str, list[str]]) -> None:
-    folder.mkdir(parents=True)
-    (folder / "classes.txt").write_text("dog\ncat\n")
-    for name, classes in names.items():
-        lines = []
-        for c in classes:
-            x1, y1, x2, y2 = (v / SIZE[i % 2] for i, v in enumerate(BOXES[c]))
-            label = ["dog", "cat"].index(c)
-            lines.append(
-                f"{label} {(x1 + x2) / 2:.6f} {(y1 + y2) / 2:.6f} {x2 - x1:.6f} {y2 - y1:.6f}"
-            )
-        (folder / f"{Path(name).name}.txt").write_text("\n".join(lines))
-
-
-def write_coco(
-    folder: Path,
-    names: dict[str, list[str]],
-    file_name: Callable[[str], str] = "photos/{}.jpg".format,
-) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    images = [
-        {"id": i, "file_name": file_name(name), "width": SIZE[0], "height": SIZE[1]}
-        for i, name in enumerate(names)
-    ]
-    objects = [(i, c) for i, classes in enumerate(names.values()) for c in classes]
-    annotations = [
-        {
-            "id": number,
-            "image_id": i,
-            "category_id": 5 if c == "dog" else 9,
-            "bbox": [*BOXES[c][:2], BOXES[c][2] - BOXES[c][0], BOXES[c][3] - BOXES[c][1]],
-        }
-        for number, (i, c) in enumerate(objects)
-    ]
-    categories = [{"id": 5, "name": "dog"}, {"id": 9, "name": "cat"}]
-    content = {"images": images, "categories": categories, "annotations": annotations}
-    (folder / "all.json").write_text(json.dumps(content))
 
 
 def bare(name: str) -> str:
@@ -96,13 +49,17 @@ WRITERS = {
 }
 
 
-def prepare(root: Path, *more: str) -> int:
-    where = ("--images", root / "photos", "--annotations", root / "labels")
-    return main(["own", *map(str, where), "--output-dir", str(root / "mine"), *more])
+def files_of(*folders: Path) -> dict[Path, tuple[int, bytes]]:
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {path: (path.lstat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def split_ids(root: Path, split: str) -> list[str]:
-    return (root / "mine/ImageSets/Main" / f"{split}.txt").read_text().split()
+def all_ids(root: Path) -> list[str]:
+    return sorted(split_ids(root, "trainval") + split_ids(root, "test"))
+
+
+def linked(root: Path) -> set[Path]:
+    return {path.resolve() for path in (root / "mine/JPEGImages").iterdir()}
 
 
 @pytest.mark.parametrize("layout", WRITERS)
@@ -128,13 +85,12 @@ def test_every_format_gives_the_same_boxes_and_splits(tmp_path, layout, capsys):
 
 def test_the_users_files_are_not_touched_and_a_second_start_changes_nothing(tmp_path, capsys):
     write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 6))
-    files = [p for folder in ("photos", "labels") for p in (tmp_path / folder).rglob("*")]
-    before = {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+    before = files_of(tmp_path / "photos", tmp_path / "labels")
     assert prepare(tmp_path) == 0
-    made = os.stat(tmp_path / "mine/own.json").st_mtime_ns
+    made = files_of(tmp_path / "mine")
     assert prepare(tmp_path) == 0
-    assert {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files} == before
-    assert os.stat(tmp_path / "mine/own.json").st_mtime_ns == made
+    assert files_of(tmp_path / "photos", tmp_path / "labels") == before
+    assert files_of(tmp_path / "mine") == made
     assert prepare(tmp_path, "--split", "50/50") == 2
     assert "split" in capsys.readouterr().err
 
@@ -195,9 +151,15 @@ def test_every_class_is_on_both_sides_in_proportion():
     assert sum(sides) == pytest.approx(51, abs=3)
 
 
-def test_all_problems_are_told_at_once_and_nothing_is_written(tmp_path, capsys):
-    names = write_photos(tmp_path / "photos", 9)
-    write_xml(tmp_path / "labels", names)
+def test_a_split_that_is_not_two_percentages_is_refused():
+    assert parse_split("80/20") == (0.8, 0.2)
+    for text in ("80", "80/30", "100/0", "a/b", "50/25/25"):
+        with pytest.raises(KsclError, match=text):
+            parse_split(text)
+
+
+def test_all_problems_are_reported_at_once_and_nothing_is_written(tmp_path, capsys):
+    write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 9))
     whole = (tmp_path / "photos/p1.jpg").read_bytes()
     (tmp_path / "photos/p1.jpg").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "labels/p2.xml").write_text("<annotation>")
@@ -206,27 +168,26 @@ def test_all_problems_are_told_at_once_and_nothing_is_written(tmp_path, capsys):
     (tmp_path / "labels/gone.xml").write_text(annotation_xml([], SIZE))
     (tmp_path / "labels/p4.xml").write_text(annotation_xml([("Cat", (1, 1, 9, 9), 0)], SIZE))
     assert prepare(tmp_path) == 2
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     for part in ("p1.jpg", "p2.xml", "p3.xml", "gone.xml", "--merge-case", "--skip-bad"):
-        assert part in told
+        assert part in errors
     assert not (tmp_path / "mine").exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert prepare(tmp_path, "--merge-case", "--skip-bad") == 0
-    ids = split_ids(tmp_path, "trainval") + split_ids(tmp_path, "test")
-    assert sorted(ids) == ["p0", "p4", "p5", "p6", "p7", "p8"]
+    assert all_ids(tmp_path) == ["p0", "p4", "p5", "p6", "p7", "p8"]
     assert (tmp_path / "mine/classes.txt").read_text().split() == ["cat", "dog"]
 
 
 def test_names_that_differ_by_case_alone_do_not_advise_to_skip_images(tmp_path, capsys):
     write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 4))
-    (tmp_path / "labels/p2.xml").write_text(annotation_xml([("Cat", (1, 1, 9, 9), 0)], SIZE))
-    assert prepare(tmp_path) == 2
-    told = capsys.readouterr().err
-    assert "--merge-case" in told
-    assert "--skip-bad" not in told
     labels = tmp_path / "labels"
-    assert f"'Cat' (1 object, first in {labels / 'p2.xml'})" in told
-    assert f"'cat' (1 object, first in {labels}/" in told
+    (labels / "p2.xml").write_text(annotation_xml([("Cat", (1, 1, 9, 9), 0)], SIZE))
+    assert prepare(tmp_path) == 2
+    errors = capsys.readouterr().err
+    assert "--merge-case" in errors
+    assert "--skip-bad" not in errors
+    assert f"'Cat' (1 object, first in {labels / 'p2.xml'})" in errors
+    assert f"'cat' (1 object, first in {labels}/" in errors
 
 
 @pytest.mark.parametrize(
@@ -235,14 +196,25 @@ def test_names_that_differ_by_case_alone_do_not_advise_to_skip_images(tmp_path, 
 def test_a_bad_line_of_yolo_labels_is_named(tmp_path, capsys, line):
     write_yolo(tmp_path / "labels", write_photos(tmp_path / "photos", 4))
     (tmp_path / "labels/p2.txt").write_text(f"0 .5 .5 .2 .2\n{line}\n")
+    (tmp_path / "labels/p3.txt").write_text(f"{line}\n")  # such a file is still taken for labels
     assert prepare(tmp_path) == 2
-    told = capsys.readouterr().err
-    assert "p2.txt" in told
-    assert "line 2" in told
+    errors = capsys.readouterr().err
+    assert re.search(r"p2\.txt: line 2", errors)
+    assert re.search(r"p3\.txt: line 1", errors)
+
+
+def test_yolo_labels_that_are_not_text_are_reported(tmp_path, capsys):
+    write_yolo(tmp_path / "labels", write_photos(tmp_path / "photos", 4))
+    (tmp_path / "labels/p2.txt").write_bytes(b"\xff\xfe0 .5")
+    assert prepare(tmp_path) == 2
+    assert "p2.txt: is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_yolo_labels_without_names_ask_for_them(tmp_path, capsys):
     write_yolo(tmp_path / "labels", write_photos(tmp_path / "photos", 6))
+    (tmp_path / "labels/classes.txt").write_bytes(b"\xff")
+    assert prepare(tmp_path) == 2
+    assert "classes.txt is not UTF-8 text" in capsys.readouterr().err
     (tmp_path / "labels/classes.txt").unlink()
     assert prepare(tmp_path) == 2
     assert "--classes" in capsys.readouterr().err
@@ -261,22 +233,322 @@ def test_yolo_polygons_become_their_boxes_and_a_yaml_names_the_classes(tmp_path)
     assert image.objects[0].box == pytest.approx((10, 15, 50, 60), abs=0.01)
 
 
+def test_labels_that_are_all_damaged_say_how(tmp_path, capsys):
+    write_photos(tmp_path / "photos", 1)
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels/p0.txt").write_text("dog\n")
+    assert prepare(tmp_path) == 2
+    assert "p0.txt does not begin with a class number" in capsys.readouterr().err
+    assert prepare(tmp_path, "--format", "yolo", "--classes", "dog") == 2
+    assert "line 1" in capsys.readouterr().err
+
+
+def test_annotations_in_several_formats_are_for_the_user_to_choose(tmp_path, capsys):
+    names = write_photos(tmp_path / "photos", 6)
+    write_xml(tmp_path / "labels", names)
+    write_coco(tmp_path / "labels", names)
+    assert prepare(tmp_path) == 2
+    errors = capsys.readouterr().err
+    assert "1 of coco" in errors
+    assert "6 of voc" in errors
+    assert prepare(tmp_path, "--format", "voc") == 0
+    assert "Not used: all.json" in capsys.readouterr().out
+
+
+def test_files_of_another_kind_are_not_used(tmp_path, capsys):
+    write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 6))
+    (tmp_path / "labels/p2.txt").write_text("a cat on a mat\n")
+    (tmp_path / "labels/captions.json").write_text('{"images": [], "annotations": []}')
+    assert prepare(tmp_path) == 0
+    assert "Not used: captions.json, p2.txt" in capsys.readouterr().out
+
+
+def test_a_damaged_coco_file_says_why_it_cannot_be_read(tmp_path, capsys):
+    write_coco(tmp_path / "labels", write_photos(tmp_path / "photos", 6))
+    whole = (tmp_path / "labels/all.json").read_text()
+    (tmp_path / "labels/all.json").write_text(whole[:-20])
+    assert prepare(tmp_path) == 2
+    assert "all.json is not JSON" in capsys.readouterr().err
+    (tmp_path / "labels/good.json").write_text(whole)  # a second file does not hide the first
+    assert prepare(tmp_path) == 2
+    assert re.search(r"all\.json: is not JSON", capsys.readouterr().err)
+
+
+def save_deep(path: Path) -> None:
+    Image.fromarray(np.full(SIZE[::-1], 4000, np.uint16)).save(path, "PNG")
+
+
+def cut_in_half(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("write_labels", [write_xml, write_coco, write_yolo])
+@pytest.mark.parametrize(
+    ("spoil", "reason", "fix", "useless"),
+    [
+        (cut_in_half, "truncated", "download it again", "8-bit"),
+        (save_deep, "more than 8 bits", "8-bit RGB", "download"),
+    ],
+)
+def test_a_photo_that_cannot_be_used_gets_the_advice_that_helps(
+    tmp_path, capsys, write_labels, spoil, reason, fix, useless
+):
+    write_labels(tmp_path / "labels", write_photos(tmp_path / "photos", 4))
+    victim = tmp_path / "photos/p2.jpg"
+    spoil(victim)
+    assert prepare(tmp_path) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if str(victim) in line]
+    assert reason in line
+    assert fix in line
+    assert useless not in line
+
+
+def test_a_bare_name_that_fits_two_photos_or_none_is_named(tmp_path, capsys):
+    names = write_photos(tmp_path / "photos", 8, nested=True)
+    write_coco(tmp_path / "labels", names | {"part0/gone": ["cat"]}, bare)
+    (tmp_path / "photos/part0/p1.jpg").write_bytes(photo_file(50))
+    assert prepare(tmp_path) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "[" in line]
+    ambiguous, missing = sorted(lines)
+    assert ambiguous.startswith(f"  [ambiguous image] {tmp_path}/photos/p1.jpg: ")
+    for folder in ("part0", "part1"):
+        assert f"{tmp_path}/photos/{folder}/p1.jpg" in ambiguous
+    assert missing.startswith(f"  [missing image] {tmp_path}/photos/gone.jpg")
+    assert prepare(tmp_path, "--skip-bad") == 0
+    assert "p1" not in " ".join(all_ids(tmp_path))
+    assert len(all_ids(tmp_path)) == 7
+
+
+def test_paths_may_begin_below_the_folder_of_images(tmp_path):
+    names = write_photos(tmp_path / "photos/2024/camera", 6, nested=True)
+    other = tmp_path / "photos/2024/other/p0.jpg"  # of the same name, in a folder of another
+    other.parent.mkdir()
+    other.write_bytes(photo_file(50))
+    write_coco(tmp_path / "labels", names, "{}.jpg".format)
+    assert prepare(tmp_path) == 0
+    assert len(all_ids(tmp_path)) == 6
+    assert "2024_other_p0_jpg" not in all_ids(tmp_path)
+
+
+def test_a_path_that_is_exact_is_taken_before_a_name(tmp_path):
+    names = write_photos(tmp_path / "photos", 6)
+    (tmp_path / "photos/more").mkdir()
+    (tmp_path / "photos/more/p0.jpg").write_bytes(photo_file(50))
+    shutil.copy(tmp_path / "photos/p1.jpg", tmp_path / "p1.jpg")  # beside the folder of images
+    write_coco(tmp_path / "labels", names, bare)
+    assert prepare(tmp_path) == 0
+    assert (tmp_path / "mine/JPEGImages/p0_jpg.jpg").resolve() == tmp_path / "photos/p0.jpg"
+    assert "p0_jpg" in all_ids(tmp_path)
+    assert tmp_path / "p1.jpg" not in linked(tmp_path)
+
+
+def test_every_folder_of_photos_may_have_a_file_of_its_own(tmp_path):
+    for number, folder in enumerate(("train", "valid")):
+        names = write_photos(tmp_path / "photos" / folder, 6)
+        for name in names:  # the same names, of other photos
+            file = tmp_path / "photos" / folder / f"{name}.jpg"
+            file.write_bytes(photo_file(100 * number + int(name[1:])))
+        write_coco(tmp_path / "photos" / folder, names, bare)
+    where = ["--images", tmp_path / "photos", "--annotations", tmp_path / "photos"]
+    assert main(["own", *map(str, where), "--output-dir", str(tmp_path / "mine")]) == 0
+    assert len(all_ids(tmp_path)) == 12
+    assert len(linked(tmp_path)) == 12
+
+
+def test_an_image_that_is_annotated_twice_is_named(tmp_path, capsys):
+    names = write_photos(tmp_path / "photos", 6)
+    write_coco(tmp_path / "labels", names)
+    shutil.copy(tmp_path / "labels/all.json", tmp_path / "labels/again.json")
+    assert prepare(tmp_path) == 2
+    assert capsys.readouterr().err.count("[duplicate annotation]") == 6
+
+
 def test_files_of_the_same_name_get_ids_of_their_own(tmp_path):
     write_photos(tmp_path / "photos/a b", 3)
     write_photos(tmp_path / "more", 6)
     os.rename(tmp_path / "more", tmp_path / "photos/c")
     for number in range(3):  # other pictures under the same names
-        (tmp_path / f"photos/c/p{number}.jpg").write_bytes(jpeg(photo(50 + number, *SIZE[::-1])))
+        (tmp_path / f"photos/c/p{number}.jpg").write_bytes(photo_file(50 + number))
     for folder, count in (("a b", 3), ("c", 6)):
         write_xml(tmp_path / "labels" / folder, {f"p{n}": ["cat"] for n in range(count)})
     assert prepare(tmp_path) == 0
-    ids = split_ids(tmp_path, "trainval") + split_ids(tmp_path, "test")
-    assert len(set(ids)) == 9
-    assert {"a_b_p0_jpg", "c_p0_jpg", "p5"} <= set(ids)
+    assert len(set(all_ids(tmp_path))) == 9
+    assert {"a_b_p0_jpg", "c_p0_jpg", "p5"} <= set(all_ids(tmp_path))
 
 
-def test_a_split_that_is_not_two_percentages_is_refused():
-    assert parse_split("80/20") == (0.8, 0.2)
-    for text in ("80", "80/30", "100/0", "a/b", "50/25/25"):
-        with pytest.raises(KsclError, match=text):
-            parse_split(text)
+def test_the_report_counts_classes_boxes_and_files_that_are_not_used(tmp_path, capsys):
+    names = write_photos(tmp_path / "photos", 6)
+    write_xml(tmp_path / "labels", names)
+    (tmp_path / "photos/notes.docx").write_bytes(b"x")
+    (tmp_path / "labels/readme.txt").write_text("drawn by hand\n")
+    assert prepare(tmp_path) == 0
+    report = capsys.readouterr().out
+    assert "6 images, 6 annotation files in the format voc." in report
+    rows = {line.split()[0]: line.split()[1:] for line in report.splitlines() if line.strip()}
+    assert rows["class"] == ["images", "objects", "to", "train", "on", "to", "test", "on"]
+    parts = [read_voc(tmp_path / "mine", split) for split in ("trainval", "test")]
+    for name in ("cat", "dog"):
+        images = sum(name in classes for classes in names.values())
+        sides = [part.counts().get(name, 0) for part in parts]
+        assert rows[name] == [str(n) for n in (images, sum(sides), *sides)]
+    # Four cats of 40 x 40 and four dogs of 60 x 65 pixels, in images of 100 x 75.
+    numbers = [int(n) for n in re.findall(r"\d+", " ".join(rows["Boxes:"]))]
+    assert numbers == [8, 51, 80, 40, 62, 59, 46, 72]
+    assert "Not used: notes.docx, readme.txt." in report
+    assert (tmp_path / "mine/report.txt").read_text() in report
+
+
+@pytest.mark.parametrize("rare", [True, False])
+def test_classes_of_which_there_are_few_objects_are_named_with_their_number(tmp_path, capsys, rare):
+    names = write_photos(tmp_path / "photos", 8)
+    many = [("cat", (1 + 9 * i, 1, 9 + 9 * i, 40), 0) for i in range(10)]
+    (tmp_path / "labels").mkdir()
+    for number, name in enumerate(names):
+        dogs = [("dog", (5, 5, 50, 50), 0)] if number < 4 else []
+        birds = [("bird", (5, 5, 60, 60), 0)] if number == 5 else []
+        things = [*many, *dogs, *birds] if rare else many
+        (tmp_path / f"labels/{name}.xml").write_text(annotation_xml(things, SIZE))
+    assert prepare(tmp_path) == 0
+    report = capsys.readouterr().out
+    if not rare:
+        assert "Few objects" not in report
+        assert "No object" not in report
+        return
+    for split, purpose in (("trainval", "train"), ("test", "test")):
+        counts = read_voc(tmp_path / "mine", split, ("bird", "cat", "dog")).counts()
+        assert counts["cat"] >= 10
+        listed = [f"{name} ({counts[name]})" for name in ("bird", "dog") if counts[name]]
+        assert f"Few objects to {purpose} on: {', '.join(listed)}." in report
+        assert (f"No object to {purpose} on: bird." in report) == (not counts["bird"])
+
+
+def test_tiles_are_two_objects_wide_and_of_no_photo_to_test_on(tmp_path, capsys):
+    write_scenes(tmp_path, 8, side=40)
+    assert prepare(tmp_path) == 0
+    files = sorted((tmp_path / "mine" / TILES).iterdir())
+    train = split_ids(tmp_path, "pretrain")
+    assert len(files) == 12 * len(train)  # 3 x 4 tiles of 80 pixels each
+    assert {path.name.rsplit("-", 1)[0] for path in files} == set(train)
+    assert not set(train) & set(split_ids(tmp_path, "test"))
+    assert f"Tiles to pretrain on: {len(files)}, " in capsys.readouterr().out
+    (row,) = [path for path in files if path.name == f"{train[0]}-6.jpg"]
+    whole = cv2.imread(str(tmp_path / f"photos/{train[0]}.jpg")).astype(int)
+    assert abs(cv2.imread(str(row)) - whole[80:160, 160:240]).mean() < 6  # but for its JPEG
+
+
+def test_photos_of_large_objects_stay_whole(tmp_path, capsys):
+    write_xml(tmp_path / "labels", write_photos(tmp_path / "photos", 12))
+    assert prepare(tmp_path) == 0
+    assert not (tmp_path / "mine" / TILES).exists()
+    assert "Tiles" not in capsys.readouterr().out
+
+
+def test_there_are_never_too_many_tiles(tmp_path, monkeypatch):
+    monkeypatch.setattr(tiles, "MOST_TILES", 20)
+    write_scenes(tmp_path, 8, side=40)
+    assert prepare(tmp_path) == 0
+    train = split_ids(tmp_path, "pretrain")
+    found = [path.name.rsplit("-", 1)[0] for path in (tmp_path / "mine" / TILES).iterdir()]
+    assert sorted(found) == sorted(name for name in train for _ in range(20 // len(train)))
+
+
+@pytest.mark.parametrize("size", [(240, 320), (321, 239), (30, 500), (2000, 1000)])
+@pytest.mark.parametrize("side", [0.01, 0.3, 0.79])
+def test_tiles_cover_the_picture(size, side):
+    rows, columns = np.indices(size)
+    # A pixel's color tells where it is: red its row, green its column.
+    picture = np.stack([rows * 255 / size[0], columns * 255 / size[1], 0 * rows], 2).astype(
+        np.uint8
+    )
+    pixels = min(*size, max(LEAST_SIDE, round(side * min(size))))
+    found = list(cut(picture, side))
+    assert {tile.shape for tile in found} == {(min(pixels, STORED_SIDE),) * 2 + (3,)}
+    for axis, length in enumerate(size):
+        spans = {(int(tile[..., axis].min()), int(tile[..., axis].max())) for tile in found}
+        seen = np.zeros(256, bool)
+        for low, high in spans:
+            seen[low : high + 1] = True
+        missing = (255 - seen[:255].sum()) * length / 255  # in pixels
+        assert missing <= LEFT_OVER * pixels + 0.02 * length
+
+
+COUNTS = {"red": 8, "blue": 8}
+
+
+def classes_of(root: Path) -> dict[str, int]:
+    folders = (root / "mine/classes/train").iterdir()
+    return {folder.name: len(list(folder.iterdir())) for folder in folders}
+
+
+def test_class_folders_are_split_for_a_probe_and_not_touched(tmp_path, capsys):
+    command = write_folders(tmp_path, COUNTS)
+    before = files_of(tmp_path / "photos")
+    assert main(command) == 0
+    for side, count in (("train", 6), ("val", 2)):
+        for name in COUNTS:
+            assert len(list((tmp_path / "mine/classes" / side / name).iterdir())) == count
+    made = files_of(tmp_path / "mine")
+    assert main(command) == 0
+    assert "is there already" in capsys.readouterr().out
+    assert (files_of(tmp_path / "photos"), files_of(tmp_path / "mine")) == (before, made)
+    (tmp_path / "photos/loose.jpg").write_bytes(photo_file(99))
+    assert main(command) == 2
+    assert "--annotations" in capsys.readouterr().err
+
+
+def test_class_folders_whose_names_differ_by_case_are_for_the_user_to_decide(tmp_path, capsys):
+    command = write_folders(tmp_path, {"cat": 8, "Cat": 4, "dog": 8})
+    assert main(command) == 2
+    errors = capsys.readouterr().err
+    assert re.search(r"'cat' \(8 images, first in .*\) and 'Cat' \(4 images, first in .*\)", errors)
+    assert "--merge-case" in errors
+    assert "--skip-bad" not in errors
+    assert main([*command, "--merge-case"]) == 0
+    assert classes_of(tmp_path) == {"cat": 9, "dog": 6}
+    shutil.rmtree(tmp_path / "mine")
+    assert main([*command, "--keep-case"]) == 0
+    assert classes_of(tmp_path) == {"cat": 6, "Cat": 3, "dog": 6}
+
+
+def test_near_duplicates_of_a_class_are_never_on_both_sides(tmp_path):
+    command = write_folders(tmp_path, COUNTS)
+    for number in range(4):  # saved again, and lighter
+        picture = photo(number, *SIZE[::-1])
+        light = np.clip(picture * 1.1 + 8, 0, 255).astype(np.uint8)
+        for kind, changed in (("again", picture), ("light", light)):
+            (tmp_path / f"photos/red/{number}_{kind}.jpg").write_bytes(jpeg(changed, 40))
+    assert main([*command, "--split", "50/50"]) == 0
+    found = (tmp_path / "mine/classes").glob("*/red/*.jpg")
+    sides = {path.resolve().stem: path.parts[-3] for path in found}
+    assert len(sides) == COUNTS["red"] + 2 * 4
+    assert set(sides.values()) == {"train", "val"}
+    for number in range(4):
+        assert len({sides[f"{number}{kind}"] for kind in ("", "_again", "_light")}) == 1
+
+
+def test_a_class_of_one_picture_saved_many_times_is_too_few_to_split(tmp_path, capsys):
+    command = write_folders(tmp_path, {**COUNTS, "one": 1, "same": 1})
+    for quality in (30, 50, 70):  # of the picture that is there
+        (tmp_path / f"photos/same/{quality}.jpg").write_bytes(photo_file(17, quality))
+    assert main(command) == 2
+    assert "one, same." in capsys.readouterr().err
+    assert not (tmp_path / "mine").exists()
+
+
+def test_a_set_among_the_class_folders_is_refused(tmp_path, capsys):
+    command = write_folders(tmp_path, COUNTS)
+    assert main([*command[:-1], str(tmp_path / "photos/mine")]) == 2
+    assert "Choose a folder beside it" in capsys.readouterr().err
+
+
+def test_an_image_that_cannot_be_read_is_refused_or_left_out(tmp_path, capsys):
+    command = write_folders(tmp_path, {"red": 9, "blue": 8})
+    (tmp_path / "photos/red/8.jpg").write_bytes(b"no image")
+    assert main(command) == 2
+    errors = capsys.readouterr().err
+    assert "1 problem found; nothing was written" in errors
+    assert "download it again" in errors
+    assert "--skip-bad" in errors
+    assert main([*command, "--skip-bad"]) == 0
+    assert "red/8.jpg" in capsys.readouterr().out
+    assert classes_of(tmp_path) == {"red": 6, "blue": 6}

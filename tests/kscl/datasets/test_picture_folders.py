@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 from torchvision.datasets import CIFAR10, STL10
 
-import kscl.datasets.cifar10 as sets
-import kscl.datasets.stl10 as stl10
+import kscl.datasets.picture_folders as sets
 from kscl.commands.prepare_data import main
-from kscl.config.shipped import shipped_configs
+from kscl.config import shipped_configs
 from kscl.errors import KsclError
 
 CLASSES = ["cat", "dog"]
@@ -99,7 +98,7 @@ def test_a_damaged_archive_without_a_network_is_an_error_that_leaves_nothing(cif
     monkeypatch.setattr(CIFAR10, "url", "http://127.0.0.1:9/cifar-10-python.tar.gz")
     root = cifar10.parent / "data"
     with pytest.raises(KsclError, match=rf"CIFAR10 .*{cifar10}"):
-        sets.prepare_cifar10_20k(root, cifar10)
+        sets.prepare_cifar10(root, cifar10)
     assert not list(root.iterdir())
 
 
@@ -115,8 +114,8 @@ def test_unlabeled_pictures_of_stl10_lie_in_no_class(tmp_path, monkeypatch):
         def __iter__(self):
             return ((Image.new("RGB", (4, 4)), label) for label in self.labels)
 
-    monkeypatch.setattr(stl10, "STL10", Small)
-    folder = stl10.prepare_stl10(tmp_path, tmp_path)
+    monkeypatch.setattr(sets, "STL10", Small)
+    folder = sets.prepare_stl10(tmp_path, tmp_path)
     assert sorted(pictures(folder)) == [
         *("test/dog/000000.png", "train/cat/000000.png", "train/dog/000001.png"),
         *("unlabeled/000000.png", "unlabeled/000001.png"),

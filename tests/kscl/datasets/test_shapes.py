@@ -1,44 +1,82 @@
-"""The drawn data set has the same bytes everywhere."""
+"""The drawn data set: the same bytes everywhere, exact VOC and COCO files, a safe folder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import warnings
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pytest
+from PIL import Image
+from pycocotools import mask as coco_masks
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from kscl.commands.make_shapes import main
+from kscl.data.annotated.coco import read_coco
+from kscl.data.annotated.masks import RunLengths
+from kscl.data.annotated.voc import read_voc
 from kscl.datasets.shapes import (
+    CLASS_NAMES,
+    ShapesSettings,
+    draw_contact_sheet,
+    find_shapes,
     make_shapes,
+    verify_shapes,
+    write,
 )
-from kscl.datasets.shapes.plan import plan
-from kscl.datasets.shapes.writing.writer import draw
+from kscl.datasets.shapes.draw import CLASSES
+from kscl.datasets.shapes.write import draw, plan, polygons_of
+from kscl.errors import KsclError
+from kscl.runtime import folder_lock
+from tests.helpers.data.mask_pixels import pixels_of_counts, pixels_of_polygons
 from tests.helpers.data.shapes import SMALL, bytes_of
 
-# Drift in these two is a new GENERATOR_VERSION, or a mistake. The first is over bare pixels; the
-# second also depends on the JPEG encoder of the pinned Pillow.
+# Drift in these is a new GENERATOR_VERSION, or a mistake. The first is over bare pixels; the second
+# also depends on the JPEG encoder of the pinned Pillow.
 SMALL_PIXELS = "6b93809add5f8feb1d545af4ab4223af08b28e5f29c606eb9d8309cbd2826b14"
-
-SMALL_FILES = "2606abff0ff0f504d191fb6074b53c10d518e8262b0b67e2a1f0369bdbafb284"
-
-SMALL_COCO = "bb2803e43933e5d6c4c1cf06cdc7d1838d965821fd9389dc3c03d8e50c365d06"
-
-
-def test_the_bytes_do_not_depend_on_the_folder_or_the_number_of_workers(
-    small: Path, tmp_path: Path
-) -> None:
-    make_shapes(tmp_path / "elsewhere" / "again", SMALL, workers=3)
-    assert bytes_of(tmp_path / "elsewhere" / "again") == bytes_of(small)
+SMALL_FILES = {
+    "sha256": "2606abff0ff0f504d191fb6074b53c10d518e8262b0b67e2a1f0369bdbafb284",
+    "coco_sha256": "bb2803e43933e5d6c4c1cf06cdc7d1838d965821fd9389dc3c03d8e50c365d06",
+}
+LEARNING = ShapesSettings(
+    unlabeled=20, train=2000, val=600, detection_train=60, detection_test=40, image_size=64
+)
+SPLITS = ("train", "val", "trainval", "test")
 
 
-def test_another_seed_gives_other_pictures(small: Path, tmp_path: Path) -> None:
-    make_shapes(tmp_path, replace(SMALL, seed=8))
-    ours, theirs = bytes_of(small), bytes_of(tmp_path)
-    pictures = [path for path in ours if path.endswith(".jpg")]
-    assert ours.keys() == theirs.keys()
-    assert all(ours[path] != theirs[path] for path in pictures)
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("small") / "shapes"
+    make_shapes(folder, SMALL)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learning") / "shapes"
+    make_shapes(folder, LEARNING, workers=2)
+    return folder
+
+
+@pytest.fixture
+def copy(small: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(small, tmp_path / "copy"))
+
+
+def arguments_for(settings: ShapesSettings) -> list[str]:
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in vars(settings).items()]
+    return [*options, "--workers=1"]
 
 
 def test_the_pixels_are_those_of_this_generator_version() -> None:
@@ -49,19 +87,21 @@ def test_the_pixels_are_those_of_this_generator_version() -> None:
     assert everything.hexdigest() == SMALL_PIXELS
 
 
-def test_the_files_are_those_of_the_pinned_pillow(small: Path) -> None:
+def test_the_files_are_those_of_this_generator_version_and_the_pinned_pillow(small: Path) -> None:
     manifest = json.loads((small / "shapes.json").read_text())
-    assert manifest["sha256"] == SMALL_FILES
     parts = {"sha256": ("unlabeled/", "classes/", "VOCdevkit/"), "coco_sha256": ("coco/",)}
     for key, folders in parts.items():
         lines = "".join(
             f"{h}  {p}\n" for p, h in sorted(bytes_of(small).items()) if p.startswith(folders)
         )
-        assert hashlib.sha256(lines.encode()).hexdigest() == manifest[key]
+        assert hashlib.sha256(lines.encode()).hexdigest() == manifest[key] == SMALL_FILES[key]
 
 
-def test_the_coco_files_are_those_of_this_generator_version(small: Path) -> None:
-    assert json.loads((small / "shapes.json").read_text())["coco_sha256"] == SMALL_COCO
+def test_the_bytes_do_not_depend_on_the_folder_or_the_number_of_workers(
+    small: Path, tmp_path: Path
+) -> None:
+    make_shapes(tmp_path / "elsewhere" / "again", SMALL, workers=3)
+    assert bytes_of(tmp_path / "elsewhere" / "again") == bytes_of(small)
 
 
 def test_a_processor_without_vector_units_draws_the_same_bytes(small: Path, tmp_path: Path) -> None:
@@ -77,8 +117,338 @@ def test_a_processor_without_vector_units_draws_the_same_bytes(small: Path, tmp_
     assert bytes_of(tmp_path) == bytes_of(small)
 
 
-def test_a_longer_set_begins_with_the_shorter_one(small: Path, tmp_path: Path) -> None:
-    make_shapes(tmp_path, replace(SMALL, unlabeled=25, detection_test=9))
-    ours, theirs = bytes_of(small), bytes_of(tmp_path)
-    pictures = [path for path in ours if path.endswith((".jpg", ".xml"))]
-    assert all(ours[path] == theirs[path] for path in pictures)
+def test_another_seed_gives_other_pictures_and_a_longer_set_begins_with_the_shorter(
+    small: Path, tmp_path: Path
+) -> None:
+    make_shapes(tmp_path / "other", replace(SMALL, seed=8))
+    make_shapes(tmp_path / "longer", replace(SMALL, unlabeled=25, detection_test=9))
+    ours, other, longer = (bytes_of(f) for f in (small, tmp_path / "other", tmp_path / "longer"))
+    assert ours.keys() == other.keys()
+    assert all(ours[path] != other[path] for path in ours if path.endswith(".jpg"))
+    assert all(ours[path] == longer[path] for path in ours if path.endswith((".jpg", ".xml")))
+
+
+def test_neither_form_nor_texture_alone_decides_the_class() -> None:
+    assert len(set(CLASSES)) == 20
+    for part in ("form", "texture"):
+        values = [getattr(each, part) for each in CLASSES]
+        assert set(Counter(values).values()) == {4}
+        assert len(set(values[:5])) == 5
+
+
+def test_fewer_classes_are_the_first_ones(tmp_path: Path) -> None:
+    make_shapes(tmp_path, replace(SMALL, num_classes=3))
+    assert {path.name for path in (tmp_path / "classes/train").iterdir()} == set(CLASS_NAMES[:3])
+    assert objects_of(tmp_path, "test").keys() == set(CLASS_NAMES[:3])
+
+
+def objects_of(folder: Path, split: str) -> dict[str, list[ElementTree.Element]]:
+    """All annotated objects of a VOC split, by class."""
+    home = folder / "VOCdevkit/VOC2007"
+    found: dict[str, list[ElementTree.Element]] = {}
+    for name in (home / f"ImageSets/Main/{split}.txt").read_text().split():
+        for each in ElementTree.parse(home / f"Annotations/{name}.xml").iter("object"):
+            found.setdefault(each.findtext("name", ""), []).append(each)
+    return found
+
+
+def test_every_class_is_equally_frequent_in_every_split(learning: Path) -> None:
+    for part, count in (("train", LEARNING.train), ("val", LEARNING.val)):
+        for name in CLASS_NAMES:
+            assert len(list((learning / "classes" / part / name).glob("*.jpg"))) == count // 20
+    assert len(list((learning / "unlabeled").glob("*.jpg"))) == LEARNING.unlabeled
+    for split in ("trainval", "test"):
+        counts = [len(found) for found in objects_of(learning, split).values()]
+        assert len(counts) == 20
+        assert max(counts) - min(counts) <= 1
+    assert objects_of(learning, "train").keys() == objects_of(learning, "val").keys()
+
+
+def test_the_splits_are_disjoint_and_all_their_files_exist(learning: Path) -> None:
+    home = learning / "VOCdevkit/VOC2007"
+    split = {name: (home / f"ImageSets/Main/{name}.txt").read_text().split() for name in SPLITS}
+    assert sorted(split["train"] + split["val"]) == split["trainval"]
+    assert not set(split["train"]) & set(split["val"])
+    assert not set(split["trainval"]) & set(split["test"])
+    assert (len(split["trainval"]), len(split["test"])) == (60, 40)
+    everyone = set(split["trainval"] + split["test"])
+    assert {path.stem for path in (home / "JPEGImages").iterdir()} == everyone
+    assert {path.stem for path in (home / "Annotations").iterdir()} == everyone
+
+
+def test_annotations_are_as_voc_has_them(learning: Path) -> None:
+    home = learning / "VOCdevkit/VOC2007"
+    flags: Counter[str] = Counter()
+    for path in (home / "Annotations").iterdir():
+        root = ElementTree.parse(path).getroot()
+        tags = ["folder", "filename", "source", "size", "segmented"]
+        assert [child.tag for child in root][:5] == tags
+        with Image.open(home / "JPEGImages" / root.findtext("filename", "")) as picture:
+            width, height = picture.size
+        size = [root.findtext(f"size/{side}") for side in ("width", "height", "depth")]
+        assert size == [str(width), str(height), "3"]
+        assert 5 <= len(root.findall("object")) <= 9
+        for each in root.findall("object"):
+            tags = ["name", "pose", "truncated", "difficult", "bndbox"]
+            assert [child.tag for child in each] == tags
+            assert each.findtext("name") in CLASS_NAMES
+            edges = ("xmin", "ymin", "xmax", "ymax")
+            xmin, ymin, xmax, ymax = (int(each.findtext(f"bndbox/{e}", "")) for e in edges)
+            assert 1 <= xmin < xmax <= width
+            assert 1 <= ymin < ymax <= height
+            truncated = each.findtext("truncated") == "1"
+            at_border = xmin == 1 or ymin == 1 or xmax == width or ymax == height
+            flags["truncated"] += truncated
+            flags["at border"] += truncated and at_border
+            flags["difficult"] += each.findtext("difficult") == "1"
+            flags["all"] += 1
+    assert 0.1 < flags["truncated"] / flags["all"] < 0.4
+    assert 0.02 < flags["difficult"] / flags["all"] < 0.2
+    # The few others are hidden by something else where the border cuts them.
+    assert flags["at border"] > 0.9 * flags["truncated"]
+
+
+def test_class_wise_image_sets_tell_who_is_in_a_picture(learning: Path) -> None:
+    home = learning / "VOCdevkit/VOC2007"
+    names = (home / "ImageSets/Main/test.txt").read_text().split()
+    for class_name in CLASS_NAMES:
+        lines = (home / f"ImageSets/Main/{class_name}_test.txt").read_text().splitlines()
+        assert [line.split()[0] for line in lines] == names
+        for name, presence in (line.split() for line in lines):
+            found = [
+                each.findtext("difficult") == "1"
+                for each in ElementTree.parse(home / f"Annotations/{name}.xml").iter("object")
+                if each.findtext("name") == class_name
+            ]
+            assert presence == ("-1" if not found else "0" if all(found) else "1")
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_coco_files_have_the_boxes_of_the_voc_folder_and_a_mask_for_each(
+    learning: Path, split: str
+) -> None:
+    home = learning / "VOCdevkit/VOC2007"
+    voc = read_voc(home, split, CLASS_NAMES).checked()
+    json_file = learning / f"coco/instances_{split}.json"
+    coco = read_coco(json_file, home / "JPEGImages", with_masks=True).checked()
+    assert not coco.problems
+    assert coco.class_names == CLASS_NAMES
+    assert [image.path for image in coco.images] == [image.path for image in voc.images]
+    for mine, theirs in zip(coco.images, voc.images, strict=True):
+        assert [(o.name, o.box, o.difficult) for o in mine.objects] == [
+            (o.name, o.box, o.difficult) for o in theirs.objects
+        ]
+        assert all(isinstance(o.mask, RunLengths) == o.difficult for o in mine.objects)
+
+
+def test_the_masks_are_what_shows_of_each_object(learning: Path) -> None:
+    content = json.loads((learning / "coco/instances_test.json").read_text())
+    sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
+    taken = {key: np.zeros(size, bool) for key, size in sizes.items()}
+    for each in content["annotations"]:
+        size, shape = sizes[each["image_id"]], each["segmentation"]
+        theirs = coco_masks.frPyObjects(shape, *size)
+        if each["iscrowd"]:
+            mask = pixels_of_counts(shape["counts"], *size)
+        else:
+            mask = pixels_of_polygons(shape, *size)
+            theirs = coco_masks.merge(theirs)
+        assert (coco_masks.decode(theirs) == mask).all()  # pixel edges leave nothing to rounding
+        assert np.count_nonzero(mask) == each["area"]
+        rows, columns = np.nonzero(mask)
+        left, top, width, height = each["bbox"]
+        assert (columns.min(), rows.min()) == (left, top)
+        assert (columns.max() + 1, rows.max() + 1) == (left + width, top + height)
+        assert not (taken[each["image_id"]] & mask).any()
+        taken[each["image_id"]] |= mask
+
+
+def test_polygons_cover_any_mask_exactly_also_with_holes_and_touching_corners() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        mask = rng.random(tuple(rng.integers(1, 20, 2))) < rng.random()
+        if mask.any():
+            full = np.pad(mask, ((3, 1), (2, 1)))
+            assert (pixels_of_polygons(polygons_of(mask, 2, 3), *full.shape) == full).all()
+
+
+Labeled = tuple[np.ndarray, np.ndarray]  # pictures (N, 32, 32, 3) in [0, 1], labels (N,)
+
+
+@pytest.fixture(scope="module")
+def labeled(learning: Path) -> list[Labeled]:
+    return [pictures_of(learning / "classes" / part) for part in ("train", "val")]
+
+
+def pictures_of(folder: Path) -> Labeled:
+    pictures, labels = [], []
+    for label, name in enumerate(CLASS_NAMES):
+        for path in sorted((folder / name).glob("*.jpg")):
+            with Image.open(path) as picture:
+                small = picture.resize((32, 32), Image.Resampling.BOX)
+            pictures.append(np.asarray(small, dtype=np.float32) / 255)
+            labels.append(label)
+    return np.stack(pictures), np.array(labels)
+
+
+def accuracy(features: list[np.ndarray], labeled: list[Labeled], regularization: float) -> float:
+    """Accuracy on `val` of a logistic regression on whatever features are given."""
+    scale = StandardScaler().fit(features[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model = LogisticRegression(C=1 / regularization, max_iter=40)
+        model.fit(scale.transform(features[0]), labeled[0][1])
+    return float(model.score(scale.transform(features[1]), labeled[1][1]))
+
+
+def test_neither_raw_pixels_nor_colors_give_the_class_away(labeled: list[Labeled]) -> None:
+    raw = [pictures.reshape(len(pictures), -1) for pictures, _ in labeled]
+    means = [pictures.mean(axis=(1, 2)) for pictures, _ in labeled]
+    bins = [(pictures * 7.99).astype(int) for pictures, _ in labeled]
+    histograms = [
+        np.concatenate([(each == level).mean(axis=(1, 2)) for level in range(8)], axis=1)
+        for each in bins
+    ]
+    # Chance is 0.05; one standard error on 600 pictures is 0.009. Raw pixels: 0.14 measured.
+    assert accuracy(raw, labeled, regularization=1000) < 0.40
+    assert accuracy(means, labeled, regularization=1) < 0.09
+    assert accuracy(histograms, labeled, regularization=1) < 0.12
+
+
+def test_a_finished_folder_is_left_alone(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in small.rglob("*")}
+    assert main([*arguments_for(SMALL), "--output-dir", str(small)]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in small.rglob("*")} == before
+
+
+def test_an_interrupted_run_is_made_good(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pull_the_plug(results, what, total):
+        for count, written in enumerate(results):
+            if count == total // 2:
+                raise KeyboardInterrupt
+            yield written
+
+    with monkeypatch.context() as patched:
+        patched.setattr(write, "progress", pull_the_plug)
+        with pytest.raises(KeyboardInterrupt):
+            make_shapes(tmp_path, SMALL)
+    assert not (tmp_path / "shapes.json").exists()
+    assert find_shapes(tmp_path, SMALL) is None
+    half = next((tmp_path / "unlabeled").iterdir())
+    half.write_bytes(half.read_bytes()[:100])
+    with pytest.raises(KsclError, match="seed is 7, but 8 is"):
+        make_shapes(tmp_path, replace(SMALL, seed=8))
+    make_shapes(tmp_path, SMALL)
+    assert bytes_of(tmp_path) == bytes_of(small)
+
+
+def test_a_folder_that_another_process_fills_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_lock, "LOCK_PATIENCE", 0.1)
+    code = f"""
+import fcntl, sys
+lock = open({str(tmp_path / folder_lock.LOCK_FILE)!r}, "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(KsclError, match=f"{tmp_path} .*--output-dir"):
+            make_shapes(tmp_path, SMALL)
+        assert [path.name for path in tmp_path.iterdir()] == [folder_lock.LOCK_FILE]
+        other.communicate()
+
+
+@pytest.mark.parametrize("lost", ["unlabeled/000003.jpg", "coco/instances_val.json"])
+def test_lost_and_damaged_files_are_noticed(small: Path, copy: Path, lost: str) -> None:
+    verify_shapes(copy)
+    (copy / lost).write_bytes(b"not a picture")
+    with pytest.raises(KsclError, match="damaged"):
+        verify_shapes(copy)
+    (copy / lost).unlink()
+    assert find_shapes(copy, SMALL) is None
+    make_shapes(copy, SMALL)
+    assert bytes_of(copy) == bytes_of(small)
+
+
+def test_a_folder_with_something_else_is_refused(small: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(KsclError, match="already holds something"):
+        make_shapes(tmp_path, SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(KsclError, match="image_size is 48, but 64 is"):
+        make_shapes(small, replace(SMALL, image_size=64))
+    verify_shapes(small)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_manifest_is_an_error_that_names_it(copy: Path, content: str) -> None:
+    (copy / "shapes.json").write_text(content)
+    with pytest.raises(KsclError, match=r"shapes\.json"):
+        make_shapes(copy, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"unlabeled": 0}, "unlabeled is 0"),
+        ({"val": -1}, "val is -1"),
+        ({"num_classes": 21}, "num_classes is 21; it can be 1 to 20"),
+        ({"detection_size": 20}, "detection_size is 20; it can be 64"),
+        ({"min_objects": 6, "max_objects": 5}, "max_objects is 5; it can be 6"),
+        ({"train": 19}, "train shows 19 objects for 20 classes"),
+        ({"detection_test": 3}, "detection_test shows 15 objects for 20 classes"),
+        ({"train": 0, "image_size": 1}, "train is 0"),
+        ({"train": 0, "image_size": 1}, "image_size is 1"),  # both are listed
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(
+    changes: dict[str, int], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = replace(SMALL, **changes)
+    assert main([*arguments_for(settings), "--output-dir", str(tmp_path / "new")]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert complaint in message
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_output_that_cannot_be_written_is_an_error_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    output = tmp_path / "file" / "shapes"
+    assert main([*arguments_for(SMALL), "--output-dir", str(output)]) == 2
+    assert "Not a directory" in capsys.readouterr().err
+    with pytest.raises(KsclError, match="workers must be at least 1, got 0"):
+        make_shapes(tmp_path / "new", SMALL, workers=0)
+
+
+def test_the_command_draws_a_contact_sheet_and_verifies(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sheet = tmp_path / "sheet.png"
+    extra = ["--output-dir", str(small), "--contact-sheet", str(sheet), "--verify"]
+    assert main([*arguments_for(SMALL), *extra]) == 0
+    assert "Every file is as the manifest says" in capsys.readouterr().out
+    with Image.open(sheet) as picture:
+        assert picture.format == "PNG"
+        assert picture.width > 600
+    with pytest.raises(KsclError, match="holds no finished data set"):
+        draw_contact_sheet(tmp_path, sheet)
+
+
+def test_help_has_examples_and_all_classes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "examples:" in shown
+    assert all(name in shown for name in CLASS_NAMES)

@@ -5,16 +5,27 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
-from kscl.config.merge import load_config
 from kscl.data.view_dataset import Batch
-from kscl.engine.loop import report, seed_step, settle, take_step, to_device
+from kscl.engine.loop import report, seed_step, take_step, to_device, warm_up
 from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
-from kscl.engine.state import TrainState, Window, build_state, check_room, restore, save, stopped
+from kscl.engine.state import (
+    TrainState,
+    Window,
+    build_state,
+    check_ranks,
+    check_room,
+    restore,
+    state_dict,
+    stopped,
+)
 from kscl.errors import KsclError
+from kscl.keys import load_config
+from kscl.run.checkpoint import save_checkpoint
 from kscl.views.normalize import Normalize
 from tests.helpers.runs import TINY, same_bits
 
@@ -41,6 +52,14 @@ def batches(count, size=16, views=3):
         shape = (size, views, 3, 32, 32)
         pixels = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         yield Batch(pixels, torch.arange(size) + number * size, [])
+
+
+def test_groups_that_processes_leave_too_small_are_refused(tmp_path):
+    cfg = config(tmp_path, "KEY_ENCODER.BATCH_NORM_GROUPS", 4)  # of a batch of 16
+    for ranks in (1, 2):
+        check_ranks(cfg, ranks)
+    with pytest.raises(KsclError, match=r"BATCH_NORM_GROUPS 4 .* 4 processes has 4\."):
+        check_ranks(cfg, 4)
 
 
 def losses_of(state: TrainState, steps: int = 4) -> list[float]:
@@ -136,10 +155,14 @@ def test_passes_over_noise_leave_no_trace(tmp_path):
     state = new_state(tmp_path, "KEY_ENCODER.BATCH_NORM", "eval")
     for _ in range(2):
         before = {name: value.clone() for name, value in state.learner.state_dict().items()}
-        assert settle(state) > 0
+        assert warm_up(state) > 0
         assert same_bits(dict(state.learner.state_dict()), before)
         assert all(weight.grad is None for weight in state.learner.parameters())
         take_step(state, next(batches(1)))
+
+
+def save(state: TrainState, folder: Path) -> None:
+    save_checkpoint(folder, state.step, state_dict(state, folder), 1)
 
 
 def test_a_restored_state_takes_the_same_next_step(tmp_path):
@@ -148,7 +171,7 @@ def test_a_restored_state_takes_the_same_next_step(tmp_path):
     *start, last = batches(3)
     for batch in start:
         take_step(first, batch)
-    save(first, tmp_path / "checkpoints", {})
+    save(first, tmp_path / "checkpoints")
     (file,) = (tmp_path / "checkpoints").iterdir()
     second = new_state(tmp_path, *words, "SEED", 5)
     second.cfg.defrost()
@@ -178,7 +201,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_refused_and_one_with_it_is_not(
     state = new_state(tmp_path, "SOLVER.OPTIMIZER", "adamw")
     check_room(state, tmp_path)
     take_step(state, next(batches(1)))
-    save(state, tmp_path / "checkpoints", {})
+    save(state, tmp_path / "checkpoints")
     (file,) = (tmp_path / "checkpoints").iterdir()
     usage = shutil.disk_usage(tmp_path)
     little = file.stat().st_size - 1
@@ -193,7 +216,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_rate_checkpoint_and_advice(tm
     folder = tmp_path / "checkpoints"
     first, second = batches(2)
     take_step(state, first, folder)
-    save(state, folder, {})
+    save(state, folder)
     bad = second.views.float()
     bad[3, 0] = float("nan")
     with pytest.raises(KsclError) as error:
@@ -208,7 +231,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     with torch.no_grad():
         next(state.learner.encoder.parameters())[0] = float("inf")
     with pytest.raises(KsclError, match="NaN or infinite"):
-        save(state, tmp_path / "checkpoints", {})
+        save(state, tmp_path / "checkpoints")
     assert not (tmp_path / "checkpoints").exists()
     assert "none yet" in str(stopped(state, tmp_path / "checkpoints", "x"))
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.engine.metrics_log import METRICS_FILE
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import Run, children, wait_until
 

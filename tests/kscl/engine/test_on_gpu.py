@@ -12,10 +12,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from kscl.engine.checkpoint import find_checkpoints
-from kscl.engine.state import save
+from kscl.engine.state import state_dict
 from kscl.errors import KsclError
 from kscl.method.encoder import Encoder
+from kscl.run.checkpoint import find_checkpoints, save_checkpoint
 from kscl.runtime.processes.shuffle import Shuffle
 from tests.helpers.gpu.tensor import METER
 from tests.helpers.gpu.training import (
@@ -35,12 +35,14 @@ from tests.helpers.runs import same_bits
 SHARED = ["KEY_ENCODER.TYPE", "shared", "METHOD.GRAD_THROUGH_KEYS", True]
 MINIBATCH = ["DICTIONARY.TYPE", "minibatch"]
 BANK = ["DICTIONARY.TYPE", "memory_bank"]
+GROUPS = ["KEY_ENCODER.BATCH_NORM_GROUPS", 2, "SOLVER.BATCH_SIZE", 32]
 COSINE = ["METHOD.NUM_SHOTS", 1, "METHOD.SIMILARITY", "cosine"]
 # Settings, and the most host synchronizations and collectives per step: with one GPU, with eight.
 # A memory bank asks which images of a batch are the same.
 CASES: dict[str, tuple[list[Any], tuple[int, int, int]]] = {
     "kscl": (K5, (1, 1, 5)),
     "kscl with fixed BatchNorm": ([*K5, "KEY_ENCODER.BATCH_NORM", "eval"], (1, 1, 3)),
+    "kscl in groups of BatchNorm": ([*K5, *GROUPS], (1, 1, 5)),
     "moco": (COSINE, (0, 0, 5)),
     "simclr": (
         [*MINIBATCH, *COSINE, *SHARED, "METHOD.SYMMETRIC", True, "SOLVER.OPTIMIZER", "lars"],
@@ -51,7 +53,6 @@ CASES: dict[str, tuple[list[Any], tuple[int, int, int]]] = {
         [*K5, "METHOD.NUM_QUERIES", 2, "VIEWS.SMALL.COUNT", 2, "VIEWS.SMALL.SIZE", 16],
         (1, 1, 5),
     ),
-    "kscl by Jacobi rotations": ([*K5, "METHOD.EIGH", "jacobi"], (0, 0, 5)),
     "bf16, channels last, clipped": (
         [*K5, "SOLVER.AMP", "bf16", "SOLVER.CHANNELS_LAST", True, "SOLVER.CLIP_GRAD_NORM", 1.0],
         (1, 1, 5),
@@ -158,6 +159,6 @@ def test_a_report_waits_once_and_a_checkpoint_twice_beside_its_copies(tmp_path):
         trained.window.over_ranks()
         assert METER.syncs.total() == 1, METER.told()
         METER.reset()
-        save(trained, tmp_path, {})
+        save_checkpoint(tmp_path, trained.step, state_dict(trained, tmp_path), 1)
         waits = {what: n for what, n in METER.syncs.items() if what[0] != "torch.save"}
         assert sum(waits.values()) == 2, METER.told()  # the metrics, and whether weights are finite

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, UNFINISHED, find_checkpoints
 from kscl.engine.metrics_log import METRICS_FILE
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, UNFINISHED, find_checkpoints
 from kscl.runtime.logs import LOG_FILE
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import (
@@ -152,9 +152,9 @@ def die():
 
 
 def die_in_the_middle_of_the_file():
-    import kscl.engine.checkpoint
+    import kscl.run.checkpoint
 
-    write = kscl.engine.checkpoint._Hashing.write
+    write = kscl.run.checkpoint._Hashing.write
 
     def write_and_die(self, data):
         written = write(self, data)
@@ -163,7 +163,7 @@ def die_in_the_middle_of_the_file():
             die()
         return written
 
-    kscl.engine.checkpoint._Hashing.write = write_and_die
+    kscl.run.checkpoint._Hashing.write = write_and_die
 
 
 def die_before_it_has_its_name():

@@ -12,9 +12,9 @@ from PIL import Image
 
 from kscl.commands.pretrain import main
 from kscl.data.open import open_source
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
-from kscl.engine.training_images import data_fingerprint
+from kscl.engine.pretrain import data_fingerprint
 from kscl.records.record import read_record
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from tests.helpers.runs import Run, wait_until
 
 ONE_EPOCH = ["SOLVER.EPOCHS", 1]
@@ -76,7 +76,6 @@ def test_resuming_with_other_images_is_refused(unfinished, images, tmp_path, err
     next(other.rglob("*.jpg")).write_bytes(b"changed")
     text = error_of(unfinished.command("--resume", more=["DATA.TRAIN", other]))
     assert f"DATA.TRAIN {other}" in text
-    assert "fingerprint" in text
 
 
 def test_a_run_stopped_by_unreadable_images_resumes_when_more_are_allowed(

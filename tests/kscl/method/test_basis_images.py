@@ -13,9 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from kscl.commands.visualize_basis import main
-from kscl.config.merge import load_config
-from kscl.config.tree import config_values
+from kscl.config import config_values
 from kscl.errors import KsclError
+from kscl.keys import load_config
 from kscl.method.basis_images import basis_images
 from kscl.method.build import build_learner
 from kscl.method.draw_basis import draw, in_words, to_display

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kscl.commands.plan import main
-from kscl.config.merge import load_config
+from kscl.keys import load_config
 from kscl.method.cost import (
     GPUS,
     IMAGENET_IMAGES,

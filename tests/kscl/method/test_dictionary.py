@@ -90,7 +90,7 @@ class TestQueue:
         fitted, query = subspaces(7, 3), unit(4, DIM)
         queue = queue_of(50, fitted)
         expected = by_hand(query, fitted.basis)
-        torch.testing.assert_close(queue.lengths(query), expected)
+        torch.testing.assert_close(all_lengths(query, *queue.filled()), expected)
         answer = negatives_of(queue, query, place(4), fitted.basis)
         torch.testing.assert_close(answer.log_sum, (expected / TAU).logsumexp(1))
         torch.testing.assert_close(answer.hardest, expected.amax(1))
@@ -140,7 +140,10 @@ class TestCost:
     @pytest.mark.parametrize("of_rank_2", [0, 4, 100])
     def test_second_vectors_are_computed_only_where_there_are_any(self, of_rank_2: int) -> None:
         queue, query = self.queue(of_rank_2), unit(6, DIM)
-        for ask in (queue.lengths, lambda q: negatives_of(queue, q, place(6), q[:, None])):
+        for ask in (
+            lambda q: all_lengths(q, *queue.filled()),
+            lambda q: negatives_of(queue, q, place(6), q[:, None]),
+        ):
             with FlopCounterMode(display=False) as counter:
                 ask(query)
             assert counter.get_total_flops() == 2 * 6 * DIM * (400 + of_rank_2)
@@ -152,7 +155,7 @@ class TestCost:
             negatives_of(queue, query, place(6), query[:, None])
             assert [tuple(x.shape) for x in kept] == [(6, DIM)]
             kept.clear()
-            queue.lengths(query)
+            all_lengths(query, *queue.filled())
         shapes = {tuple(x.shape) for x in kept}
         assert shapes == {(6, DIM), (2, 400, DIM), (400,)}  # the operands
 

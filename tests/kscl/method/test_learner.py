@@ -7,10 +7,11 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from kscl.config.merge import load_config
 from kscl.errors import KsclError
+from kscl.keys import load_config
+from kscl.method.batch_norm import group_batch_norms
 from kscl.method.build import build_learner
 from kscl.method.dictionary import MemoryBank, Queue
 from kscl.method.encoder import build_encoder
@@ -114,6 +115,32 @@ class TestBatchNorm:
         expected = 0.999 * calibrated + 0.001 * query  # type: ignore[operator]
         learner.after_step()
         torch.testing.assert_close(other.backbone.bn1.running_mean, expected)  # type: ignore[union-attr]
+
+    @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("trained", [True, False])
+    def test_groups_are_normalized_on_their_own_and_averaged(
+        self, trained: bool, layout: torch.memory_format
+    ) -> None:
+        images = torch.randn(6, 4, 5, 5).double().contiguous(memory_format=layout)
+        norm, expected = (nn.Sequential(nn.BatchNorm2d(4)).double() for _ in range(2))
+        group_batch_norms(norm, 3)
+        for momentum in (None, 0.1, 0.0):  # the mean of all batches, the usual one, and fixed
+            norm[0].momentum = expected[0].momentum = momentum
+            copies = [copy.deepcopy(expected) for _ in range(3)]
+            parts = [one(part) for one, part in zip(copies, images.chunk(3), strict=True)]
+            with torch.set_grad_enabled(trained):
+                batch = norm(images)
+            torch.testing.assert_close(batch, torch.cat(parts))
+            assert batch.is_contiguous(memory_format=layout)
+            states = [one.state_dict() for one in copies]
+            mean = {key: sum(s[key] for s in states) / 3 for key in states[0]}
+            expected.load_state_dict(mean)
+            torch.testing.assert_close(norm.state_dict(), expected.state_dict())
+        torch.testing.assert_close(norm.eval()(images), expected.eval()(images))
+
+    def test_layers_that_cannot_be_grouped_are_named(self) -> None:
+        with pytest.raises(KsclError, match=r"BATCH_NORM_GROUPS.*SyncBatchNorm"):
+            group_batch_norms(nn.SyncBatchNorm(4), 2)
 
 
 class TestPrecision:

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kscl.errors import KsclError
+from kscl.method.batch_norm import synchronize_batch_norm
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder, build_encoder
 from kscl.method.learner import Learner
@@ -42,17 +44,30 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "minibatch",
         {"num_shots": 1, "similarity": "cosine", "symmetric": True, "num_small": 2, **END_TO_END},
     ),
+    "SimCLR with SyncBN": (
+        "minibatch",
+        {
+            "num_shots": 1,
+            "similarity": "cosine",
+            "symmetric": True,
+            **END_TO_END,
+            "reduction": "sum",
+            "num_small": 2,
+        },
+    ),
 }
 
 
 def make(case: str) -> Learner:
-    """GroupNorm, so that an image's embedding does not depend on its companions."""
+    """Without SyncBN, GroupNorm: an image's embedding does not depend on its companions."""
     kind, settings = CASES[case]
     torch.manual_seed(0)
+    norm = nn.BatchNorm2d(8) if case.endswith("SyncBN") else nn.GroupNorm(2, 8)
     backbone = nn.Sequential(
-        nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+        nn.Conv2d(3, 8, 3), norm, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(2), nn.Flatten()
     )
     encoder = Encoder(backbone, nn.Linear(32, DIM))
+    synchronize_batch_norm(encoder)
     similarity = settings.get("similarity", "projection")
     vectors = 3 if similarity == "projection" else 1
     dictionary: Dictionary
@@ -87,6 +102,49 @@ def train(learner: Learner, forward: nn.Module, part: slice) -> dict[str, Any]:
         learner.after_step()
         losses.append(loss.detach())
     grads = [p.grad for p in learner.encoder.parameters()]
+    return {"losses": torch.stack(losses), "grads": grads, "state": learner.state_dict()}
+
+
+GROUPED: dict[str, dict[str, Any]] = {
+    "keys in train mode": {"num_queries": 2, "num_small": 2},
+    "keys in eval mode": {"key_batch_norm": "eval"},
+}
+GROUPED_BATCH = 8  # over all ranks
+
+
+def make_grouped(case: str, groups: int) -> Learner:
+    """Every kind of BatchNorm layer there is: of torch in two sizes, and timm's with activation."""
+    torch.manual_seed(0)
+    backbone = nn.Sequential(
+        *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1), BatchNormAct2d(8)),
+        *(nn.AdaptiveAvgPool2d(2), nn.Flatten()),
+    )
+    head = nn.Sequential(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, DIM))
+    settings = {"num_shots": 3, "rho": 0.9, "momentum": 0.9, **GROUPED[case]}
+    encoder, queue = Encoder(backbone, head), Queue(24, 3, DIM)
+    return Learner(encoder, queue, batch_norm_groups=groups, **settings).double()
+
+
+def train_grouped(case: str, groups: int, ranks: int) -> dict[str, Any]:
+    """Train on this rank's part of two accumulated batches per step."""
+    learner = make_grouped(case, groups)
+    forward = DistributedDataParallel(learner, broadcast_buffers=False) if ranks > 1 else learner
+    optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
+    images = GROUPED_BATCH // ranks
+    part, losses = slice(rank() * images, (rank() + 1) * images), []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for number in range(2):
+            numbers = torch.Generator().manual_seed(2 * step + number)
+            count = learner.num_queries + learner.num_shots
+            views = torch.randn(GROUPED_BATCH, count, 3, 6, 6, generator=numbers).double()
+            small = views[part, : learner.num_small, :, :5, :5] if learner.num_small else None
+            loss = forward(views[part], small=small)["loss"]
+            loss.backward()
+            losses.append(loss.detach())
+        grads = [p.grad.clone() for p in learner.encoder.parameters() if p.grad is not None]
+        optimizer.step()
+        learner.after_step()
     return {"losses": torch.stack(losses), "grads": grads, "state": learner.state_dict()}
 
 
@@ -178,6 +236,9 @@ def worker(process: int, folder: str) -> None:
         learner = make(case)
         forward = DistributedDataParallel(learner, broadcast_buffers=False)
         results[case] = train(learner, forward, part)
+    for case in GROUPED:
+        for groups in (1, 2):
+            results[case, groups] = train_grouped(case, groups, RANKS)
     mine = torch.arange(4.0)[:, None] + 10 * process
     companions: list[Tensor] = []
 
@@ -232,6 +293,23 @@ def test_two_processes_equal_one_on_the_joined_batch(
         torch.testing.assert_close(result["grads"], alone["grads"])
         # With the queue or the bank.
         torch.testing.assert_close(compared(result["state"]), compared(alone["state"]))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("case", GROUPED)
+def test_groups_of_batch_norm_equal_as_many_processes(
+    case: str, groups: int, ranks: list[dict[str, Any]]
+) -> None:
+    """With the shuffled keys, running statistics and counters that the processes have."""
+    alone = train_grouped(case, groups * RANKS, 1)
+    together = [result[case, groups] for result in ranks]
+    torch.testing.assert_close(sum(t["losses"] for t in together) / RANKS, alone["losses"])
+    for result in together:
+        torch.testing.assert_close(result["grads"], alone["grads"])
+        torch.testing.assert_close(without_gauge(result["state"]), without_gauge(alone["state"]))
+    plain = train_grouped(case, 1, 1)
+    assert list(plain["state"]) == list(alone["state"])
+    assert not torch.allclose(plain["losses"], alone["losses"], rtol=1e-3)
 
 
 def test_shuffled_images_come_back_in_order_after_meeting_those_of_other_ranks(

@@ -28,6 +28,13 @@ class TestErrors:
         with pytest.raises(KsclError, match=named):
             make(num_shots=2)(views)
 
+    @pytest.mark.parametrize("images", [2, 5])
+    def test_a_batch_that_does_not_form_the_groups_is_named(self, images: int) -> None:
+        learner = make(num_shots=2, batch_norm_groups=2)
+        with pytest.raises(KsclError, match=rf"{images} images .* 2 equal groups"):
+            learner(views_of(images, 2))
+        learner.eval()(views_of(images, 2))  # groups are for training
+
     def test_nan_in_the_views_is_named_with_rank_step_and_tensor(self) -> None:
         learner = make(num_shots=2, rho=1.0)
         learner(views_of(4, 2))
@@ -58,6 +65,7 @@ class TestErrors:
         [
             ("queue", {"similarity": "cosine", "num_shots": 2}, "cosine compares with one key"),
             ("queue", {"similarity": "dot"}, "similarity 'dot'"),
+            ("minibatch", {**SHARED, "batch_norm_groups": 2}, "2 groups"),
             ("queue", {"key_batch_norm": "off"}, "'off'"),
             ("queue", {"key_encoder": "slow"}, "'slow'"),
             ("queue", {"momentum": 1.5}, "momentum is 1.5"),

@@ -12,13 +12,13 @@ from kscl.errors import KsclError
 from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.method.encoder import Encoder
 from kscl.method.learner import Learner
-from kscl.method.similarity import find_similarity
+from kscl.registry import SIMILARITIES
 
 pytestmark = pytest.mark.portable
 
 BATCH, DIM, TAU, IMAGES, LENGTH = 4, 6, 0.2, 9, 10
 QUERIES, SMALL = 2, 3
-SIMILARITIES = [("projection", 3), ("projection", 1), ("cosine", 1), ("mean_cosine", 3)]
+CASES = [("projection", 3), ("projection", 1), ("cosine", 1), ("mean_cosine", 3)]
 
 
 def encoder_of(norm: nn.Module) -> Encoder:
@@ -33,7 +33,7 @@ def encoder_of(norm: nn.Module) -> Encoder:
 def make(dictionary: str, norm: nn.Module | None = None, **settings: Any) -> Learner:
     settings = {"rho": 0.6, "momentum": 0.8, "num_queries": QUERIES, "num_small": SMALL, **settings}
     similarity = settings["similarity"]
-    rank = find_similarity(similarity).max_rank(settings["num_shots"], settings["rho"])
+    rank = SIMILARITIES[similarity].max_rank(settings["num_shots"], settings["rho"])
     store: Dictionary = Minibatch(similarity=similarity)
     if dictionary == "queue":
         store = Queue(LENGTH, rank, DIM, similarity=similarity)
@@ -75,7 +75,7 @@ def minus_log_probability(
     return -(positive / (positive + sum(negatives))).log()
 
 
-@pytest.mark.parametrize(("similarity", "shots"), SIMILARITIES)
+@pytest.mark.parametrize(("similarity", "shots"), CASES)
 @pytest.mark.parametrize("dictionary", ["queue", "bank", "minibatch"])
 def test_the_loss_is_the_mean_over_all_queries_of_an_image(
     dictionary: str, similarity: str, shots: int
@@ -115,7 +115,7 @@ def test_the_loss_is_the_mean_over_all_queries_of_an_image(
         bank |= dict(zip(indices.tolist(), kept, strict=True))
 
 
-@pytest.mark.parametrize(("similarity", "shots"), SIMILARITIES)
+@pytest.mark.parametrize(("similarity", "shots"), CASES)
 def test_a_small_query_of_the_symmetric_loss_is_compared_with_each_subspace_of_its_image(
     similarity: str, shots: int
 ) -> None:

@@ -7,15 +7,23 @@ import torch
 import torch.nn.functional as F
 
 import kscl.method.similarity
-from kscl.config.rules import CHOICES
 from kscl.errors import KsclError
+from kscl.keys import PRETRAIN
 from kscl.method.dictionary import MemoryBank, Minibatch, Queue
-from kscl.method.eigen import eigenpairs
-from kscl.method.similarity import SIMILARITIES, find_similarity
+from kscl.method.learner import Learner
+from kscl.method.similarity import (
+    Similarity,
+    blend_directions,
+    mean_direction,
+    one_vector,
+)
+from kscl.method.subspace import eigenpairs
+from kscl.registry import SIMILARITIES
+from tests.helpers.networks.learners import TAU, make, one_step, views_of
 
 
 def test_configs_offer_what_there_is() -> None:
-    assert CHOICES["METHOD.SIMILARITY"] == tuple(SIMILARITIES)
+    assert PRETRAIN.keys["METHOD.SIMILARITY"].choices is SIMILARITIES
 
 
 @pytest.mark.parametrize("name", SIMILARITIES)
@@ -54,10 +62,81 @@ def test_a_blend_is_in_full_precision_whatever_autocast_and_tf32_are(monkeypatch
     assert tf32 == [False]
 
 
+@pytest.mark.portable
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_a_fused_kernel_equals_the_formula_it_stands_for(name: str) -> None:
+    similarity = SIMILARITIES[name]
+    assert similarity.fused is not None
+    torch.manual_seed(0)
+    shots = 1 if similarity.one_key else 4
+    keys, query = (F.normalize(torch.randn(9, n, 16).double(), dim=2) for n in (shots, 1))
+    fitted = similarity.fit(keys, 0.7)
+    slots, rank = fitted.basis.transpose(0, 1).contiguous(), fitted.rank.clone()
+    slots[:, 3], rank[3] = 0, 0  # an entry that was never filled
+    only_own = slots[:, :1], rank[:1], torch.zeros(9, dtype=torch.long)
+    nothing = slots[:, :0], rank[:0], None
+    for entries, ranks, own in (
+        (slots, rank, None),
+        (slots, rank, torch.arange(9)),
+        only_own,
+        nothing,
+    ):
+        answers = []
+        for log_sum in (similarity.fused, similarity.log_sum_by_formula):
+            v = query[:, 0].clone().requires_grad_()
+            answer = log_sum(v, entries, ranks, 0.2, own)
+            loss = F.softplus(answer[0]).sum() + 0 * v.sum()
+            answers.append((*answer, torch.autograd.grad(loss, v)[0]))
+        torch.testing.assert_close(*answers)
+
+
+def near(query: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
+    """Return minus the squared distance of queries (M, D) to the entries' vectors: (M, N)."""
+    return -(query[:, None] - basis[:, 0]).square().sum(2)
+
+
+@pytest.mark.portable
+@pytest.mark.parametrize("kind", ["queue", "bank", "minibatch"])
+def test_every_dictionary_scores_by_the_formula_of_a_new_similarity(kind: str, monkeypatch) -> None:
+    """Distances go down to −4, and neither a length nor a cosine orders them alike."""
+    toy = Similarity(
+        fit=mean_direction,
+        own=lambda query, basis: near(query, basis).diagonal(),
+        every=near,
+        blend=blend_directions,
+        max_rank=one_vector,
+        signed=True,
+    )
+    monkeypatch.setitem(SIMILARITIES.parts, "near", toy)
+    learner = make(kind, num_shots=3, similarity="near", length=12).double()
+    optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
+    for step in range(2):  # at the second one, a queue and a bank have entries
+        views = views_of(4, 3, seed=step).double()
+        with torch.no_grad():
+            query = learner.encoder(views[:, 0])
+            means = F.normalize(learner.embed_keys(views[:, 1:]).mean(1), dim=1)
+        others = means if kind == "minibatch" else stored(learner)
+        figures = one_step(learner, views, optimizer, indices=torch.arange(4) + 4 * step)
+        positive = -(query - means).square().sum(1)  # (B,)
+        negative = -(query[:, None] - others).square().sum(2)  # (B, N)
+        if kind == "minibatch":
+            negative.fill_diagonal_(-torch.inf)
+        logits = torch.cat([positive[:, None], negative], 1) / TAU
+        expected = F.cross_entropy(logits, torch.zeros(4, dtype=torch.long))
+        torch.testing.assert_close(figures["loss"], expected)
+
+
+def stored(learner: Learner) -> torch.Tensor:
+    """Return the first vectors (N, D) of the entries that are filled."""
+    assert not isinstance(learner.dictionary, Minibatch)
+    slots, rank = learner.dictionary.filled()
+    return slots[0, rank > 0].clone()
+
+
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    for make in (find_similarity, lambda name: Minibatch(similarity=name)):
+    for build in (SIMILARITIES.__getitem__, lambda name: Minibatch(similarity=name)):
         with pytest.raises(KsclError, match=r"'dot'.*projection, cosine, mean_cosine"):
-            make("dot")
+            build("dot")
     with pytest.raises(KsclError, match="'dot'"):
         Queue(4, 2, 8, similarity="dot")
     with pytest.raises(KsclError, match="'dot'"):

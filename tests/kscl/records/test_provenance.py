@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kscl.records import provenance
 from kscl.records.provenance import (
     PACKAGES,
     code_version,
@@ -29,19 +31,17 @@ PROBES = {"linear", "knn", "svm", "low_shot", "linear_suite", "finetune"}
 KINDS_CHANGED_BY = {
     "kscl": set(KINDS),
     "kscl/backbone_file": set(KINDS),
-    "kscl/config": set(KINDS),
     "kscl/data": set(KINDS),
     "kscl/data/annotated": set(KINDS),
-    "kscl/data/tar": set(KINDS),
     "kscl/engine": set(KINDS),
     "kscl/engine/preview": set(KINDS),
     "kscl/method": set(KINDS),
     "kscl/records": set(KINDS),
+    "kscl/run": set(KINDS),
     "kscl/runtime": set(KINDS),
     "kscl/runtime/processes": set(KINDS),
     "kscl/views": set(KINDS),
     "linear_eval": PROBES,
-    "linear_eval/data": PROBES,
     "linear_eval/probes": PROBES,
     "detection": {"detection"},
     "detection/backbones": {"detection"},
@@ -61,7 +61,6 @@ KINDS_CHANGED_BY = {
     "kscl/datasets": set(),
     "kscl/datasets/own": set(),
     "kscl/datasets/shapes": set(),
-    "kscl/datasets/shapes/writing": set(),
     "linear_eval/commands": set(),
     "detection/commands": set(),
 }
@@ -116,6 +115,79 @@ def test_a_process_tells_the_commit_of_its_code_and_whether_it_was_changed(check
     changed = version_told_in(checkout)
     assert (changed["commit"], changed["dirty"]) == (commit, True)
     assert changed["source_hash"] != clean["source_hash"]
+
+
+def test_what_is_edited_after_the_start_of_a_run_does_not_count(checkout):
+    commit = committed(checkout)
+    program = """
+import json
+from pathlib import Path
+from kscl.records.provenance import code_version, loaded_code
+loaded_code()
+for name in ("subspace.py", "new.py"):
+    with Path("kscl/method", name).open("a") as file:
+        file.write("# edited during the run")
+print(json.dumps({kind: code_version(kind or None) for kind in ("pretrain", "")}))
+"""
+    before = {kind: source_hash_of(checkout, kind or None) for kind in ("pretrain", "")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for kind, told in json.loads(done.stdout).items():
+        assert told["source_hash"] == before[kind] != source_hash_of(checkout, kind or None)
+        assert (told["commit"], told["dirty"]) == (commit, False)
+
+
+class Reached(Exception):
+    """The work of a run has begun."""
+
+
+def engine(edit, monkeypatch):
+    monkeypatch.setattr("kscl.run.engine.set_up_logging", edit)
+    from kscl.run.engine import Flags, run
+
+    run(None, Flags())
+
+
+def probe(edit, monkeypatch):
+    monkeypatch.setattr("kscl.run.engine.acquire", edit)
+    from kscl.run.engine import Flags, run
+    from linear_eval.probe import load_linear_eval_config, probe_of
+
+    run(probe_of(load_linear_eval_config()), Flags())
+
+
+def detect(edit, monkeypatch):
+    monkeypatch.setattr("detection.train.trials.trial_configs", edit)
+    from detection.train.trials import run_trials
+
+    run_trials(SimpleNamespace(KSCL=SimpleNamespace(LR_GRID=[])), 1)
+
+
+@pytest.mark.parametrize("start", [engine, detect])
+def test_every_run_looks_at_its_code_before_it_begins(tmp_path, monkeypatch, start):
+    file = tmp_path / "kscl" / "code.py"
+    file.parent.mkdir()
+    file.write_text("1\n")
+    before = source_hash_of(tmp_path)
+
+    def edit(*_, **__):
+        file.write_text("2\n")
+        raise Reached
+
+    monkeypatch.setattr(provenance, "_home", lambda: tmp_path)
+    provenance.loaded_code.cache_clear()
+    try:
+        with pytest.raises(Reached):
+            start(edit, monkeypatch)
+        assert source_hash() == before != source_hash_of(tmp_path)
+    finally:
+        provenance.loaded_code.cache_clear()
 
 
 def test_code_that_is_neither_in_git_nor_installed_has_no_known_commit(checkout):

@@ -7,8 +7,7 @@ import re
 
 import pytest
 
-from kscl.config.merge import load_config
-from kscl.config.tree import config_hash
+from kscl.keys import PRETRAIN, load_config
 from kscl.records.record import (
     Protocol,
     Record,
@@ -29,6 +28,7 @@ def a_record(**changes: object) -> Record:
         "seconds": 12.5,
         "seed": 3,
         "cfg": load_config(),
+        "without_effect": PRETRAIN.without_effect,
         "data": {"train": {"hash": "ab", "files": 10, "bytes": 1000}},
         "inputs": {"backbone": "00ff"},
         "details": {"per_class": {"star": 40.0}},
@@ -41,7 +41,7 @@ def test_a_record_says_what_was_measured_and_from_what(tmp_path):
     record = read_record(path)
     assert path.name == "record.json"
     assert record.metrics == {"top1": 41.5, "top5": 80}
-    assert record.config.hash == config_hash(load_config())
+    assert record.config.hash == PRETRAIN.hash(load_config())
     assert record.config.values["METHOD"]["NUM_SHOTS"] == 5
     assert record.inputs == {"backbone": "00ff"}
     assert record.code.source_hash

@@ -7,11 +7,11 @@ import shutil
 import pytest
 import torch
 
-from kscl.config.merge import load_config
 from kscl.data.view_dataset import Batch
 from kscl.engine.loop import take_step
 from kscl.engine.state import TrainState, Window, build_state
 from kscl.errors import KsclError
+from kscl.keys import load_config
 from tests.helpers.runs import TINY
 
 CPU = torch.device("cpu")
@@ -35,8 +35,11 @@ def losses_of(state: TrainState) -> list[float]:
     return losses
 
 
-def test_compiled_encoders_have_the_same_losses_and_names(tmp_path):
-    plain, compiled = state_of(tmp_path), state_of(tmp_path, "SOLVER.COMPILE", "aot_eager")
+@pytest.mark.parametrize("groups", ["1", "2"])
+def test_compiled_encoders_have_the_same_losses_and_names(tmp_path, groups):
+    words = ("KEY_ENCODER.BATCH_NORM_GROUPS", groups)
+    plain = state_of(tmp_path, *words)
+    compiled = state_of(tmp_path, *words, "SOLVER.COMPILE", "aot_eager")
     assert plain.cfg.SOLVER.COMPILE == "off"  # by default
     assert list(plain.learner.state_dict()) == list(compiled.learner.state_dict())
     torch._dynamo.reset()

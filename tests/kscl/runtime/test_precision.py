@@ -9,12 +9,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kscl.commands.pretrain import main
-from kscl.config.merge import load_config
 from kscl.data.view_dataset import Batch
 from kscl.engine.loop import take_step
 from kscl.engine.state import build_state
+from kscl.keys import load_config
 from kscl.records.record import read_record
-from kscl.runtime.precision import in_tf32, numerics, set_numerics, warn_of_emulation
+from kscl.runtime.precision import (
+    in_tf32,
+    numerics,
+    set_numerics,
+    tell_of_tf32,
+    warn_of_emulation,
+)
 from tests.helpers.runs import TINY, Run, draw_images
 
 SWITCHES = ("tf32", "cudnn_benchmark", "deterministic")
@@ -64,6 +70,27 @@ def test_bf16_on_a_gpu_that_emulates_it_is_warned_of(monkeypatch, caplog):
     (told,) = caplog.messages
     assert "Tesla V100" in told
     assert "fp16" in told
+
+
+@pytest.mark.parametrize(
+    ("amp", "tf32", "device", "capability", "is_told"),
+    [
+        ("off", False, "cuda:0", (8, 0), True),
+        ("off", False, "cuda:0", (12, 0), True),
+        ("off", False, "cuda:0", (7, 5), False),  # it has none
+        ("off", True, "cuda:0", (8, 0), False),
+        ("bf16", False, "cuda:0", (8, 0), False),  # convolutions are faster still
+        ("off", False, "cpu", (8, 0), False),
+    ],
+)
+def test_a_gpu_that_could_use_tf32_is_told_what_it_buys(
+    monkeypatch, caplog, amp, tf32, device, capability, is_told
+):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    with caplog.at_level(logging.INFO):
+        tell_of_tf32(amp, tf32, torch.device(device))
+    assert [("SOLVER.TF32 true" in line) for line in caplog.messages] == [True] * is_told
 
 
 class Casts(TorchDispatchMode):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import pickle
 import subprocess
 import sys
 
 import pytest
 import yaml
 
-from kscl.views.recipes import MOCO_V1, MOCO_V2, OPS, RECIPES, SIMCLR, check_recipe, with_defaults
+from kscl.errors import ConfigError
+from kscl.keys import load_config
+from kscl.views.augment import AUGMENTATIONS, augmentation, resolve, sample_view
+from kscl.views.recipes import MOCO_V1, MOCO_V2, RECIPES, SIMCLR, check_recipe
+from tests.helpers.commands import ROOT
+from tests.helpers.config_reference import config_page
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -19,7 +27,8 @@ def test_a_known_recipe_is_valid_and_survives_yaml(name):
 
 def test_the_recipes_have_the_published_order_and_strengths():
     def short(recipe):
-        return [tuple(op.values()) for op in with_defaults(recipe)]
+        ops = resolve(recipe)
+        return [(op.name, *op.values.values(), *([op.p] if op.p is not None else [])) for op in ops]
 
     ratio = (3 / 4, 4 / 3)
     assert short(MOCO_V1) == [
@@ -72,6 +81,12 @@ def test_a_slip_in_a_recipe_is_named(recipe, said):
         assert words in problems[0]
 
 
+@pytest.mark.parametrize("key", ["AUGMENT", "AUGMENT_KEYS"])
+def test_a_config_with_a_wrong_recipe_is_refused(key):
+    with pytest.raises(ConfigError, match=rf"{key}\[0\].*did you mean 'grayscale'"):
+        load_config(None, [key, "[{op: grayscal}]"])
+
+
 def test_all_problems_are_told_at_once():
     recipe = [{"op": "blurr"}, {"op": "solarize", "p": 2, "treshold": 3}, {"op": "grayscale"}]
     assert len(check_recipe(recipe, "AUGMENT")) == 3
@@ -79,16 +94,86 @@ def test_all_problems_are_told_at_once():
 
 def test_an_empty_recipe_and_bare_ops_are_valid():
     assert check_recipe([], "AUGMENT") == []
-    assert check_recipe([{"op": name} for name in OPS], "AUGMENT") == []
+    assert check_recipe([{"op": name} for name in AUGMENTATIONS], "AUGMENT") == []
 
 
 def test_defaults_are_filled_in_and_the_recipe_itself_is_left_alone():
     recipe = [{"op": "solarize", "p": 0.1}]
-    assert with_defaults(recipe) == [{"op": "solarize", "threshold": 128, "p": 0.1}]
+    (op,) = resolve(recipe)
+    assert (op.name, op.values, op.p) == ("solarize", {"threshold": 128}, 0.1)
     assert recipe == [{"op": "solarize", "p": 0.1}]
 
 
-def test_checking_a_recipe_loads_neither_torch_nor_opencv():
-    heavy = "{'torch', 'cv2', 'numpy'}"
-    code = f"import sys, kscl.views.recipes; sys.exit(bool({heavy} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+def test_checking_a_recipe_loads_no_torch_and_naming_one_no_opencv():
+    code = (
+        "import sys; from kscl.views.recipes import RECIPES, check_recipe\n"
+        "assert not {'torch', 'cv2', 'numpy'} & set(sys.modules)\n"
+        "assert check_recipe(RECIPES['moco_v2'], '') == []\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+OUTSIDE = """
+import numpy as np
+from kscl.views.augment import Parameter, Step, augmentation
+
+@augmentation(p=0.25, draws=2, level=Parameter((0.0, 9.0), 0, 255, "Level to paint with."))
+def paint(view, level):
+    'Paint a column.'
+    return [Step(painted, (int(view.draw() * view.width), view.between(level)))]
+
+def painted(picture, column, level):
+    picture = picture.copy()
+    picture[:, column] = level
+    return picture
+
+@augmentation()
+def greedy(view):
+    return [Step(painted, (0, view.draw()))]
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    """The outside module, imported and after the test forgotten."""
+    (tmp_path / "outside.py").write_text(OUTSIDE)
+    monkeypatch.syspath_prepend(tmp_path)
+    known = dict(AUGMENTATIONS)
+    yield importlib.import_module("outside")
+    del sys.modules["outside"]
+    AUGMENTATIONS.clear()
+    AUGMENTATIONS.update(known)
+
+
+def test_an_outside_module_adds_an_augmentation_to_configs_checks_and_docs(outside):
+    load_config(None, ["AUGMENT", "[{op: paint, level: [1, 2]}]"])
+    with pytest.raises(ConfigError, match="level of paint"):
+        load_config(None, ["AUGMENT", "[{op: paint, level: [1, 256]}]"])
+    assert "| `paint` | `level` | `[0.0, 9.0]` | two numbers from 0 to 255 |" in config_page()
+
+
+def test_a_worker_that_has_not_imported_the_outside_module_makes_the_views_too(outside, tmp_path):
+    program = """
+import pickle, sys
+import numpy as np
+from kscl.views.augment import make_views
+views = np.empty((1, 3, 8, 8), np.uint8)
+ops = pickle.loads(sys.stdin.buffer.read())
+make_views(np.full((8, 8, 3), 100, np.uint8), ops, 8, np.array([0.0, 0.5, 1.0]), views)
+assert (views == 9).all(axis=(0, 1, 2)).tolist() == [column == 4 for column in range(8)]
+"""
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": path},
+        input=pickle.dumps(resolve([{"op": "paint", "p": 1.0}])),
+        check=True,
+    )
+
+
+def test_a_name_is_taken_once_and_declared_numbers_must_suffice(outside):
+    with pytest.raises(ValueError, match="paint"):
+        augmentation()(outside.paint)
+    with pytest.raises(RuntimeError, match="greedy"):
+        sample_view(resolve([{"op": "greedy"}]), 8, 8, 8, [])

@@ -15,14 +15,12 @@ from kscl.benchmark.leaderboard.writing.tables import overview_cells
 from kscl.data.view_dataset import Batch
 from kscl.errors import ConfigError
 from kscl.records.record import read_record
+from linear_eval import subsets
 from linear_eval.backbone import freeze
 from linear_eval.commands.linear_eval import main
-from linear_eval.config import load_linear_eval_config
-from linear_eval.data import subsets
-from linear_eval.data.images import open_data
-from linear_eval.probes import finetune, view_training
-from linear_eval.protocols import protocol_of
-from linear_eval.splits import fraction_of_each_class
+from linear_eval.images import fraction_of_each_class, open_data
+from linear_eval.probe import load_linear_eval_config
+from linear_eval.probes.finetune import Finetune, Network
 from tests.helpers.data.digits import config, overrides
 
 SMALL = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.05, "FINETUNE.HEAD_LR", 0.2)
@@ -51,26 +49,26 @@ def test_the_network_learns_from_half_of_the_labels_and_has_a_record(digits, tmp
 def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
     cfg = config(digits, tmp_path, *SMALL, "FINETUNE.TRUNK_LR", 0.0, "SOLVER.MOMENTUM", 0.0)
     train, _ = open_data(cfg)
-    frozen = freeze(cfg, train)
-    state = finetune.start(cfg, frozen, 10)
+    probe = Finetune(cfg)
+    probe.data, probe.frozen = {"train": train}, freeze(cfg, train)
+    probe.state = state = probe.start()
     views = torch.randint(0, 256, (8, 1, 3, 24, 24), dtype=torch.uint8)
-    batch, loss_of = Batch(views, torch.arange(8), []), finetune.loss_on(state.module, frozen)
+    batch = Batch(views, torch.arange(8), [])
     before = {name: value.clone() for name, value in state.module.named_parameters()}
     labels = train.targets[:8]
-    step = (state, batch, labels, cfg.SOLVER, finetune.base_lrs(cfg), loss_of, False)
-    view_training.sgd_step(*step)
+    probe.take_step(batch, labels)
     # Plain SGD on the mean cross-entropy, by hand.
     with torch.no_grad():
-        network = finetune.start(cfg, frozen, 10).module.train()
-        features = network.trunk(finetune._inputs(frozen, views[:, 0]))
+        network = probe.start().module.train()
+        features = network.trunk(probe.inputs_of(views[:, 0]))
         off = (network.head(features).softmax(1) - torch.eye(10)[labels]) / 8
     expected = before["head.weight"] - 0.2 * off.T @ features
     assert torch.allclose(state.module.head.weight, expected, atol=1e-6)
     for name, value in state.module.trunk.named_parameters():
         assert torch.equal(value, before[f"trunk.{name}"])
-    frozen.check_unchanged()
+    probe.frozen.check_unchanged()
     state.step = 5  # the sixth epoch, after both milestones
-    view_training.sgd_step(*step)
+    probe.take_step(batch, labels)
     assert [group["lr"] for group in state.optimizer.param_groups] == pytest.approx([0, 0.2 * 0.04])
 
 
@@ -78,25 +76,26 @@ def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
 def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at):
     more = (*SMALL, "SOLVER.EPOCHS", 3, "SOLVER.MILESTONES", "[2]", "CHECKPOINT.SECONDS", 0)
     assert main(overrides(digits, tmp_path / "whole", *more)) == 0
-    original, steps = view_training.sgd_step, []
+    original, steps = Finetune.take_step, []
 
-    def stops(state, *others):
+    def stops(self, *others):
         if len(steps) == stop_at:
-            monkeypatch.setattr(view_training, "sgd_step", original)
+            monkeypatch.setattr(Finetune, "take_step", original)
             raise KeyboardInterrupt
-        steps.append(state.step)
-        return original(state, *others)
+        steps.append(self.state.step)
+        original(self, *others)
 
     networks = {}
-    outputs_on = finetune.outputs_on
+    outputs_on = Finetune.outputs_on
 
-    def kept(network, *others):
-        networks[len(networks)] = {k: v.clone() for k, v in network.state_dict().items()}
-        return outputs_on(network, *others)
+    def kept(self, images):
+        state = self.state.module.state_dict()
+        networks[len(networks)] = {name: value.clone() for name, value in state.items()}
+        return outputs_on(self, images)
 
-    monkeypatch.setattr(finetune, "outputs_on", kept)
+    monkeypatch.setattr(Finetune, "outputs_on", kept)
     assert main(overrides(digits, tmp_path / "again", *more)) == 0
-    monkeypatch.setattr(view_training, "sgd_step", stops)
+    monkeypatch.setattr(Finetune, "take_step", stops)
     assert main(overrides(digits, tmp_path / "parts", *more)) == 130
     assert main(["--resume", *overrides(digits, tmp_path / "parts", *more)]) == 0
     assert networks[0].keys() == networks[1].keys()
@@ -106,18 +105,24 @@ def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at
     assert whole.details["curves"] == parts.details["curves"]
 
 
+@pytest.mark.portable
 def test_two_ranks_learn_what_one_does(digits, tmp_path):
-    """Compare with a network without BatchNorm, whose statistics are a rank's own."""
+    """BatchNorm is over both ranks; the last batch is smaller."""
     more = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.001, "FINETUNE.HEAD_LR", 0.05)
-    more += ("BACKBONE.NAME", "convnext_atto", "INPUT.SIZE", 32, "INPUT.RESIZE", 32)
-    more += ("BACKBONE.KWARGS", "{depths: [1, 1, 1, 1], dims: [8, 8, 16, 16]}")
+    more += ("INPUT.SIZE", 48, "INPUT.RESIZE", 48, "SOLVER.BATCH_SIZE", 52)
     more += ("SOLVER.EPOCHS", 2, "SOLVER.MILESTONES", "[1]")
+    one_left = ("SOLVER.BATCH_SIZE", 53)  # so one rank would have no image to normalize
+    assert main(["--num-gpus", "2", *overrides(digits, tmp_path / "no", *more, *one_left)]) == 2
     assert main(["--num-gpus", "2", *overrides(digits, tmp_path / "two", *more)]) == 0
     assert main(overrides(digits, tmp_path / "one", *more)) == 0
     one, two = (read_record(tmp_path / run / "record.json") for run in ("one", "two"))
     assert two.details["processes"] == 2
     losses = one.details["curves"]["train_loss"]
     assert two.details["curves"]["train_loss"] == pytest.approx(losses, abs=1e-4)
+    # They are not trials of one row: a board does not average them.
+    assert (one.protocol.definition["processes"], two.protocol.definition["processes"]) == (1, 2)
+    (row,) = build_board([tmp_path / "one", tmp_path / "two"]).rows
+    assert [result.n_finetune for result in row.results.values()] == [1, 1]
 
 
 def test_a_fraction_takes_as_much_of_every_class_and_follows_the_seed():
@@ -136,8 +141,7 @@ def test_a_list_names_the_images_to_train_on(digits, tmp_path):
     found = sorted(train.source.name(number) for number in train.numbers.tolist())
     assert found == sorted(str(digits / "train" / name) for name in names)
     assert np.bincount(train.labels).tolist() == [2] * 10
-    sizes = {"classes": 10, "train images": 20, "val images": 60}
-    protocol = protocol_of(cfg, sizes)
+    protocol = Finetune(cfg).protocol({})
     assert protocol.id == "finetune-list"
     digest = hashlib.sha256((tmp_path / "list.txt").read_bytes()).hexdigest()
     assert protocol.definition["train_subset"] == {"sha256": digest}
@@ -176,7 +180,7 @@ def test_fp16_which_would_need_loss_scaling_is_refused():
 
 def test_the_classifier_computes_in_full_precision():
     head = torch.nn.Linear(4, 3)
-    network = finetune.Network(torch.nn.Identity(), head)
+    network = Network(torch.nn.Identity(), head)
     features = torch.randn(2, 4)
     expected = head(features)
     with torch.autocast("cpu", torch.bfloat16):
@@ -229,4 +233,4 @@ def test_the_shipped_protocols_have_the_published_settings(percent, rates):
     assert rates == (cfg.FINETUNE.TRUNK_LR, cfg.FINETUNE.HEAD_LR)
     assert (cfg.SOLVER.EPOCHS, cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.WEIGHT_DECAY) == (20, 256, 0)
     assert (list(cfg.SOLVER.MILESTONES), cfg.SOLVER.GAMMA) == ([12, 16], 0.2)
-    assert protocol_of(cfg, {}).id == f"finetune-imagenet-{percent}"
+    assert Finetune(cfg).protocol({}).id == f"finetune-imagenet-{percent}"

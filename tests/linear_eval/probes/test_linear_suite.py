@@ -12,9 +12,10 @@ from kscl.benchmark.leaderboard.writing.tables import overview_cells
 from kscl.commands.make_shapes import main as make_shapes
 from kscl.records.record import read_record
 from linear_eval.commands.linear_eval import main
-from linear_eval.config import load_linear_eval_config
-from linear_eval.probes.lbfgs import fit_binary
-from linear_eval.probes.linear_suite import Split, Tried, fitter, probe_set, score_of
+from linear_eval.probe import load_linear_eval_config
+from linear_eval.probes import linear_suite
+from linear_eval.probes.cached import fit_binary
+from linear_eval.probes.linear_suite import Split, Tried, best_of, fitter, score_of, try_decays
 from tests.helpers.data.digits import overrides, write_digits
 
 pytestmark = pytest.mark.portable
@@ -71,11 +72,14 @@ def test_a_set_equals_scikit_learns_logistic_regression():
     labels = rng.integers(0, 3, 150)
     features = rng.normal(size=(150, 6)) + np.eye(6)[labels] * 1.5
     table = torch.from_numpy(features).float()
-    train, val, test = (Split(table[a:b], labels[a:b]) for a, b in ((0, 60), (60, 100), (100, 150)))
+    ends = {"train": (0, 60), "val": (60, 100), "test": (100, 150)}
+    parts = {part: Split(table[a:b], labels[a:b]) for part, (a, b) in ends.items()}
     decays = [0.01, 1.0, 100.0]
     cfg = load_linear_eval_config(None, ["LINEAR_SUITE.WEIGHT_DECAYS", str(decays)])
     fit = fitter(cfg, 3, "top1", CPU)
-    found = probe_set(cfg, "top1", fit, train, val, test, Tried())
+    tried = Tried()
+    list(try_decays(cfg, "top1", fit, parts, tried))
+    found = best_of(cfg, "top1", fit, parts, tried)
     machines = [LogisticRegression(C=1 / wd, max_iter=1000) for wd in decays]
     for machine in machines:
         machine.fit(features[:60], labels[:60])
@@ -107,7 +111,24 @@ def test_mean_per_class_counts_a_small_class_as_much_as_a_large_one():
     assert score_of("mean_per_class", solution, split) == 50
 
 
-def test_a_weight_decay_at_the_edge_is_told_in_the_record_and_on_the_board(sets, tmp_path):
+@pytest.mark.parametrize(
+    ("scores", "best", "images", "at_edge"),
+    [
+        ([80.0, 70.0, 60.0], 0, 1000, True),
+        ([71.0, 70.0, 60.0], 0, 1000, False),  # within the noise of the held-out images
+        ([60.0, 70.0, 80.0], 2, 20, False),
+        ([60.0, 80.0, 70.0], 1, 1000, False),
+        ([60.0, 80.0], 1, 1000, False),  # a grid of two has nothing but edges
+    ],
+)
+def test_an_edge_counts_only_beyond_the_noise_of_the_held_out_images(scores, best, images, at_edge):
+    assert linear_suite._at_edge(scores, best, images) is at_edge
+
+
+def test_a_weight_decay_at_the_edge_is_told_in_the_record_and_on_the_board(
+    sets, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(linear_suite, "_at_edge", lambda scores, best, images: best == 2)
     grid = ("LINEAR_SUITE.WEIGHT_DECAYS", "[0.1, 1000000.0, 2000000.0]")
     left_out = ("SETS.one", "{}", "SETS.scenes", "{}")
     assert main(words(sets, tmp_path / "run", *left_out, *grid)) == 0
@@ -115,6 +136,7 @@ def test_a_weight_decay_at_the_edge_is_told_in_the_record_and_on_the_board(sets,
     assert list(record.metrics) == ["mean", "digits"]
     (warning,) = record.details["warnings"]
     assert "digits" in warning
+    assert "LINEAR_SUITE.WEIGHT_DECAYS [0.1 … 2e+06]" in warning
     (section,) = build_board([tmp_path / "run"]).sections
     assert section.rows[0].results[section.protocol].warnings == [warning]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 
@@ -12,12 +13,10 @@ import torch
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.errors import KsclError
 from kscl.records.record import read_record
-from kscl.runtime.processes.launch import launch
 from linear_eval.backbone import Frozen, freeze
 from linear_eval.commands.linear_eval import main
-from linear_eval.data.images import open_data
-from linear_eval.probes import online, view_training
-from linear_eval.run import Job, run_all
+from linear_eval.images import open_data
+from linear_eval.probes.online import Online
 from tests.helpers.commands import ROOT, run, tool
 from tests.helpers.data.digits import NARROW, config, overrides
 from tests.helpers.networks.checkpoints import solo_learn_byol
@@ -63,20 +62,26 @@ def test_the_last_epoch_is_reported_and_the_best_is_marked_as_picked_on_val(undi
     assert curves["lr"] == pytest.approx([0.1, 0.1, 0.01, 0.001])
 
 
-@pytest.mark.parametrize("step", [3, 10, 19])  # of 5 an epoch: inside one, at the end of one
-def test_a_stopped_run_goes_on_to_the_same_number(digits, tmp_path, monkeypatch, undisturbed, step):
-    take_step = view_training.sgd_step
+@pytest.mark.parametrize("step", [3, 10])  # of 5 an epoch: inside one, at the end of one
+def test_a_stopped_run_goes_on_to_the_same_number(
+    digits, tmp_path, monkeypatch, undisturbed, step, capsys
+):
+    take_step = Online.take_step
 
-    def and_signal(state, *arguments):
-        if state.step + 1 == step:
+    def and_signal(self, *arguments):
+        if self.state.step + 1 == step:
             signal.raise_signal(signal.SIGTERM)
-        return take_step(state, *arguments[:-1], state.step + 1 == step)
+        take_step(self, *arguments)
 
     words = overrides(digits, tmp_path / "run")
     with monkeypatch.context() as patch:
-        patch.setattr(view_training, "sgd_step", and_signal)
+        patch.setattr(Online, "take_step", and_signal)
         assert main(words) == 128 + signal.SIGTERM
     assert not (tmp_path / "run/record.json").exists()
+    other = shutil.copytree(digits / "val", tmp_path / "val")
+    next(other.rglob("*.png")).unlink()
+    assert main(["--resume", *words, "DATA.VAL", str(other)]) == 2
+    assert f"DATA.VAL {other}" in capsys.readouterr().err
     assert main(["--resume", *words]) == 0
     record = read_record(tmp_path / "run/record.json")
     assert record["metrics"] == undisturbed["metrics"]
@@ -84,16 +89,16 @@ def test_a_stopped_run_goes_on_to_the_same_number(digits, tmp_path, monkeypatch,
 
 
 def test_a_crashed_run_goes_on_from_its_last_checkpoint(digits, tmp_path, monkeypatch, undisturbed):
-    take_step = view_training.sgd_step
+    take_step = Online.take_step
 
-    def and_crash(state, *arguments):
-        if state.step == 13:
+    def and_crash(self, *arguments):
+        if self.state.step == 13:
             raise ZeroDivisionError
-        return take_step(state, *arguments)
+        take_step(self, *arguments)
 
     words = overrides(digits, tmp_path / "run", "CHECKPOINT.SECONDS", 0)
     with monkeypatch.context() as patch:
-        patch.setattr(view_training, "sgd_step", and_crash)
+        patch.setattr(Online, "take_step", and_crash)
         with pytest.raises(ZeroDivisionError):
             main(words)
     assert main(["--auto-resume", *words]) == 0
@@ -104,11 +109,9 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(digits, tmp_path, monkey
 def test_two_ranks_see_and_learn_what_one_does(digits, tmp_path, undisturbed):
     cache = ("DATA.CACHE_DIR", tmp_path / "cache")
     cached = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine")
-    configs = [
-        config(digits, tmp_path / "online", *cache),
-        config(digits, tmp_path / "cached", *cache, *cached),
-    ]
-    assert launch(run_all, [Job(cfg) for cfg in configs], num_gpus=2) == 0
+    for name, more in (("online", ()), ("cached", cached)):
+        words = overrides(digits, tmp_path / name, *cache, *more)
+        assert main(["--num-gpus", "2", *words]) == 0
     parallel = read_record(tmp_path / "online/record.json")
     assert parallel["details"]["processes"] == 2
     assert curve(parallel) == pytest.approx(curve(undisturbed), abs=1e-5)
@@ -139,29 +142,16 @@ def test_half_precision_of_the_backbone_changes_the_loss_but_little(digits, tmp_
     assert record["protocol"]["hash"] != undisturbed["protocol"]["hash"]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("kind", ["online", "cached", "knn"])
-def test_a_gpu_gives_the_numbers_of_the_cpu(digits, tmp_path, monkeypatch, kind):
-    words = ("PROBE", kind)
-    assert main(overrides(digits, tmp_path / "gpu", *words)) == 0
-    for module in ("run", "backbone"):
-        monkeypatch.setattr(f"linear_eval.{module}.device", lambda: torch.device("cpu"))
-    assert main(overrides(digits, tmp_path / "cpu", *words)) == 0
-    gpu, cpu = (read_record(tmp_path / name / "record.json") for name in ("gpu", "cpu"))
-    assert gpu["metrics"]["top1"] == pytest.approx(cpu["metrics"]["top1"], abs=5)
-
-
 def test_a_backbone_that_changed_is_an_error_and_leaves_no_record(
     digits, tmp_path, monkeypatch, capsys
 ):
-    loss_on = online.loss_on
+    start = Online.start
 
-    def in_training_mode(head, frozen):
-        frozen.module.train()
-        return loss_on(head, frozen)
+    def in_training_mode(self):
+        self.frozen.module.train()
+        return start(self)
 
-    monkeypatch.setattr(online, "loss_on", in_training_mode)
+    monkeypatch.setattr(Online, "start", in_training_mode)
     assert main(overrides(digits, tmp_path / "run")) == 2
     assert "tensors changed" in capsys.readouterr().err
     assert not (tmp_path / "run/record.json").exists()

@@ -11,14 +11,17 @@ from scipy.special import stdtrit
 
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Row, Section
 from kscl.benchmark.leaderboard.details import RANDOM
-from kscl.benchmark.leaderboard.statistics import welch_interval
-from kscl.benchmark.leaderboard.usable import lowest_ap50, too_low
+from kscl.benchmark.leaderboard.statistics import LEVEL
+from kscl.benchmark.leaderboard.usable import best_ap50, lowest_ap50, too_low
 from kscl.benchmark.leaderboard.writing import cells
 from kscl.benchmark.leaderboard.writing.differences import (
+    Difference,
     baseline_rows,
+    difference,
     named_rows,
     shortest_name,
 )
+from kscl.records.record import WORKING_AP50
 
 TASKS = {
     "linear": "Classifier (linear probe)",
@@ -29,7 +32,7 @@ TASKS = {
     "finetune": "Classifier (fine-tuned on few labels)",
     "detection": "Detector",
 }
-ONE_SEED = "with one seed no difference can be told from noise"
+ONE_SEED = "One seed: seed-to-seed variation not measured."
 ADVICE = (
     "For three seeds, write seeds: [0, 1, 2] in the file of the suite and run it again; what is "
     "finished is kept. Without a suite, repeat pretraining and evaluation with SEED 1 and SEED 2."
@@ -47,7 +50,9 @@ class Answer:
     row: str
     baseline: str
     difference: float
-    interval: tuple[float, float] | None  # 95 %, by Welch's t over pretraining seeds
+    interval: tuple[float, float] | None  # 95%, over pretraining seeds, corrected (THE_TEST)
+    p: float | None  # of the same test; the ranks come from it, too
+    interval_over_images: tuple[float, float] | None  # 95%, of these backbones
     seeds: int  # the fewest that either row has
     sentence: str
 
@@ -73,6 +78,13 @@ def warnings(board: Board) -> list[str]:
             "annotated images; what is too low is not ranked, and never called best."
             for it in who
         ]
+        best = best_ap50(section)
+        if best is not None and best < WORKING_AP50 and len(low) < len(section.rows):
+            found.append(
+                f"{_task(section, board)}: the best AP50 is {best:.1f}. Below {WORKING_AP50:g}, a "
+                "detector misses or mislabels most objects: this compares starts of training, not "
+                "working detectors."
+            )
     for row in board.rows:
         name = cells.name(row)
         found += [f"{name}: {text} No result of this row is called best." for text in row.doubts]
@@ -133,36 +145,53 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
     label = cells.METRIC_LABELS[section.protocol.kind, metric]
     one, other = (r.results[section.protocol].measures[metric].values for r in (row, to))
     who, whom = _name(row, section), _name(to, section)
-    difference = fmean(one) - fmean(other)
-    interval = welch_interval(one, other)
-    seeds = min(len(one), len(other))
-    task = _task(section, board)
-    shows = interval is not None and not interval[0] <= 0 <= interval[1]
+    found = difference(section, row, to)
+    test, seeds = found.test, min(found.seeds)
+    shows = test is not None and test.shows
     low = [r for r in (row, to) if too_low(r, section.protocol)]
-    better = row if difference > 0 else to
+    better = row if found.mean > 0 else to
     if len(low) == 2:
         said = f"{who} and {whom} are too low to compare ({fmean(one):.1f} and {fmean(other):.1f} "
         said += f"{label})"
     elif low and not (shows and better not in low):
         said = f"{who} and {whom} cannot be compared ({fmean(one):.1f} and {fmean(other):.1f} "
         said += f"{label}): {_too_low(low[0], section)}"
-    elif interval is None:
-        said = f"{ONE_SEED} ({who} {fmean(one):.1f}, {whom} {fmean(other):.1f} {label})"
+    elif test is None:
+        said = f"{who} {fmean(one):.1f} vs. {fmean(other):.1f} {label} with {whom} "
+        said += f"({found.mean:+.1f}{_over_images(found)})"
     elif not shows:
-        said = f"no difference shown between {who} and {whom} ({interval[0]:+.1f} to "
-        said += f"{interval[1]:+.1f} {label}, {seeds} seeds); with {MORE_SEEDS} more seeds, a "
-        said += f"difference of {detectable(one, other, MORE_SEEDS):.1f} would show in {POWER:.0%} "
-        said += "of cases"
+        size = detectable(one, other, MORE_SEEDS, test.level)
+        said = f"no difference shown between {who} and {whom} ({test.interval[0]:+.1f} to "
+        said += f"{test.interval[1]:+.1f} {label}, {seeds} seeds); with {MORE_SEEDS} more seeds, "
+        said += f"a difference of {size:.1f} would show in {POWER:.0%} of cases"
     else:
-        ends = sorted(interval if difference > 0 else map(abs, interval))
-        bounds = f"(95 % interval {ends[0]:.1f} to {ends[1]:.1f}, {seeds} seeds)"
-        said = _verdict(row.is_pretrained, who, difference, label, whom) + f" {bounds}"
+        ends = sorted(test.interval if found.mean > 0 else map(abs, test.interval))
+        bounds = f"(95% interval {ends[0]:.1f} to {ends[1]:.1f}, {seeds} seeds)"
+        said = _verdict(row.is_pretrained, who, found.mean, label, whom) + f" {bounds}"
         said += f"; {_too_low(low[0], section)}" if low else ""
     doubted = [_name(r, section) for r in (row, to) if r.doubts]
     said += f"; {' and '.join(doubted)}: see the warnings" if doubted else ""
-    sentence = f"{task}: {said}."
-    names = cells.name(row), cells.name(to)
-    return Answer(name, metric, *names, difference, interval, seeds, sentence)
+    sentence = f"{_task(section, board)}: {said}."
+    sentence += f" {ONE_SEED}" if test is None and not low else ""
+    return Answer(
+        protocol=name,
+        metric=metric,
+        row=cells.name(row),
+        baseline=cells.name(to),
+        difference=found.mean,
+        interval=found.welch,
+        p=test.p if test else None,
+        interval_over_images=found.by_image,
+        seeds=seeds,
+        sentence=sentence,
+    )
+
+
+def _over_images(found: Difference) -> str:
+    if found.by_image is None:
+        return "; 95% CI over test images not recorded"
+    low, high = found.by_image
+    return f"; 95% CI over test images {low:.1f} to {high:.1f}"
 
 
 def _verdict(is_pretrained: bool, who: str, difference: float, label: str, whom: str) -> str:
@@ -184,11 +213,13 @@ def _lowest(row: Row, section: Section) -> str:
     return f"lowest AP50 {lowest_ap50(row, section.protocol):.1f}"
 
 
-def detectable(one: Sequence[float], other: Sequence[float], more: int) -> float:
+def detectable(
+    one: Sequence[float], other: Sequence[float], more: int, level: float = LEVEL
+) -> float:
     """Return the difference that `more` seeds per row would show, with a chance of POWER."""
     count = min(len(one), len(other)) + more
     freedom = 2 * (count - 1)
-    quantiles = stdtrit(freedom, 0.975) + stdtrit(freedom, POWER)
+    quantiles = stdtrit(freedom, (1 + level) / 2) + stdtrit(freedom, POWER)
     variance = (np.var(one, ddof=1) + np.var(other, ddof=1)) / count
     return float(quantiles * np.sqrt(variance))
 

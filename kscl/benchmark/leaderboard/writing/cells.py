@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from kscl.benchmark.leaderboard.board import FIGURES, METRICS, Measure, Row, Section
-from kscl.config.tree import leaves
+from kscl.config import leaves
 
 METRIC_LABELS = {
     ("linear", "top1"): "top-1",
@@ -24,6 +25,7 @@ FIGURE_LABELS = {
     "views_per_second": "views/s",
 }
 MAX_DIFFERENCES = 3  # settings that tell two protocols of one id apart
+CLAUSE_END = r"[.:;,](?=\s|$)| \("
 MAX_NAME = 80  # characters; one longer name would widen its column in every row
 
 
@@ -68,6 +70,13 @@ def name(row: Row) -> str:
     )
     told = ", ".join(filter(None, settings))
     return f"{_cut(it.method)} ({told})" if told else _cut(it.method)
+
+
+def warning(row: Row) -> str:
+    """Return the first clause of a row's first warning, and how many more there are."""
+    told = [*row.doubts, *(word for result in row.results.values() for word in result.warnings)]
+    first, *more = dict.fromkeys(re.split(CLAUSE_END, word)[0] for word in told) or [""]
+    return f"{_cut(first)} (and {len(more)} more)" if more else _cut(first)
 
 
 def backbone(row: Row) -> str:

@@ -20,13 +20,13 @@ from kscl.benchmark.leaderboard.writing.differences import (
 )
 from kscl.benchmark.leaderboard.writing.tables import cost_table, table, without_empty_columns
 from kscl.benchmark.leaderboard.writing.tables import text as escaped
-from kscl.config.tree import leaves_without, one_line
+from kscl.config import leaves_without, one_line
 from kscl.errors import KsclError
 from kscl.records.record import Json
 
 PAIRED_ROWS = 40  # of a protocol, the best, whose differences the page can show
 DIGITS = 4
-NOT_RECORDED = "not recorded"  # which images were right; and an AP is not a mean over images
+NOT_RECORDED = "not recorded"  # what the interval over test images needs
 NO_PRETRAINING = "no pretraining record"
 
 
@@ -48,10 +48,10 @@ def comparison(board: Board, names: Sequence[str]) -> str:
 def pairs(section: Section) -> list[Json]:
     """Return the difference of every two of the section's best rows, by their index in it."""
     metric = HEADLINE[section.protocol.kind]
-    results = [row.results[section.protocol] for row in section.rows[:PAIRED_ROWS]]
-    indices = [i for i, result in enumerate(results) if metric in result.measures]
+    rows = section.rows[:PAIRED_ROWS]
+    indices = [i for i, row in enumerate(rows) if metric in row.results[section.protocol].measures]
     return [
-        {"one": i, "other": j, **_plain(difference(results[i], results[j], metric))}
+        {"one": i, "other": j, **_plain(difference(section, rows[i], rows[j]))}
         for i, j in itertools.combinations(indices, 2)
     ]
 
@@ -104,19 +104,20 @@ def _name(row: Row) -> str:
 
 def _section(section: Section, rows: Sequence[Row]) -> list[str]:
     metric = HEADLINE[section.protocol.kind]
-    results = {
-        _name(row): row.results[section.protocol]
+    having = {
+        _name(row): row
         for row in rows
         if section.protocol in row.results and metric in row.results[section.protocol].measures
     }
-    if len(results) < 2:
+    if len(having) < 2:
         return []
+    results = {name: row.results[section.protocol] for name, row in having.items()}
     first, *others = results
     label = cells.metric_label(section.protocol.kind, metric)
     header = ["row", label, f"{label} − reference", *INTERVALS]
     lines = [[first, f"{results[first].measures[metric].mean:.2f}", "reference", *[""] * 4]]
     for name in others:
-        found = difference(results[name], results[first], metric)
+        found = difference(section, having[name], having[first])
         mean = f"{results[name].measures[metric].mean:.2f}"
         lines.append([name, mean, *(word or NOT_RECORDED for word in difference_cells(found))])
     return [table(*without_empty_columns(header, lines)), *_classes(results, metric, label)]

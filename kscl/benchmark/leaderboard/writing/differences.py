@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
 from kscl.benchmark.leaderboard.board import HEADLINE, Board, Measure, Result, Row, Section
-from kscl.benchmark.leaderboard.details import image_count, text
-from kscl.benchmark.leaderboard.statistics import t_interval, welch_interval
+from kscl.benchmark.leaderboard.details import image_count, number, text
+from kscl.benchmark.leaderboard.statistics import LEVEL, PairTest, t_interval
 from kscl.benchmark.leaderboard.writing import cells
 from kscl.benchmark.leaderboard.writing.tables import (
     IDENTITY,
@@ -23,15 +24,15 @@ from kscl.records import hits
 from kscl.records.record import Record
 
 EXPLANATION = (
-    "Differences of the means, with 95 % intervals. Welch: by Welch's t, with pretraining seeds as "
-    "the units. By seed: paired, over the seeds that both rows have; equal seeds make the same "
-    "random choices as far as the settings allow. By image: paired over the test images, each with "
-    "its mean over the seeds; this says how far another draw of test images would move the "
-    "difference between these backbones, and nothing about another seed. An interval that contains "
-    "0 is within noise. There is no correction for multiple comparisons."
+    "Differences of the means, with 95% intervals. Welch: by Welch's t, with pretraining seeds as "
+    "the units, corrected for multiple comparisons as in the ranking: a difference is shown "
+    "exactly if this interval excludes 0. The other two are not corrected and decide nothing. By "
+    "seed: paired, over the seeds that both rows have; equal seeds make the same random choices as "
+    "far as the settings allow. By image: paired over the test images, each with its mean over the "
+    "seeds (for AP, a bootstrap over images); this says how far another draw of test images would "
+    "move the difference between these backbones, and nothing about another seed."
 )
 ONE_SEED = "one seed: none"
-PAIRED_BY_IMAGE = "top1"  # records hold which images were right; an AP is no mean over images
 INTERVALS = ["Welch", "by seed", "by image", "seeds"]  # the columns beside a difference
 
 Interval = tuple[float, float]
@@ -39,14 +40,19 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two means with its 95 % intervals, each None where it cannot be had."""
+    """The difference of two means with its 95% intervals, each None where it cannot be had."""
 
     mean: float
-    welch: Interval | None
+    test: PairTest | None  # over seeds, corrected
     by_seed: Interval | None
     by_image: Interval | None
     seeds: tuple[int, int]
     shared: int  # seeds that both have
+
+    @property
+    def welch(self) -> Interval | None:
+        """Return the corrected interval over seeds."""
+        return self.test.interval if self.test else None
 
 
 def differences(board: Board, baseline: str) -> str:
@@ -68,9 +74,7 @@ def differences(board: Board, baseline: str) -> str:
         for row in section.rows:
             result = row.results[section.protocol]
             if metric in result.measures and row is not to:
-                other = to.results[section.protocol]
-                found = difference_cells(difference(result, other, metric))
-                lines.append([*identity(row), *found])
+                lines.append([*identity(row), *difference_cells(difference(section, row, to))])
         if lines:
             shown = table(*without_empty_columns(header, lines))
             parts += [f"Under {escaped(cells.section_name(section))}:", shown]
@@ -134,14 +138,16 @@ def _baseline(section: Section, baseline: str) -> Row | None:
     return found[0] if found else None
 
 
-def difference(one: Result, other: Result, metric: str) -> Difference:
-    """Return how one result differs from another under the same protocol."""
+def difference(section: Section, row: Row, to: Row) -> Difference:
+    """Return how a row differs from another one, by the metric that ranks them."""
+    metric = HEADLINE[section.protocol.kind]
+    one, other = row.results[section.protocol], to.results[section.protocol]
     ours, theirs = one.measures[metric], other.measures[metric]
     return Difference(
         mean=fmean(ours.values) - fmean(theirs.values),
-        welch=welch_interval(ours.values, theirs.values),
+        test=section.test(row, to),
         by_seed=_by_seed(ours, theirs),
-        by_image=_by_image(one, other) if metric == PAIRED_BY_IMAGE else None,
+        by_image=_by_image(one, other, metric),
         seeds=(len(ours.values), len(theirs.values)),
         shared=len(set(ours.replicates) & set(theirs.replicates)),
     )
@@ -167,30 +173,50 @@ def _by_seed(one: Measure, other: Measure) -> tuple[float, float] | None:
     return t_interval([ours[seed] - theirs[seed] for seed in shared]) if shared else None
 
 
-def _by_image(one: Result, other: Result) -> tuple[float, float] | None:
+def _by_image(one: Result, other: Result, metric: str) -> tuple[float, float] | None:
     """Pair results under one protocol, whose test images are the same in the same order."""
-    ours, theirs = _fractions_right(one), _fractions_right(other)
+    if metric not in OVER_IMAGES:
+        return None
+    ours, theirs = (_mean_over_seeds(result, OVER_IMAGES[metric]) for result in (one, other))
     if ours is None or theirs is None or len(ours) != len(theirs):
         return None
+    if metric == "AP":
+        low, high = np.percentile(ours - theirs, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+        return float(low), float(high)
     return t_interval(100 * (ours - theirs))
 
 
-def _fractions_right(result: Result) -> np.ndarray | None:
-    """Return for each test image the fraction of the backbones that are right on it."""
+def _mean_over_seeds(
+    result: Result, read: Callable[[Record], np.ndarray | None]
+) -> np.ndarray | None:
+    """Return the mean of an array that every record must have, each pretraining seed once."""
     by_replicate: dict[str, list[np.ndarray]] = {}
-    counts = {image_count(file.record) for file in result.records}
+    lengths: set[int] = set()
     for trial in result.trials:
-        answers = [_right(file.record) for file in trial.records]
-        known = [right for right in answers if right is not None]
-        if len(counts) > 1 or len(known) < len(answers):
+        known = [it for file in trial.records if (it := read(file.record)) is not None]
+        lengths |= {len(array) for array in known}
+        if len(known) < len(trial.records) or len(lengths) > 1:
             return None
         by_replicate.setdefault(trial.replicate, []).append(np.mean(known, axis=0))
     return np.mean([np.mean(trials, axis=0) for trials in by_replicate.values()], axis=0)
 
 
 def _right(record: Record) -> np.ndarray | None:
+    """Return for each test image whether it was classified correctly."""
     given, count = text(record.details.get("right")), image_count(record)
     return hits.from_text(given, count) if given and count else None
+
+
+def _resampled_ap(record: Record) -> np.ndarray | None:
+    """Return the AP on each resample of the test images, the same ones for all detectors."""
+    given = record.details.get("resampled_AP")
+    if not isinstance(given, list) or len(given) < 2 or None in map(number, given):
+        return None
+    return np.array(given, float)
+
+
+# What a record holds to tell how another draw of test images would change the metric.
+OVER_IMAGES = {"top1": _right, "AP": _resampled_ap}
 
 
 def shown_interval(bounds: Interval | None) -> str:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from kscl.benchmark.leaderboard.writing.differences import EXPLANATION as WHAT_I
 from kscl.benchmark.leaderboard.writing.tables import (
     IDENTITY,
     LEGEND,
+    SHORT_LEGEND,
+    chosen_columns,
     identity,
     overview_cells,
     table,
@@ -53,8 +55,13 @@ def insert(path: Path, name: str, content: str) -> None:
     write_atomically(path, replaced.encode("utf-8", "replace"))
 
 
-def document(board: Board, compared: Mapping[str, str]) -> str:
-    """Return the board as part of a text; the comparisons by baseline are folded away."""
+def document(board: Board, compared: Mapping[str, str], columns: Sequence[str] = ()) -> str:
+    """Return the board as part of a text; the comparisons by baseline are folded away.
+
+    With columns, return a table of them and nothing else but a legend and its origin.
+    """
+    if columns:
+        return "\n\n".join([chosen_columns(board, columns), f"{SHORT_LEGEND}.", origin(board)])
     cost = costs(board) if compared else ""
     told_there = [*cells.FIGURE_LABELS.values()] if cost else []
     shown = table(*without_empty_columns(*overview_cells(board), but=told_there))

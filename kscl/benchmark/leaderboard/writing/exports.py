@@ -8,7 +8,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 from kscl.benchmark.leaderboard.board import (
@@ -22,7 +21,7 @@ from kscl.benchmark.leaderboard.board import (
     Section,
 )
 from kscl.benchmark.leaderboard.reported import Reported
-from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST, welch_interval
+from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
 from kscl.benchmark.leaderboard.writing import cells
 from kscl.benchmark.leaderboard.writing.differences import baseline_rows
 from kscl.benchmark.leaderboard.writing.spent import all_names, spent
@@ -62,7 +61,7 @@ def _baselines(section: Section, baselines: Sequence[str]) -> dict[str, Row]:
 
 
 def _difference_columns(baseline: str) -> list[str]:
-    """Return the columns of the headline's difference to a row and of its Welch interval."""
+    """Return the columns of the headline's difference to a row and of its interval over seeds."""
     return [f"difference_to_{_harmless(baseline)}{part}" for part in ("", "_low", "_high")]
 
 
@@ -72,9 +71,10 @@ def _differences(row: Row, section: Section, baselines: Mapping[str, Row]) -> Js
     measure = row.results[section.protocol].measures.get(metric)
     for baseline, to in baselines.items():
         if measure and to is not row:
-            theirs = to.results[section.protocol].measures[metric].values
-            low, high = welch_interval(measure.values, theirs) or (None, None)
-            values = (fmean(measure.values) - fmean(theirs), low, high)
+            found = section.test(row, to)
+            low, high = found.interval if found else (None, None)
+            mean = to.results[section.protocol].measures[metric].mean
+            values = (measure.mean - mean, low, high)
             line |= dict(zip(_difference_columns(baseline), values, strict=True))
     return line
 

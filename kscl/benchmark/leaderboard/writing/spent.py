@@ -1,4 +1,4 @@
-"""What the stages of a row cost: time, peak memory and energy, as far as its records say."""
+"""What the stages of a row cost: time and peak memory, as far as its records say."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from kscl.benchmark.leaderboard.reading import RecordFile
 
 STAGES = ("pretrain", "probe", "detection")
 # Cost → its label and unit; `minutes` is in every record, the others where the machine tells.
-COSTS = {"minutes": "min", "memory": "GiB", "gpu_memory": "GPU GiB", "energy": "Wh"}
+COSTS = {"minutes": "min", "memory": "GiB", "gpu_memory": "GPU GiB"}
 RECORDED = {
     "memory": "peak_memory_gib",
     "gpu_memory": "peak_gpu_memory_gib",
-    "energy": "energy_wh",
 }
 EXPLANATION = (
-    "Minutes and energy are means over the runs of a stage, peak memory is the highest of them: "
-    "GiB of the main process, and of one GPU. Energy is that of the whole machine during a stage, "
-    "where the machine tells it. What was not recorded is empty. Costs of different machines are "
+    "Minutes are means over the runs of a stage, peak memory is the highest of them: GiB of the "
+    "main process, and of one GPU. What was not recorded is empty. Costs of different machines are "
     "not comparable."
 )
 

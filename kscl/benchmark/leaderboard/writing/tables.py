@@ -23,6 +23,7 @@ from kscl.benchmark.leaderboard.board import (
 from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.benchmark.leaderboard.writing import cells, spent
+from kscl.errors import KsclError
 from kscl.records.spread import number_and_spread
 
 IDENTITY = ["method", "backbone", "epochs", "K", "ρ"]
@@ -34,9 +35,12 @@ TEXT_COLUMNS = (
 SPECIAL = r"[\\`*_{}\[\]|~#!]"  # starts markup in Markdown unless a backslash is before it
 CELL = r"(?:[^|\\]|\\.)+"  # of a table
 
-LEGEND = (
+SHORT_LEGEND = (
     "Mean ± standard deviation over pretraining seeds. **Bold**: the best row of the column's "
-    "protocol that was tested; ≈: not distinguishable from it; °: over trials on one backbone; "
+    "protocol that was tested; ≈: not distinguishable from it"
+)
+LEGEND = (
+    f"{SHORT_LEGEND}; °: over trials on one backbone; "
     "†: 95 % interval of a single trial, test sampling only."
 )
 
@@ -91,10 +95,25 @@ def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
             for metric in section.metrics
         ]
         counts = [cells.n_pretrain(row), cells.n_finetune(row)]
-        warned = row.doubts or any(result.warnings for result in row.results.values())
-        words = ["warning"] * bool(warned) + ["stale"] * bool(row.stale)
-        lines.append([*identity(row), *values, *cells.figures(row), *counts, ", ".join(words)])
+        words = [text(cells.warning(row)), "stale" if row.stale else ""]
+        mark = ", ".join(filter(None, words))
+        lines.append([*identity(row), *values, *cells.figures(row), *counts, mark])
     return [str(name) for name in header], lines
+
+
+def chosen_columns(board: Board, columns: Sequence[str]) -> str:
+    """Return the overview with these columns only, in this order; costs are columns, too."""
+    header, lines = overview_cells(board)
+    header += map(spent.label, spent.all_names())
+    for row, line in zip(board.rows, lines, strict=True):
+        found = spent.spent(row)
+        line += [spent.shown(found.get(name)) for name in spent.all_names()]
+    unknown = [name for name in columns if name not in header]
+    if unknown:
+        there = ", ".join(without_empty_columns(header, lines)[0])
+        raise KsclError(f"--columns: There is no column '{unknown[0]}'. There are {there}.")
+    kept = [header.index(name) for name in columns]
+    return table([header[i] for i in kept], [[line[i] for i in kept] for line in lines])
 
 
 def summary_table(ranks: Sequence[MeanRank]) -> str:

@@ -13,10 +13,18 @@ from scipy import stats
 from kscl.benchmark.leaderboard.board import HEADLINE, METRICS
 from kscl.benchmark.leaderboard.page import ANSWERS_SHOWN, page
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.answer import advice, answers, detectable, warnings
+from kscl.benchmark.leaderboard.writing.answer import (
+    ONE_SEED,
+    advice,
+    answers,
+    detectable,
+    warnings,
+)
+from kscl.benchmark.leaderboard.writing.differences import differences
 from kscl.benchmark.leaderboard.writing.exports import as_csv
 from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.commands.leaderboard import main
+from kscl.records.hits import to_text
 from kscl.records.record import Protocol
 from tests.helpers.leaderboard_records import (
     described,
@@ -64,10 +72,80 @@ def test_one_sentence_says_what_pretraining_adds(tmp_path, kscl, verdict):
     assert answer.seeds == 3
 
 
-def test_one_seed_gives_no_verdict(tmp_path):
+def test_one_seed_gives_the_difference_with_its_interval_over_test_images(tmp_path):
+    chance = np.random.default_rng(0)
+    right = {"kscl": chance.random(400) < 0.7, "random": chance.random(400) < 0.5}
+    found = []
+    for name, bits in right.items():
+        details = described(name, 0) | {"n": 400, "right": to_text(bits)}
+        found.append(linear(100 * float(bits.mean()), sha(name), details=details))
+    write_all(tmp_path, found)
+    (answer,) = answers(build_board([tmp_path], check_stale=False, with_reported=False))
+    low, high = stats.ttest_rel(*(100 * bits for bits in right.values())).confidence_interval(0.95)
+    assert (answer.interval, answer.p) == (None, None)
+    assert answer.interval_over_images == pytest.approx((low, high))
+    means = [100 * bits.mean() for bits in right.values()]
+    assert answer.sentence == (
+        f"Classifier (linear probe): kscl {means[0]:.1f} vs. {means[1]:.1f} top-1 with random "
+        f"weights ({means[0] - means[1]:+.1f}; 95% CI over test images {low:.1f} to {high:.1f}). "
+        "One seed: seed-to-seed variation not measured."
+    )
+
+
+def test_one_seed_of_detectors_is_paired_by_the_same_resamples_of_test_images(tmp_path):
+    chance = np.random.default_rng(0)
+    shared = chance.normal(0, 3, 500)  # the images that were drawn move both
+    aps = {"kscl": 30 + shared + chance.normal(0, 0.5, 500), "random": 20 + shared}
+    write_all(
+        tmp_path,
+        [
+            detection(ap, sha(name), details=described(name, 0) | {"resampled_AP": [*aps[name]]})
+            for name, ap in (("kscl", 30.0), ("random", 20.0))
+        ],
+    )
+    (answer,) = answers(build_board([tmp_path], check_stale=False, with_reported=False))
+    low, high = np.percentile(aps["kscl"] - aps["random"], [2.5, 97.5])
+    assert answer.interval_over_images == pytest.approx((low, high))
+    assert f"(+10.0; 95% CI over test images {low:.1f} to {high:.1f})" in answer.sentence
+
+
+def test_one_seed_without_anything_about_images_still_gives_the_difference(tmp_path):
     (answer,) = answers(board_of(tmp_path, [30.0], [20.0]))
-    assert answer.interval is None
-    assert "with one seed no difference can be told from noise" in answer.sentence
+    assert answer.interval_over_images is None
+    assert "kscl 30.0 vs. 20.0 AP with random weights (+10.0; " in answer.sentence
+    assert answer.sentence.endswith(ONE_SEED)
+
+
+def test_the_answer_and_the_table_never_disagree(tmp_path):
+    """Above noise by the plain test, and not once corrected for the third row."""
+    aps = {"kscl": [21.2, 22.4, 21.9], "moco_v2": [20.9, 21.0, 22.3], "random": [20.0, 20.5, 20.3]}
+    write_all(
+        tmp_path,
+        [
+            detection(ap, sha(name, seed), details=described(name, seed))
+            for name, values in aps.items()
+            for seed, ap in enumerate(values)
+        ],
+    )
+    plain = stats.ttest_ind(aps["kscl"], aps["random"], equal_var=False)
+    assert plain.pvalue < 0.05
+    board = build_board([tmp_path], check_stale=False, with_reported=False)
+    (section,) = board.sections
+    standing = {
+        row.entry.method: row.results[section.protocol].measures["AP"].standing
+        for row in section.rows
+    }
+    (answer,) = [it for it in answers(board) if it.row.startswith("kscl")]
+    assert standing["kscl"].verdict == "best"
+    assert standing["random"].verdict == "not distinguishable"
+    assert answer.p == standing["random"].p > 0.05
+    assert "no difference shown between kscl and random weights" in answer.sentence
+    assert answer.interval[0] < 0 < answer.interval[1]
+    shown = f"{answer.interval[0]:+.2f} to {answer.interval[1]:+.2f}"
+    assert shown in differences(board, "random")
+    lines = csv.DictReader(as_csv(board, ["random"]).splitlines())
+    (line,) = [line for line in lines if line["method"] == "kscl"]
+    assert float(line["difference_to_random_low"]) == pytest.approx(answer.interval[0])
 
 
 def test_how_to_get_more_seeds_is_said_once_behind_the_answers_that_lack_them(tmp_path, capsys):
@@ -86,9 +164,9 @@ def test_how_to_get_more_seeds_is_said_once_behind_the_answers_that_lack_them(tm
         "json": json.dumps({name: content[name] for name in ("answers", "advice")}),
     }
     for text in said.values():
-        assert text.count("with one seed no difference") == 2
+        assert text.count(ONE_SEED) == 2
         assert text.count("seeds: [0, 1, 2]") == text.count("Without a suite") == 1
-        assert text.rindex("with one seed") < text.index("seeds: [0, 1, 2]")
+        assert text.rindex(ONE_SEED) < text.index("seeds: [0, 1, 2]")
 
 
 def test_no_seeds_are_advised_where_there_are_enough_or_they_would_not_help(tmp_path):
@@ -111,10 +189,10 @@ def test_only_pretraining_adds_or_costs_and_no_number_is_negated_twice(tmp_path)
     better, worse = board_of(tmp_path / "a", good, poor), board_of(tmp_path / "b", poor, good)
     (added,), (cost,) = answers(better), answers(worse)
     assert added.sentence.startswith(
-        "Detector: kscl pretraining adds 10.0 AP over random weights (95 % interval 9.1 to 10.9, "
+        "Detector: kscl pretraining adds 10.0 AP over random weights (95% interval 9.1 to 10.9, "
     )
     assert cost.sentence == (
-        "Detector: kscl pretraining costs 10.0 AP against random weights (95 % interval 9.1 to "
+        "Detector: kscl pretraining costs 10.0 AP against random weights (95% interval 9.1 to "
         "10.9, 3 seeds)."
     )
     assert (cost.difference, cost.interval[0]) == (
@@ -124,7 +202,7 @@ def test_only_pretraining_adds_or_costs_and_no_number_is_negated_twice(tmp_path)
     (lower,), (higher,) = answers(better, ["kscl"]), answers(worse, ["kscl"])
     for answer, order in ((lower, "lower"), (higher, "higher")):
         assert answer.sentence == (
-            f"Detector: with random weights AP is 10.0 {order} than with kscl (95 % interval 9.1 "
+            f"Detector: with random weights AP is 10.0 {order} than with kscl (95% interval 9.1 "
             "to 10.9, 3 seeds)."
         )
 
@@ -221,13 +299,14 @@ def test_several_rows_of_random_weights_are_named_to_choose_the_baseline_from(tm
 
 
 def test_doubts_of_a_pretraining_are_on_the_board(tmp_path):
-    board = board_of(tmp_path, [30.0, 31.0], [20.0, 21.0], details={"warnings": ["Look here."]})
-    assert [text for text in warnings(board) if "Look here." in text]
+    words = "Look here (it is 1.5), or there. Do something."
+    board = board_of(tmp_path, [30.0, 31.0], [20.0, 21.0], details={"warnings": [words]})
+    assert [text for text in warnings(board) if words in text]
     (line,) = [line for line in csv.DictReader(as_csv(board).splitlines()) if line["warnings"]]
-    assert (line["method"], line["warnings"]) == ("kscl", "Look here.")
+    assert (line["method"], line["warnings"]) == ("kscl", words)
     shown = markdown(board, "x").partition("## Overview")[2].splitlines()
-    assert next(line for line in shown if line.startswith("| kscl")).endswith("warning |")
-    assert sum("Look here." in line and "kscl" in line for line in shown) == 1  # the protocol's row
+    assert next(line for line in shown if line.startswith("| kscl")).endswith("| Look here |")
+    assert sum(words in line and "kscl" in line for line in shown) == 1  # the protocol's row
 
 
 def test_a_row_whose_pretraining_is_doubted_is_never_called_best(tmp_path):

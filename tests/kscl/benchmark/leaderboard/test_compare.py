@@ -65,8 +65,7 @@ def test_the_intervals_are_those_of_scipys_tests(tmp_path, records, right):
     board = board_of(tmp_path, records)
     (section,) = board.sections
     one_row, other = (named_rows(board.rows, name)[0] for name in ("kscl", "moco_v2"))
-    results = [row.results[section.protocol] for row in (one_row, other)]
-    found = difference(*results, "top1")
+    found = difference(section, one_row, other)
     ours, theirs = (100 * right[name].mean(axis=1) for name in ("kscl", "moco_v2"))
     welch = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
     by_seed = stats.ttest_rel(ours[:3], theirs).confidence_interval(0.95)
@@ -131,8 +130,7 @@ def test_ticked_rows_are_compared_under_the_protocol_that_is_shown(page, files):
     assert "another row" in one(page, "#comparison").text
     tick(page, 3)
     cells = [cell.text for cell in all_of(page, "#differences-3 tbody tr:nth-child(2) td")]
-    protocol = files.board.sections[3].protocol
-    found = difference(rows[3].results[protocol], rows[1].results[protocol], "AP")
+    found = difference(files.board.sections[3], rows[3], rows[1])
     assert found.welch is not None
     ends = " to ".join(f"{end:+.2f}".replace("-", "−") for end in found.welch)
     assert cells[1] == f"{found.mean:+.2f}".replace("-", "−")

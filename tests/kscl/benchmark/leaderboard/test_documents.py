@@ -235,6 +235,22 @@ def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp
     assert capsys.readouterr().out.count("+1.00") == 2
 
 
+def test_a_document_gets_the_named_columns_in_their_order(tmp_path, capsys):
+    document = tmp_path / "RESULTS.md"
+    document.write_text(DOCUMENT)
+    folder = write_all(tmp_path / "in", [pretraining(seed=0), *levels("kscl", [61, 63])])
+    words = [str(folder), "--no-stale-check", "--output-dir", str(tmp_path / "board")]
+    into = ["--insert", str(document), "one", "--columns"]
+    assert main([*words, *into, "top-1, method,pretrain min"]) == 0
+    header, _, *rows = [it for it in document.read_text().splitlines() if it.startswith("|")]
+    assert cells_of(header) == ["top-1", "method", "pretrain min"]
+    assert {tuple(cells_of(row)) for row in rows} >= {("62.00 ± 1.41", "kscl", "")}
+    assert main([*words, *into, "method,topp-1"]) == 2
+    assert "'topp-1'" in capsys.readouterr().err
+    assert main([*words, "--columns", "method"]) == 2
+    assert "--insert" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", DOCUMENT + DOCUMENT, DOCUMENT.replace("end of ", "")])
 def test_a_document_without_its_marks_is_left_as_it_is(tmp_path, text):
     document = tmp_path / "RESULTS.md"

@@ -235,6 +235,7 @@ def test_a_record_that_says_nothing_of_its_backbone_is_a_row_under_its_own_name(
         seconds=1,
         seed=0,
         cfg=config(),
+        without_effect=(),
         data={},
     )
     board = build_board([write_all(tmp_path, [record.as_dict()])], check_stale=False)

@@ -10,18 +10,24 @@ from hypothesis import strategies as st
 
 from kscl.benchmark.leaderboard.statistics import (
     ALPHA,
+    LEVEL,
     bootstrap_interval,
+    compare_all,
     holm,
     prediction_interval,
-    standings,
     std,
     t_interval,
     welch_p,
 )
+from kscl.benchmark.leaderboard.statistics import standings as standings_of
 
 scores = st.floats(0, 100).map(lambda value: round(value, 2))
 replicates = st.lists(scores, min_size=2, max_size=6)
 SETTLED = [70.1, 70.3, 70.2]
+
+
+def standings(groups):
+    return standings_of(compare_all(groups))
 
 
 @given(replicates)
@@ -55,14 +61,14 @@ def test_one_value_has_no_spread_and_no_interval():
 @pytest.mark.filterwarnings("ignore:Precision loss")
 @given(replicates, st.lists(replicates, min_size=1, max_size=4))
 def test_p_is_welchs(one, others):
-    found = welch_p(one, others)
-    for group, p in zip(others, found, strict=True):
+    for group, p in zip(others, welch_p([one, *others])[0, 1:], strict=True):
         if max(np.ptp(one), np.ptp(group)) > 0:  # scipy has no answer where nothing varies
             assert p == pytest.approx(scipy.stats.ttest_ind(one, group, equal_var=False).pvalue)
 
 
 def test_without_any_spread_equal_is_equal_and_unequal_is_different():
-    assert welch_p([0.1 + 0.2] * 3, [[0.3] * 3, [0.4] * 2]).tolist() == [1.0, 0.0]
+    found = welch_p([[0.1 + 0.2] * 3, [0.3] * 3, [0.4] * 2])
+    assert found[0].tolist() == [1.0, 1.0, 0.0]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
@@ -143,3 +149,30 @@ def test_standings_are_consistent_and_do_not_depend_on_the_order_of_rows(groups)
         assert standing.verdict != "best" or mean == max(tested)
     if len(set(means)) == len(means):  # which of two equals leads is a matter of order
         assert standings(groups[::-1]) == found[::-1]
+
+
+@given(st.lists(replicates, min_size=2, max_size=6))
+def test_a_pair_has_one_answer_whichever_row_is_the_reference(groups):
+    pairs = compare_all(groups)
+    for i in range(len(groups)):
+        corrected = holm(np.delete(pairs.plain[i], i))
+        assert (np.delete(pairs.p[i], i) >= corrected).all()
+        for j in set(range(len(groups))) - {i}:
+            assert pairs.p[i, j] == pairs.p[j, i]
+            test, low, high = pairs.test(i, j), *pairs.test(i, j).interval
+            assert test.level >= LEVEL - 1e-9
+            assert -1e-9 <= low + pairs.test(j, i).interval[1] <= 1e-9
+            if abs(test.p - ALPHA) > 1e-6:  # the interval is the test's
+                assert test.shows == (not low <= 0 <= high)
+
+
+def test_two_rows_need_no_correction():
+    pairs = compare_all([SETTLED, [69.0, 69.9, 69.5]])
+    assert pairs.p[0, 1] == pairs.plain[0, 1]
+    assert pairs.test(0, 1).level == pytest.approx(LEVEL)
+
+
+def test_what_is_not_ranked_still_counts_as_a_comparison():
+    rows = [SETTLED, [69.6, 69.9, 69.5], *([69.9 + 0.1 * i, 70.2, 70.4] for i in range(4))]
+    found = standings_of(compare_all(rows), ranked=[0, 1])
+    assert [it.verdict for it in found] == ["best", "not distinguishable", *["not tested"] * 4]

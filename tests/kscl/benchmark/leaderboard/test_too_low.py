@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.writing.answer import answers, warnings
 from kscl.benchmark.leaderboard.writing.tables import overview
+from kscl.commands.leaderboard import main
 from kscl.records.record import record_id
 from tests.helpers.leaderboard_records import write_all
 from tests.kscl.benchmark.leaderboard.test_answer import board_of, records
@@ -47,10 +50,26 @@ def test_a_detector_that_is_too_low_is_never_best_though_another_one_is_not(tmp_
     assert "cannot be compared" in answer.sentence
     assert "the lowest AP50 4.5 of kscl is too low" in answer.sentence
     assert "adds" not in answer.sentence
-    (warning,) = warnings(board)
+    warning, starts = warnings(board)
     assert warning.startswith("Detector: kscl (")
     assert "lowest AP50 4.5" in warning
     assert "not ranked" in warning
+    assert "the best AP50 is 5.6." in starts
+
+
+@pytest.mark.parametrize(("ap", "works"), [(-0.2, False), (0.1, True)])  # AP50 24.8 and 25.1
+def test_a_comparison_without_any_working_detector_says_so(tmp_path, ap, works, capsys):
+    write_all(tmp_path / "in", records([ap, ap, ap], [-10.0, -10.1, -10.2]))
+    words = [str(tmp_path / "in"), "--output-dir", str(tmp_path / "out"), "--no-stale-check"]
+    assert main(words) == 0
+    sentence = f"the best AP50 is {ap + 25:.1f}. Below 25, a detector misses or mislabels"
+    for said in (
+        capsys.readouterr().out,
+        (tmp_path / "out/leaderboard.md").read_text(),
+        (tmp_path / "out/leaderboard.html").read_text(),
+        (tmp_path / "out/leaderboard.json").read_text(),
+    ):
+        assert (sentence in said) is not works
 
 
 def test_what_is_gained_over_a_detector_that_is_too_low_is_told_with_that(tmp_path):

@@ -102,7 +102,8 @@ def test_images_that_would_stop_a_pretraining_are_named_by_its_check(tmp_path, c
         write_image(tmp_path / f"images/{number}.png", number)
     network = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4")
     data = ("DATA.TRAIN", str(tmp_path / "images"), "SOLVER.BATCH_SIZE", "4")
-    words = (*network, *data, "OUTPUT_DIR", str(tmp_path / "out"))
+    groups = ("KEY_ENCODER.BATCH_NORM_GROUPS", "2")
+    words = (*network, *data, *groups, "OUTPUT_DIR", str(tmp_path / "out"))
     for number in (3, 5):
         bad = tmp_path / f"images/{number}.png"
         bad.write_bytes(bad.read_bytes()[:-100])

@@ -12,7 +12,7 @@ from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.benchmark.suite.steps import lengths_in_all
 from kscl.commands.equal_time import main
-from kscl.config.reader import read_mapping
+from kscl.config import read_mapping
 from kscl.errors import ConfigError, KsclError
 from tests.helpers.runs import TINY, draw_images
 

@@ -9,7 +9,7 @@ from detection.commands import train_net
 from kscl.benchmark.suite.spec import EVALUATION_KINDS, read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.commands import make_shapes, pretrain
-from kscl.config.tree import value_at
+from kscl.config import value_at
 from linear_eval.commands import linear_eval
 from tests.helpers.commands import ROOT
 from tests.kscl.benchmark.suite.test_plan import settings

@@ -126,7 +126,8 @@ def test_one_command_goes_from_pixels_to_the_leaderboard(undisturbed):
     said = (undisturbed / "said.txt").read_text()
     assert "\\" in text  # Markdown's escapes, not for a terminal
     assert "\\" not in said
-    assert said.count("with one seed no difference") == 1  # of kNN; detection is too low
+    assert said.count("One seed: seed-to-seed variation not measured.") == 1  # detection: too low
+    assert "95% CI over test images" in said
     assert said.count("seeds: [0, 1, 2]") == 1
     assert f"seeds: [0, 1, 2] in {undisturbed / 'suite.yaml'}" in said
 
@@ -161,6 +162,38 @@ def test_the_dry_run_tells_what_is_done_and_what_is_to_do(undisturbed, tmp_path,
     assert "9 of 10 stages done" in shown[undisturbed]
     assert "Time to go not known yet; 0 of 10 stages done" in shown[tmp_path]
     assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize("trial", ["", "seed0"])
+def test_the_dry_run_shows_what_another_process_is_running(tmp_path, capsys, trial):
+    suite = smoke_suite(tmp_path)
+    stage = next(s for s in plan(read_suite(str(suite))) if s.name == "kscl/seed0/pretrain")
+    folder = Path(stage.folder) / trial
+    program = f"""
+import sys
+from pathlib import Path
+from kscl.runtime.folder_lock import only_run_in
+with only_run_in(Path({str(folder)!r})):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+    shown = []
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        for _ in range(2):  # looking takes nothing away from the one that runs
+            assert run_suite.main([str(suite), "--dry-run", "--skip-check"]) == 0
+            shown.append(status_of(stage.name, capsys.readouterr().out))
+        other.communicate()
+    assert run_suite.main([str(suite), "--dry-run", "--skip-check"]) == 0
+    shown.append(status_of(stage.name, capsys.readouterr().out))
+    assert shown == ["running", "running", "to do"]
+
+
+def status_of(name: str, text: str) -> str:
+    (line,) = [line for line in text.splitlines() if line.startswith(name)]
+    return line.removeprefix(name).strip()
 
 
 def test_the_commands_can_be_printed_for_a_scheduler(tmp_path, capsys):

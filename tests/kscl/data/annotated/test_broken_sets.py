@@ -93,7 +93,9 @@ def test_a_path_may_be_anything(tmp_path, name):
     assert not only_our_errors(read_category_names, name)
     assert not only_our_errors(read_voc, name, "train")
     assert not only_our_errors(read_voc, root, name)
-    for spec in (f"voc:{name}:x", f"voc:{root}:{name}", f"coco:{name}:x", f"coco:x:{name}", name):
+    formats = ("voc", "coco", "yolo")
+    specs = [f"{kind}:{spec}" for kind in formats for spec in (f"{name}:x", f"{root}:{name}")]
+    for spec in (*specs, f"coco:x:{name}", f"yolo:{name}:{images}", name):
         assert not only_our_errors(lambda spec=spec: read_source(parse_source(spec)))
         assert not only_our_errors(lambda spec=spec: shared_class_names([parse_source(spec)]))
 

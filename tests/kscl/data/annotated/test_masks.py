@@ -112,7 +112,7 @@ def test_a_bad_mask_is_named_and_boxes_are_usable_if_the_file_is_not_damaged(tmp
 def test_a_benchmarks_own_odd_masks_are_noted(tmp_path):
     annotations = [OBJECT | {"segmentation": [[1, 2, 10, 7]]}]
     json_file, images = small_coco(tmp_path, annotations=annotations)
-    source = Source("coco_2017_val", images, json_file=json_file, official=True)
+    source = Source("coco_2017_val", "coco", images, annotations=json_file, official=True)
     found = read_source(source, with_masks=True)
     assert [(problem.kind, problem.fatal) for problem in found.problems] == [
         ("degenerate mask", False)

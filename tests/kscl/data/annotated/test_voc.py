@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kscl.data.annotated.voc import VOC_CLASSES, found_class_names, read_voc
-from kscl.data.annotated.xml import parse_xml
+from kscl.data.annotated.voc import VOC_CLASSES, found_class_names, parse_xml, read_voc
 from kscl.errors import KsclError
 from tests.helpers.data.sets import (
     SIZE,

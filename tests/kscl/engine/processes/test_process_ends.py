@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kscl.engine.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import (
     Run,

@@ -20,16 +20,16 @@ WORDS = [
 
 
 def end_after_the_checkpoint():
-    import kscl.engine.loop
+    from kscl.run.engine import Run
 
-    save = kscl.engine.loop.save
+    save = Run.save
 
-    def save_and_end(state, folder, about):
-        save(state, folder, about)
-        if state.step == STOPPED_AFTER:
+    def save_and_end(self, step):
+        save(self, step)
+        if step == STOPPED_AFTER:
             os._exit(9)
 
-    kscl.engine.loop.save = save_and_end
+    Run.save = save_and_end
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,622 @@
+"""The detection task: fine-tune a detector, score it once on the test set, write its record.
+
+An iteration is Detectron2's `run_step` between its hooks, and a step of the engine. Images, views
+and all that is drawn are functions of the seed and the iteration, so a resumed run ends in the same
+bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from detectron2.config import CfgNode
+from detectron2.engine import AMPTrainer, HookBase, SimpleTrainer, hooks
+from detectron2.engine.defaults import default_writers
+from detectron2.evaluation import inference_on_dataset
+from detectron2.evaluation.testing import flatten_results_dict
+from detectron2.modeling import build_model
+from detectron2.solver import build_lr_scheduler, build_optimizer
+from detectron2.utils import comm
+from detectron2.utils.events import CommonMetricPrinter, EventStorage
+from detectron2.utils.logger import setup_logger
+from fvcore.nn.precise_bn import get_bn_modules
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from detection.config import NORM_KEYS
+from detection.convert.certificate import Certificate
+from detection.convert.weights import load_weights
+from detection.data.sets import RunSets
+from detection.errors import DetectionError
+from detection.scoring import ScorerResult, metrics_of, scorers_for
+from detection.scoring.evaluator import SavedPassEvaluator
+from detection.scoring.result import per_class_numbers
+from detection.train.detector import (
+    CLASSES,
+    DETECTOR_HASH,
+    Detector,
+    check_room_for,
+    export_detector,
+    load_detector,
+    refuse_run_folder,
+)
+from detection.train.loader import build_test_loader, build_train_loader, seed_everything
+from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of
+from kscl.backbone_file import RANDOM
+from kscl.cli import WORLD_SIZE_OPTION
+from kscl.config import plain, value_at
+from kscl.method.encoder import build_backbone
+from kscl.records.record import LEAST_AP50, Record, make_record, write_record
+from kscl.run.engine import WORLD_SIZE, WORLD_SIZES, Flags, Inputs, Run, Stopped, Task, run
+from kscl.runtime.files import sha256_of, write_atomically
+from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime.precision import set_numerics
+from kscl.runtime.processes.ranks import local_world_size, on_first_rank, wait_for_all
+from kscl.runtime.processes.signals import stop_requests
+
+LINES_EVERY = 20  # iterations
+SCORES_FILE = "scores.json"
+RARELY_FOUND = 1.0  # percent AP50 of a class
+BATCH_KEY = "SOLVER.IMS_PER_BATCH"
+SCALED = (
+    "SOLVER.REFERENCE_WORLD_SIZE scales batch, learning rate and schedule to the number of "
+    f"processes, so a run resumes on as many as it began with, even with {WORLD_SIZE_OPTION}."
+)
+
+log = logging.getLogger(__name__)
+
+
+NORMALIZER = "loss_normalizer"  # an attribute of RetinaNet, and an entry of a checkpoint
+
+
+class Detection(Task):
+    """Fine-tunes and scores a detector; the state between two steps is Detectron2's trainer's."""
+
+    kind = "detection"
+    may_change = WITHOUT_EFFECT
+    workers_key = "DATALOADER.NUM_WORKERS"
+    what_ranks_change = (
+        "The size of the batch stays the same, but its images, their views and BatchNorm "
+        "statistics differ: each process groups its own images into batches and draws their views."
+    )
+    model: nn.Module
+    trainer: SimpleTrainer
+    dicts: list[dict[str, Any]]  # the training images
+    start: int = 0  # iterations done before
+
+    def __init__(
+        self,
+        cfg: CfgNode,
+        sets: RunSets,
+        certificate: Certificate | None = None,  # None: from scratch
+        scaled_from: int = 0,  # processes that the protocol was written for, 0 if used as it is
+        lr_search: dict[str, Any] | None = None,  # what a search for the learning rate found
+    ) -> None:
+        super().__init__(cfg)
+        self.sets = replace(sets, bad_images=dict(sets.bad_images))
+        self.certificate, self.scaled_from, self.lr_search = certificate, scaled_from, lr_search
+        if cfg.SOLVER.REFERENCE_WORLD_SIZE:
+            self.hints = {BATCH_KEY: SCALED, WORLD_SIZE: ""}
+
+    def open(self) -> Inputs:
+        """Return what was read before the ranks started; the order of the classes counts."""
+        weights = {"weights": self.certificate.weights_sha256} if self.certificate else {}
+        return Inputs(self.sets.fingerprints, weights, {CLASSES: list(self.sets.class_names)})
+
+    def name_of(self, role: str) -> str:
+        """Return the key that names an input, and its value."""
+        keys = {role: f"DATASETS.{role.upper()}" for role in self.sets.fingerprints}
+        keys["weights"] = "MODEL.WEIGHTS"
+        return f"{keys[role]} {value_at(self.cfg, keys[role])}" if role in keys else role
+
+    def recorded(self, record: Record) -> dict[str, Any]:
+        """Return the identity of the inputs of a run that has ended."""
+        return {**super().recorded(record), CLASSES: record.details.get(CLASSES)}
+
+    @contextlib.contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn a NaN, full memory or a failure of the machine into an error with its fix."""
+        cfg = self.cfg
+        with super().explained():
+            try:
+                yield
+            except FloatingPointError as error:
+                raise DetectionError(
+                    f"{error}\nThe training has diverged. {_naive_norm_advice(cfg)}Lower "
+                    f"SOLVER.BASE_LR (now {cfg.SOLVER.BASE_LR:g}) or raise SOLVER.WARMUP_ITERS "
+                    f"(now {cfg.SOLVER.WARMUP_ITERS}), and start in a new OUTPUT_DIR."
+                ) from error
+            except torch.cuda.OutOfMemoryError as error:
+                raise DetectionError(_memory_advice(cfg, self.scaled_from, error)) from error
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Build model, optimizer and hooks, the same on every rank and in every restart."""
+        cfg = self.cfg
+        log_to(None)
+        set_numerics(tf32=cfg.KSCL.TF32, cudnn_benchmark=cfg.CUDNN_BENCHMARK)
+        self.dicts = self.sets.train_dicts(cfg)
+        seed_everything(cfg.SEED, "model")
+        self.model = build_model(cfg)
+        parallel = _parallel(self.model)
+        optimizer = build_optimizer(cfg, self.model)
+        trainer_type = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
+        self.trainer = trainer_type(parallel, None, optimizer)
+        is_exact = cfg.TEST.PRECISE_BN.ENABLED and bool(get_bn_modules(parallel))
+        self.trainer.register_hooks(
+            [
+                _SeedEachStep(cfg.SEED),
+                hooks.IterationTimer(),
+                hooks.LRScheduler(optimizer, build_lr_scheduler(cfg, optimizer)),
+                *([self.exact_statistics()] if is_exact else []),
+                _EvaluateOnTheWay(self, is_exact),
+            ]
+        )
+        if saved:
+            self.restore(saved)
+        elif cfg.MODEL.WEIGHTS:
+            load_weights(self.model, cfg.MODEL.WEIGHTS)
+        on_first_rank(lambda: check_room_for(self.folder, self.model))
+
+    def exact_statistics(self) -> hooks.PreciseBN:
+        """Return the hook that computes the statistics of BatchNorm on images anew.
+
+        Their order is not the training's, and is the same every time. In the last iteration the
+        hook draws from this iteration's random streams, so a stop within it repeats the iteration.
+        """
+        cfg, bad_images = self.cfg, self.sets.bad_images
+        loader = build_train_loader(cfg, self.dicts, cfg.SEED + 1, 0, bad_images=bad_images)
+        batches = self.until_stopped(loader)
+        return hooks.PreciseBN(0, self.trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER)
+
+    def until_stopped(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield batches until the run is asked to stop; all ranks take equally many."""
+        for batch in batches:
+            self.run.leave_if_stopped()
+            yield batch
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Put a checkpoint into model and trainer."""
+        try:
+            self.model.load_state_dict(saved["model"], strict=True)
+            self.trainer.load_state_dict(saved["trainer"])
+            normalizers = saved[NORMALIZER]
+            if normalizers[0] is not None:
+                own = comm.get_rank() % len(normalizers)  # another number of processes is allowed
+                setattr(self.model, NORMALIZER, normalizers[own])
+            self.sets.bad_images.update(saved["bad_images"])
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise DetectionError(
+                f"{self.run.resumed_from} does not hold the state of this detector: {error}. "
+                "Delete it to resume from the one before, or choose another OUTPUT_DIR."
+            ) from error
+        self.start = self.trainer.iter + 1
+
+    def steps(self) -> Iterator[int]:
+        """Train to the last iteration, as Detectron2's `TrainerBase.train` does."""
+        cfg, trainer, last = self.cfg, self.trainer, self.cfg.SOLVER.MAX_ITER
+        log_to(self.folder)
+        log.info("Training starts at iteration %d of %d.", self.start, last)
+        if self.start == last:
+            return
+        if comm.is_main_process():
+            forget_metrics_after(self.folder, self.start - 1)
+            trainer.register_hooks([_FirstLine(last), _Writer(self)])
+        trainer.data_loader = build_train_loader(
+            *(cfg, self.dicts, cfg.SEED, cfg.DATALOADER.NUM_WORKERS),
+            start=self.start,
+            bad_images=self.sets.bad_images,
+        )
+        trainer.start_iter = trainer.iter = self.start
+        trainer.max_iter = last
+        with EventStorage(self.start) as trainer.storage:
+            try:
+                trainer.before_train()
+                for iteration in range(self.start, last):
+                    trainer.iter = iteration
+                    trainer.before_step()
+                    trainer.run_step()
+                    trainer.after_step()
+                    yield iteration + 1
+                trainer.iter += 1
+            finally:
+                trainer.after_train()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due: every so often, and before and after long work.
+
+        The last iteration ends in exact statistics and others in an evaluation: a stop within them
+        resumes from the iteration before.
+        """
+        last, period = self.cfg.SOLVER.MAX_ITER, self.cfg.SOLVER.CHECKPOINT_PERIOD
+        by_period = period > 0 and step % period == 0
+        return by_period or step in (last - 1, last) or self.is_evaluated(step + 1)
+
+    def is_evaluated(self, step: int) -> bool:
+        """Return whether the detector is scored on the way; at the end it is anyway."""
+        period = self.cfg.TEST.EVAL_PERIOD
+        return period > 0 and step % period == 0 and step < self.cfg.SOLVER.MAX_ITER
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the training; refuse weights that nothing can resume from."""
+        # RetinaNet's running mean of positive anchors, which is in no state dict; each rank's own.
+        normalizers = comm.gather(getattr(self.model, NORMALIZER, None))
+        if not comm.is_main_process():
+            return {}
+        for name, value in self.model.named_parameters():
+            if not value.isfinite().all():
+                done = self.trainer.iter + 1
+                raise FloatingPointError(f"{name} is NaN or infinite after iteration {done}.")
+        return {
+            "model": self.model.state_dict(),
+            "trainer": self.trainer.state_dict(),
+            "bad_images": self.sets.bad_images,
+            NORMALIZER: normalizers,
+        }
+
+    def finish(self) -> None:
+        """Write the detector, its detections and scores, then the record."""
+        _share_buffers(self.model)
+        trained = self.run.seconds
+        bad_images = comm.gather(self.sets.bad_images)
+        detector = on_first_rank(lambda: export_detector(self.folder, self.model))
+        scores = self.evaluate()
+        if comm.is_main_process():
+            details = {
+                CLASSES: list(self.sets.class_names),
+                "seconds_of_training": round(trained, 1),
+                "scaled_from_processes": self.scaled_from,
+                "processes": comm.get_world_size(),
+                WORLD_SIZES: self.run.world_sizes,
+                DETECTOR_HASH: detector,
+                "bad_images": {name: why for found in bad_images for name, why in found.items()},
+            }
+            if self.lr_search is not None:
+                details["lr_search"] = self.lr_search
+            data, seconds = self.inputs.data, self.run.seconds
+            write_trial_record(self.cfg, self.certificate, data, scores, seconds, details)
+        wait_for_all()  # not in a collective of the GPUs: scoring may take long
+
+    def evaluate(self) -> dict[str, ScorerResult]:
+        """Score one pass over the test set and save both; on ranks other than 0 return nothing."""
+        scores, _ = self.infer(self.folder)
+        if comm.is_main_process():
+            write_atomically(self.folder / SCORES_FILE, json.dumps(scores, indent=1).encode())
+        return scores
+
+    def infer(self, folder: Path | None) -> tuple[dict[str, ScorerResult], Any]:
+        """Return the scores of a pass over the test set, and the same in Detectron2's format."""
+        cfg = self.cfg
+        (name,) = cfg.DATASETS.TEST
+        masks = cfg.MODEL.MASK_ON
+        scorers = scorers_for(masks, cfg.KSCL.SCORER)
+        evaluator = SavedPassEvaluator(name, folder, scorers, self.sets.ground_truth, masks)
+        results = inference_on_dataset(self.model, _TestImages(self), evaluator)
+        return evaluator.scores, results
+
+
+class _TestImages:
+    """The test images of a rank, until the run is asked to stop."""
+
+    def __init__(self, task: Detection) -> None:
+        dicts = task.sets.test_dicts()
+        self.task, self.loader = task, build_test_loader(task.cfg, dicts)
+        self.fewest = len(dicts) // comm.get_world_size()  # images of a rank
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self.loader):
+            if number < self.fewest:  # all ranks ask equally often
+                self.task.run.leave_if_stopped()
+            yield batch
+
+
+class _SeedEachStep(HookBase):
+    """Seed what is drawn in a step (proposals, RoIs) by its number, also after a restart."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def before_step(self) -> None:
+        seed_everything(self.seed, "step", self.trainer.iter, comm.get_rank())
+
+
+class _FirstLine(HookBase):
+    """Print a line after the first iteration: on a slow machine the next one takes long."""
+
+    def __init__(self, iterations: int) -> None:
+        self.printer = CommonMetricPrinter(iterations)
+
+    def after_step(self) -> None:
+        if self.trainer.iter == self.trainer.start_iter:
+            self.printer.write()
+
+
+class _Writer(hooks.PeriodicWriter):
+    """Write the metrics every LINES_EVERY iterations, and after an evaluation."""
+
+    def __init__(self, task: Detection) -> None:
+        writers = default_writers(task.cfg.OUTPUT_DIR, task.cfg.SOLVER.MAX_ITER)
+        super().__init__(writers, period=LINES_EVERY)
+        self.task = task
+
+    def after_step(self) -> None:
+        super().after_step()
+        done = self.trainer.iter + 1
+        # Writers take the latest numbers, so the next evaluation would replace this one's.
+        if done % LINES_EVERY and self.task.is_evaluated(done):
+            for writer in self._writers:
+                writer.write()
+
+
+class _EvaluateOnTheWay(HookBase):
+    """Score the detector every TEST.EVAL_PERIOD iterations, as it would be if training ended then.
+
+    The training is left as it was: the statistics of BatchNorm are put back, and a step draws
+    nothing from random streams that an evaluation has used (`_SeedEachStep`).
+    """
+
+    def __init__(self, task: Detection, is_exact: bool) -> None:
+        self.task, self.is_exact = task, is_exact
+
+    def after_step(self) -> None:
+        task, done = self.task, self.trainer.iter + 1
+        if not task.is_evaluated(done):
+            return
+        buffers = [buffer.clone() for buffer in task.model.buffers()]
+        try:
+            seed_everything(task.cfg.SEED, "evaluation", done, comm.get_rank())
+            if self.is_exact:
+                task.exact_statistics().update_stats()
+            _share_buffers(task.model)
+            log.info("Evaluation after iteration %d of %d:", done, task.cfg.SOLVER.MAX_ITER)
+            _, results = task.infer(None)  # None but on rank 0
+        finally:
+            with torch.no_grad():
+                for buffer, before in zip(task.model.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
+        numbers = flatten_results_dict(results or {})  # by Detectron2's names, e.g. bbox/AP50
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        self.trainer.storage.put_scalars(**finite, smoothing_hint=False)
+        wait_for_all()  # not in a collective of the GPUs: rank 0 scores alone
+
+
+def run_trial(job: tuple[CfgNode, dict[str, Any], Flags]) -> int:
+    """Do this rank's part of a run; the job is its config, what `Detection` takes, and flags."""
+    cfg, shared, flags = job
+    with local_ranks():
+        return run(Detection(cfg, **shared), flags)
+
+
+def score_detector(job: tuple[CfgNode, RunSets, Detector]) -> int:
+    """Evaluate a trained detector on every rank and write its record; return the exit code."""
+    cfg, sets, detector = job
+    task = Detection(cfg, sets)
+    with task.explained(), contextlib.ExitStack() as held, stop_requests() as stop:
+
+        def acquire() -> None:
+            held.enter_context(only_run_in(task.folder))
+            refuse_run_folder(task.folder)
+
+        on_first_rank(acquire)
+        held.enter_context(local_ranks())
+        log_to(None)
+        set_numerics(tf32=cfg.KSCL.TF32, cudnn_benchmark=cfg.CUDNN_BENCHMARK)
+        task.run = Run(task, stop)
+        task.model = build_model(cfg)
+        load_detector(task.model, detector.path)
+        try:
+            scores = task.evaluate()
+        except Stopped:
+            return stop.exit_code
+        if comm.is_main_process():
+            _write_evaluation_record(task, detector, scores)
+    return 0
+
+
+def _write_evaluation_record(
+    task: Detection, detector: Detector, scores: dict[str, ScorerResult]
+) -> None:
+    """Write the record of an evaluation alone; a detector of unknown training gets none."""
+    training = detector.training
+    if training is None:
+        log.info("No record is written: %s is not in the folder of a run.", detector.path)
+        return
+    data = dict(task.sets.fingerprints)
+    if data["train"]["hash"] != training.data["hash"]:  # changed since then
+        data["train"] = dict(training.data)
+    details = {
+        CLASSES: list(task.sets.class_names),
+        "seconds_of_training": round(training.seconds, 1),
+        "processes": training.parts[-1][1],
+        WORLD_SIZES: training.parts,
+        DETECTOR_HASH: sha256_of(detector.path),
+        "evaluated": detector.path.name,
+    }
+    seconds = training.seconds + task.run.seconds
+    write_trial_record(
+        *(task.cfg, training.certificate, data, scores, seconds, details),
+        name=training.run.name,
+        iterations=training.iterations,
+    )
+
+
+def write_trial_record(
+    cfg: CfgNode,
+    certificate: Certificate | None,
+    data: dict[str, dict[str, Any]],
+    scores: dict[str, ScorerResult],
+    seconds: float,
+    details: dict[str, Any],
+    name: str = "",
+    iterations: int = 0,
+) -> None:
+    """Write record.json into OUTPUT_DIR, whose name is the default of `name`.
+
+    `iterations` are those done by a detector that is scored before its training has ended.
+    """
+    inputs: dict[str, str] = {}
+    backbone: dict[str, Any] = {"method": "from scratch", **_network(cfg)}
+    if certificate is not None:
+        inputs = {"weights": certificate.weights_sha256, "backbone": certificate.source_sha256}
+        backbone = _described(cfg, certificate)
+        details = {**details, "certificate": certificate.as_dict()}
+    headline, per_class = scores[cfg.KSCL.SCORER], per_class_numbers(scores)
+    metrics = metrics_of(scores, cfg.KSCL.SCORER)
+    rarely_found = [
+        f"The class '{name}' is hardly found (AP50 below {RARELY_FOUND:g}). Train longer, or "
+        "annotate more objects of it."
+        for name, row in headline["per_class"].items()
+        if row["AP50"] < RARELY_FOUND
+    ]
+    if metrics["AP50"] < LEAST_AP50:
+        low = f"AP50 is {metrics['AP50']:.1f}, too low to compare. Train longer or on more images."
+        details = {**details, "warnings": [low]}
+    elif rarely_found:
+        details = {**details, "warnings": rarely_found}
+    processes = [number for _, number in details.get(WORLD_SIZES, [(0, 1)])]
+    record = make_record(
+        kind=Detection.kind,
+        name=name or Path(cfg.OUTPUT_DIR).name,
+        protocol=protocol_of(cfg, processes, iterations),
+        metrics=metrics,
+        seconds=seconds,
+        seed=cfg.SEED,
+        cfg=cfg,
+        data=data,
+        inputs=inputs,
+        details={
+            **details,
+            "backbone": backbone,
+            "scorer": cfg.KSCL.SCORER,
+            "per_class": per_class[cfg.KSCL.SCORER],
+            "per_class_by_scorer": per_class,
+            "absent_classes": headline["absent_classes"],
+            "curves": headline["curves"],
+            "resampled_AP": headline["resampled_AP"],
+        },
+        without_effect=WITHOUT_EFFECT,
+    )
+    write_record(record, cfg.OUTPUT_DIR)
+
+
+def _described(cfg: CfgNode, certificate: Certificate) -> dict[str, Any]:
+    """Return what a reader should know about the backbone; the leaderboard groups by it."""
+    found = certificate.backbone
+    if cfg.KSCL.LABEL and found.get("method") in (None, RANDOM):
+        found["method"] = cfg.KSCL.LABEL
+    with torch.device("meta"):  # only its structure is needed
+        backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
+    return found | {"parameters": sum(p.numel() for p in backbone.parameters())}
+
+
+def _network(cfg: CfgNode) -> dict[str, Any]:
+    """Return the network of a training from scratch, so that another one has a row of its own."""
+    if cfg.KSCL.TIMM.NAME:
+        return {"arch": cfg.KSCL.TIMM.NAME, "kwargs": plain(cfg.KSCL.TIMM.KWARGS)}
+    resnet = {key.rpartition(".")[2].lower(): value_at(cfg, key) for key in OF_RESNETS}
+    return {"arch": f"resnet{resnet.pop('depth')}", "kwargs": resnet}
+
+
+def _naive_norm_advice(cfg: CfgNode) -> str:
+    """Return what to do about Detectron2's norm whose variance may be negative, if it is used."""
+    naive = [key for key in NORM_KEYS if value_at(cfg, key).startswith("naiveSyncBN")]
+    if not naive or comm.get_world_size() == 1:  # on one process it is a plain BatchNorm
+        return ""
+    return (
+        f"{' and '.join(naive)} is {value_at(cfg, naive[0])}, whose variance over several "
+        "processes (mean of squares less square of mean) is rounded below 0 where a channel hardly "
+        "varies, as in few or small images: use larger images (INPUT.MIN_SIZE_TRAIN), more of them "
+        "per process (SOLVER.IMS_PER_BATCH), or another norm (SyncBN on GPUs, BN elsewhere). If "
+        "that is not the cause: "
+    )
+
+
+def _memory_advice(cfg: CfgNode, scaled_from: int, error: Exception) -> str:
+    """Return how to train with fewer or smaller images on a GPU.
+
+    With SOLVER.REFERENCE_WORLD_SIZE `reference`, SOLVER.IMS_PER_BATCH / `reference` images are on
+    each process, however many processes there are.
+    """
+    processes = comm.get_world_size()
+    images, reference = cfg.SOLVER.IMS_PER_BATCH // processes, scaled_from or processes
+    fix = "Use smaller images (INPUT.MIN_SIZE_TRAIN, and _TEST to score)."
+    if images > 1:
+        by = 2 if images % 2 == 0 else images
+        fix = (
+            "Use more GPUs, or leave SOLVER.IMS_PER_BATCH as the config has it and set "
+            f"SOLVER.REFERENCE_WORLD_SIZE {by * reference}: batch and learning rate are then "
+            f"divided by {by}, and the schedule is {by} times as long, which is another protocol."
+        )
+    return (
+        f"The GPU's memory is full with {images} image{'s' * (images != 1)} of up to "
+        f"{max(cfg.INPUT.MIN_SIZE_TRAIN)} pixels on it. {fix} ({error})"
+    )
+
+
+def forget_metrics_after(folder: Path, iteration: int) -> None:
+    """Drop the lines that an interrupted run wrote after its checkpoint: they will come again."""
+    path = folder / "metrics.json"
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # an incomplete line
+            if json.loads(line)["iteration"] <= iteration:
+                kept.append(f"{line}\n")
+    write_atomically(path, "".join(kept).encode())
+
+
+def log_to(folder: Path | None) -> None:
+    """Send Detectron2's log to the console and this folder, and no longer to the one before."""
+    setup_logger.cache_clear()
+    for name in ("fvcore", "detectron2", "detection"):
+        logging.getLogger(name).handlers.clear()
+        output = None if folder is None else str(folder)
+        setup_logger(output, distributed_rank=comm.get_rank(), name=name)
+
+
+@contextlib.contextmanager
+def local_ranks() -> Iterator[None]:
+    """Let Detectron2 know the ranks of this machine; it keeps groups, and with them their store."""
+    if comm.get_world_size() == 1:
+        yield
+        return
+    comm.create_local_process_group(local_world_size())
+    try:
+        yield
+    finally:  # or a later trial of this process would meet its ranks in a group that has ended
+        comm.create_local_process_group.cache_clear()
+        comm._get_global_gloo_group.cache_clear()
+        comm._LOCAL_PROCESS_GROUP = None
+
+
+def _parallel(model: nn.Module) -> nn.Module:
+    if comm.get_world_size() == 1:
+        return model
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else None  # on a CPU there is no device to name
+    with warnings.catch_warnings():
+        # The argument that torch recommends instead would still send all buffers once.
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Give all ranks the BatchNorm statistics of rank 0: what is scored is what was saved."""
+    if comm.get_world_size() == 1:
+        return
+    with torch.no_grad():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0)

@@ -1,0 +1,273 @@
+"""A detector before and after its training: its structure, its room on disk, its weights."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from detectron2.config import CfgNode
+from detectron2.modeling import build_model
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+from detection.config import load_detection_config
+from detection.convert.certificate import Certificate, verify_start
+from detection.errors import DetectionError
+from detection.train.protocol import WITHOUT_EFFECT
+from kscl.backbone_file import read_plain
+from kscl.config import CONFIG_FILE, config_values
+from kscl.engine.preview.check import existing_parent
+from kscl.errors import KsclError
+from kscl.records.record import RECORD_FILE, read_record
+from kscl.run.checkpoint import (
+    CHECKPOINT_FOLDER,
+    CONTAINER_BYTES,
+    NAME,
+    bytes_of,
+    find_checkpoints,
+    is_intact,
+    load_newest,
+    step_of,
+    write_tensors,
+)
+from kscl.run.engine import WORLD_SIZES, Task, changed_keys
+from kscl.runtime.files import sha256_of
+
+DETECTOR_FILE = "model_final.pth"
+DETECTOR_HASH = "detector_sha256"  # in the details of a record
+CLASSES = "classes"  # there and in a checkpoint: names in the order of the detector's outputs
+CHECKPOINTS = Task.keep + 1  # one is complete before an older one is deleted
+INFERENCE_FOLDER = "inference"  # in a run's own folder, as in Detectron2's: its record stays
+# What a trained detector may be scored with in another way; it is part of the protocol.
+OF_SCORING = (
+    "SOLVER.AMP.ENABLED",  # of training steps only
+    "KSCL.TF32",
+    "KSCL.PROTOCOL",
+    "KSCL.SCORER",
+    "KSCL.CLASS_NAMES",  # the classes themselves are compared
+    "INPUT.MIN_SIZE_TEST",
+    "INPUT.MAX_SIZE_TEST",
+    "MODEL.RPN.PRE_NMS_TOPK_TEST",
+    "MODEL.RPN.POST_NMS_TOPK_TEST",
+    "MODEL.ROI_HEADS.SCORE_THRESH_TEST",
+    "MODEL.ROI_HEADS.NMS_THRESH_TEST",
+    "MODEL.RETINANET.SCORE_THRESH_TEST",
+    "MODEL.RETINANET.NMS_THRESH_TEST",
+    "MODEL.RETINANET.TOPK_CANDIDATES_TEST",
+    "TEST.DETECTIONS_PER_IMAGE",
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a detector was trained, from the record of its run or a checkpoint."""
+
+    run: Path
+    config: Mapping[str, Any]
+    classes: list[str]
+    certificate: Certificate | None  # None: from scratch
+    data: Mapping[str, Any]  # the fingerprint of the training sets
+    parts: list[list[int]]  # [first iteration, processes]
+    seconds: float
+    iterations: int  # done; 0: all of them
+
+
+@dataclass(frozen=True)
+class Detector:
+    """The weights of a trained detector, and its training if they are in the folder of a run."""
+
+    path: Path
+    training: Training | None
+
+
+def find_detector(cfg: CfgNode, is_named: bool) -> Detector:
+    """Return the detector to score: MODEL.WEIGHTS if the command line names it.
+
+    Otherwise it is that of the run in OUTPUT_DIR: the trained one, or its newest checkpoint.
+    """
+    folder = Path(cfg.OUTPUT_DIR)
+    if is_named or not (folder / CONFIG_FILE).is_file():
+        path = Path(cfg.MODEL.WEIGHTS)
+        if not path.is_file():
+            raise DetectionError(
+                f"MODEL.WEIGHTS {cfg.MODEL.WEIGHTS}: there is no such file. Name a trained "
+                "detector, or let OUTPUT_DIR be the folder of a run."
+            )
+    elif (folder / DETECTOR_FILE).is_file():
+        path = folder / DETECTOR_FILE
+    else:
+        newest = load_newest(folder / CHECKPOINT_FOLDER)
+        if newest is None:
+            raise DetectionError(
+                f"OUTPUT_DIR {folder} holds a run without weights yet. Train it (leave --eval-only "
+                "out), or name a detector with MODEL.WEIGHTS."
+            )
+        path = newest[0]
+    return Detector(path, _training_of(path))
+
+
+def inference_folder(run: Path) -> Path:
+    """Return the first of inference, inference-2 and so on in a run that holds no record."""
+    names = (f"{INFERENCE_FOLDER}-{number}" for number in itertools.count(2))
+    folders = (run / name for name in itertools.chain([INFERENCE_FOLDER], names))
+    return next(folder for folder in folders if not (folder / RECORD_FILE).exists())
+
+
+def _training_of(path: Path) -> Training | None:
+    is_checkpoint = NAME.fullmatch(path.name) is not None
+    if not (is_checkpoint or path.name == DETECTOR_FILE):
+        return None
+    run = path.parent.parent if is_checkpoint else path.parent
+    if (run / RECORD_FILE).is_file():
+        record = read_record(run / RECORD_FILE)
+        details = record.details
+        made = details.get("certificate")
+        known = {
+            "config": record.config.values,
+            "classes": details[CLASSES],
+            "certificate": made and Certificate(**{k: made[k] for k in made if k != "version"}),
+            "data": record.data["train"],
+            "parts": details[WORLD_SIZES],
+            "seconds": details["seconds_of_training"],
+        }
+    elif (run / CONFIG_FILE).is_file():
+        newest = (path, read_plain(path)) if is_checkpoint else load_newest(run / CHECKPOINT_FOLDER)
+        if newest is None:
+            return None
+        saved = newest[1]
+        known = {
+            "config": saved["config"],
+            "classes": saved["inputs"][CLASSES],
+            "certificate": verify_start(load_detection_config(run / CONFIG_FILE)),
+            "data": saved["data"]["train"],
+            "parts": saved[WORLD_SIZES],
+            "seconds": saved["seconds"],
+        }
+    else:
+        return None
+    done = step_of(path) if is_checkpoint else 0
+    is_complete = done == known["config"]["SOLVER"]["MAX_ITER"]
+    return Training(run, iterations=0 if is_complete else done, **known)
+
+
+def load_detector(model: nn.Module, path: str | Path) -> None:
+    """Load a complete trained detector; a missing, extra or changed tensor is an error."""
+    file = Path(path)
+    _refuse_damaged(file)
+    content = read_plain(file)
+    tensors = content.get("model", content)
+    try:
+        model.load_state_dict(tensors, strict=True)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise DetectionError(
+            f"{path} is not a trained detector of this config, so it is not scored: {error}"
+        ) from error
+
+
+def refuse_other_use(cfg: CfgNode, class_names: Sequence[str], detector: Detector) -> None:
+    """Raise an error if a detector was trained on other classes or with other settings."""
+    training = detector.training
+    if training is None:
+        return
+    changes = changed_keys(training.config, config_values(cfg), (*WITHOUT_EFFECT, *OF_SCORING))
+    if training.classes != list(class_names):
+        changes.append((CLASSES, training.classes, list(class_names)))
+    lines = "".join(f"\n  {key}: {old!r} in training, {new!r} now" for key, old, new in changes)
+    if lines:
+        raise DetectionError(
+            f"{detector.path} was trained with other settings, so it is not scored with these:"
+            f"{lines}\nUse {training.run / CONFIG_FILE}; KSCL.CLASS_NAMES sets the classes and "
+            "their order."
+        )
+
+
+def _refuse_damaged(file: Path) -> None:
+    """Compare a file with its checksum: in its name, or in the record beside it."""
+    if NAME.fullmatch(file.name):
+        intact = is_intact(file)
+    elif file.name == DETECTOR_FILE and (file.parent / RECORD_FILE).is_file():
+        record = read_record(file.parent / RECORD_FILE)
+        intact = record.details[DETECTOR_HASH] == sha256_of(file)
+    else:
+        return
+    if not intact:
+        raise DetectionError(
+            f"{file} is damaged or was changed: it does not match its checksum. Restore it, or "
+            "score another detector."
+        )
+
+
+def refuse_run_folder(folder: Path) -> None:
+    """Raise an error if a folder holds a run or an evaluation: records are never overwritten."""
+    if (folder / RECORD_FILE).is_file() or (folder / CONFIG_FILE).is_file():
+        raise DetectionError(
+            f"{folder} holds a run, whose detections would be overwritten. Choose another "
+            "OUTPUT_DIR for this evaluation."
+        )
+
+
+def build_on_meta(cfg: CfgNode) -> nn.Module:
+    """Return the detector on the meta device; a config that cannot be built is an error."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.DEVICE = "meta"
+    try:
+        with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
+            return build_model(cfg)
+    except KsclError:
+        raise
+    except Exception as error:  # whatever Detectron2 does with keys that do not fit together
+        raise DetectionError(
+            f"No detector can be built of this config ({type(error).__name__}: {error}). Correct "
+            "the keys of MODEL and KSCL.TIMM, or start from a protocol in configs/detection/."
+        ) from error
+
+
+def check_room_for(folder: Path, model: nn.Module) -> None:
+    """Raise an error before training if the disk is too small for what a run writes.
+
+    What a resumed run has written counts as room.
+    """
+    detector = bytes_of(model.state_dict()) + CONTAINER_BYTES
+    checkpoint = detector + bytes_of(list(model.parameters()))  # with the momentum
+    written = [*find_checkpoints(folder / CHECKPOINT_FOLDER), folder / DETECTOR_FILE]
+    there = sum(path.stat().st_size for path in written if path.is_file())
+    needed = CHECKPOINTS * checkpoint + detector - there
+    free = shutil.disk_usage(existing_parent(folder)).free
+    if free < needed:
+        raise DetectionError(
+            f"The disk of OUTPUT_DIR {folder} has {free / 2**20:,.1f} MiB free, but {CHECKPOINTS} "
+            f"checkpoints and the trained detector take {needed / 2**20:,.1f} MiB more. Make room, "
+            "or choose another OUTPUT_DIR."
+        )
+
+
+def export_detector(folder: Path, model: nn.Module) -> str:
+    """Write the weights of the trained detector alone; return their SHA-256.
+
+    With statistics that are not numbers it would find nothing, and Detectron2 would not say so.
+    """
+    for name, norm in model.named_modules():
+        if isinstance(norm, BatchNorm) and not _is_usable(norm):
+            raise DetectionError(
+                f"{name} has a mean or variance that is NaN, infinite or negative, so this "
+                "detector would find nothing. naiveSyncBN and TEST.PRECISE_BN take a variance as a "
+                "difference, which is rounded below 0 where a channel hardly varies: use larger or "
+                "more varied images, or set TEST.PRECISE_BN.ENABLED False. Otherwise lower "
+                "SOLVER.BASE_LR. Start in a new OUTPUT_DIR."
+            )
+    return write_tensors(folder / DETECTOR_FILE, {"model": model.state_dict()})
+
+
+def _is_usable(norm: BatchNorm) -> bool:
+    mean, variance = norm.running_mean, norm.running_var
+    if mean is None or variance is None:
+        return True
+    return bool(
+        mean.isfinite().all() and variance.isfinite().all() and (variance > -norm.eps).all()
+    )

@@ -1,0 +1,183 @@
+"""Cityscapes as it is on disk: leftImg8bit/SPLIT/CITY/*.png and gtFine/SPLIT/CITY/*.
+
+Objects are read from `*_gtFine_instanceIds.png`, the pixels that Cityscapes itself scores with: an
+object's pixels are 1000 times its label plus a number, those of a group the label alone. A group is
+a crowd here: neither trained on nor scored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kscl.data.annotated.annotations import (
+    AnnotatedImage,
+    AnnotatedObject,
+    AnnotatedSet,
+    Problem,
+    check_box,
+    check_class_names,
+    class_problem,
+    one_line_per_class,
+)
+from kscl.data.annotated.masks import RunLengths, extent
+from kscl.data.annotated.specs import AnnotationFormat, Files, Source, annotation_format
+from kscl.data.formats import UnreadableImage, open_image
+from kscl.data.source import open_regular
+
+# Labels with instances that are evaluated (cityscapesScripts, helpers/labels.py).
+LABELS = {
+    24: "person",
+    25: "rider",
+    26: "car",
+    27: "truck",
+    28: "bus",
+    31: "train",
+    32: "motorcycle",
+    33: "bicycle",
+}
+CITYSCAPES_CLASSES = tuple(LABELS.values())
+CITYSCAPES_NAMES = {
+    f"cityscapes_fine_instance_seg_{split}": (
+        f"cityscapes/gtFine/{split}",
+        f"cityscapes/leftImg8bit/{split}",
+    )
+    for split in ("train", "val")  # the annotations of test were never published
+}
+PER_LABEL = 1000  # numbers of objects
+IMAGE_END, TRUTH_END = "_leftImg8bit.png", "_gtFine_instanceIds.png"
+THREADS = 8  # decoding PNGs releases Python's lock
+DOWNLOAD = "Unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip there"
+
+
+@annotation_format
+class Cityscapes(AnnotationFormat):
+    """One picture of object numbers per image."""
+
+    name = "cityscapes"
+    files = f"Cityscapes' *{TRUTH_END} files"
+    suffix = TRUTH_END.lower()
+    form = "cityscapes:TRUTH_FOLDER:IMAGE_FOLDER"
+    official = CITYSCAPES_NAMES
+    crowds = True
+
+    def read(self, files: Files) -> AnnotatedSet:
+        """Read pictures of object numbers wherever they and their images lie."""
+        found = AnnotatedSet(self.name, CITYSCAPES_CLASSES)
+        pairs: list[tuple[Path, Path | None]] = []
+        for name, path in files.annotations.items():
+            image_name = name[: -len(TRUTH_END)] + IMAGE_END
+            names = [image_name, PurePosixPath(image_name).name]
+            image = files.image_of(name, path, found.problems, names)
+            if image is not None:
+                pairs.append((path, image))
+        _read_images(pairs, found)
+        return found
+
+    def read_set(
+        self,
+        source: Source,
+        class_names: Sequence[str] | None,
+        with_images: bool,
+        with_masks: bool,
+    ) -> AnnotatedSet:
+        """Read one split from its folders of images and of fine annotations."""
+        images, truth = source.root, source.annotations
+        assert truth is not None
+        classes = check_class_names(class_names or CITYSCAPES_CLASSES, source.name)
+        found = AnnotatedSet(source.name, classes)
+        annotated = _files(truth, TRUTH_END)
+        if not annotated:
+            what = f"no city's folder in it has a file *{TRUTH_END}"
+            found.problems.append(Problem("missing folder", str(truth), what, DOWNLOAD))
+            return found
+        if with_images:
+            for key in sorted(set(_files(images, IMAGE_END)) - set(annotated)):
+                where, fix = f"{images / key}{IMAGE_END}", "Copy it there, or remove the image"
+                what = f"its annotation {truth / key}{TRUTH_END} is not there"
+                found.problems.append(Problem("missing file", where, what, fix))
+        pairs = (
+            (path, images / f"{key}{IMAGE_END}" if with_images else None)
+            for key, path in annotated.items()
+        )
+        _read_images(pairs, found, with_masks)
+        found.problems = one_line_per_class(found.problems)
+        return found
+
+    def class_names(self, source: Source) -> tuple[str, ...]:
+        return CITYSCAPES_CLASSES
+
+
+def _read_images(
+    pairs: Iterable[tuple[Path, Path | None]], found: AnnotatedSet, with_masks: bool = False
+) -> None:
+    """Add what annotations say about their images to a set."""
+
+    def read(pair: tuple[Path, Path | None]) -> tuple[AnnotatedImage | None, list[Problem]]:
+        return _read_image(*pair, found.class_names, with_masks)
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for image, problems in threads.map(read, pairs):
+            found.problems += problems
+            if image is not None:
+                found.images.append(image)
+
+
+def _files(folder: Path, end: str) -> dict[str, Path]:
+    """Return the files CITY/NAME`end`, by CITY/NAME in order."""
+    if not os.path.isdir(folder):
+        return {}
+    paths = sorted(folder.glob(f"*/*{end}"))
+    return {str(path.relative_to(folder)).removesuffix(end): path for path in paths}
+
+
+def _read_image(
+    path: Path, image: Path | None, classes: tuple[str, ...], with_masks: bool
+) -> tuple[AnnotatedImage | None, list[Problem]]:
+    try:
+        with open_regular(path) as file, open_image(file) as picture:
+            ids = np.asarray(picture)
+        if ids.ndim != 2 or ids.dtype.kind not in "iu":
+            raise ValueError("its pixels are not single numbers")
+    except (UnreadableImage, OSError, ValueError) as error:
+        return None, [Problem("unreadable annotation", str(path), str(error), "Copy it again")]
+    height, width = ids.shape
+    objects, problems = [], []
+    for number, mask in _instances(ids):
+        crowd = number < PER_LABEL
+        name = LABELS.get(number if crowd else number // PER_LABEL)
+        if name is None:
+            continue
+        if name not in classes:
+            problems.append(class_problem(name, classes, str(path)))
+            continue
+        box = extent(mask)
+        assert box is not None  # every number has a pixel
+        problems += check_box(box, width, height, str(path), f"'{name}' {number}")
+        area = float(mask.counts[1::2].sum())
+        kept = mask if with_masks else None
+        objects.append(AnnotatedObject(name, box, difficult=crowd, area=area, mask=kept))
+    name = path.name.removesuffix(TRUTH_END)
+    return AnnotatedImage(name, image, width, height, tuple(objects), str(path)), problems
+
+
+def _instances(ids: NDArray[Any]) -> Iterator[tuple[int, RunLengths]]:
+    """Yield the numbers of objects and groups in an image (H, W), each with its pixels' runs."""
+    height, width = ids.shape
+    flat = ids.T.ravel().astype(np.int64)
+    starts = np.concatenate([[0], np.flatnonzero(flat[1:] != flat[:-1]) + 1])
+    ends = np.append(starts[1:], flat.size)
+    values = flat[starts]
+    for number in np.unique(values[values >= min(LABELS)]):
+        mine = values == number
+        bounds = np.stack([starts[mine], ends[mine]], axis=1).ravel()
+        counts = np.diff(bounds, prepend=0, append=flat.size)
+        if counts[-1] == 0:  # the last pixel is its own
+            counts = counts[:-1]
+        yield int(number), RunLengths(height, width, counts)

@@ -1,0 +1,535 @@
+"""Write the drawn data set into a folder: plan it, draw it in one process or several, list it.
+
+Detection scenes are written in the layout of PASCAL VOC 2007 and as COCO files with a mask for
+every object. Objects that are difficult in VOC are crowds in COCO, which scorers ignore as well;
+their masks are run lengths, as those of COCO's crowds are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import multiprocessing
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
+import numpy as np
+from PIL import Image
+
+from kscl.data.annotated.annotations import AnnotatedObject
+from kscl.data.annotated.masks import run_lengths
+from kscl.data.annotated.voc import annotation_tree
+from kscl.datasets.shapes.draw import (
+    CLASS_NAMES,
+    Chance,
+    Picture,
+    Pixels,
+    SceneObject,
+    draw_portrait,
+    draw_scene,
+)
+from kscl.errors import KsclError
+from kscl.runtime.files import sha256_of, write_atomically
+from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime.logs import progress
+
+VOC = "VOCdevkit/VOC2007"
+MANIFEST = "shapes.json"  # written last: what a finished folder holds
+UNFINISHED = "shapes.unfinished.json"  # in its place while the folder is being filled
+GENERATOR_VERSION = 1  # raise it with every change that moves a pixel or a box
+# The folders that each hash of the manifest covers.
+DIGESTS = {"sha256": ("unlabeled", "classes", "VOCdevkit"), "coco_sha256": ("coco",)}
+# One random stream per part of the set; the numbers are part of the data set's identity.
+_STREAMS = {"unlabeled": 0, "train": 1, "val": 2, "trainval": 3, "test": 4}
+_PLANNING = 16  # added to a part's stream: which classes its scenes show
+_DRAWINGS_PER_BATCH = 16
+_MOST_IMAGES = 999_999  # VOC's names have six digits
+
+
+def _setting(default: int, about: str, low: int, high: int) -> Any:
+    return field(default=default, metadata={"about": about, "range": (low, high)})
+
+
+@dataclass(frozen=True)
+class ShapesSettings:
+    """Everything the pixels depend on; counts are pictures in total, not per class."""
+
+    # The random streams are keyed by 32-bit words.
+    seed: int = _setting(0, "seed: each of 2^32 gives another data set", 0, 2**32 - 1)
+    num_classes: int = _setting(
+        len(CLASS_NAMES), "the first N of the classes below", 1, len(CLASS_NAMES)
+    )
+    unlabeled: int = _setting(5000, "pictures to pretrain on", 1, _MOST_IMAGES)
+    train: int = _setting(
+        2000, "labeled pictures to train the probe on, all classes together", 1, _MOST_IMAGES
+    )
+    val: int = _setting(1000, "labeled pictures to score it on", 1, _MOST_IMAGES)
+    detection_train: int = _setting(
+        400, "scenes in VOC's trainval; every fourth is val, the others train", 1, _MOST_IMAGES // 2
+    )
+    detection_test: int = _setting(200, "scenes in VOC's test", 1, _MOST_IMAGES // 2)
+    image_size: int = _setting(
+        96, "side of the unlabeled and labeled pictures, in pixels", 32, 4096
+    )
+    detection_size: int = _setting(160, "shorter side of the scenes, in pixels", 64, 4096)
+    min_objects: int = _setting(5, "fewest objects in a scene", 1, 50)
+    max_objects: int = _setting(9, "most objects in a scene", 1, 50)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The first `num_classes` of all classes."""
+        return CLASS_NAMES[: self.num_classes]
+
+    def check(self) -> None:
+        """Raise one error that lists everything that is wrong."""
+        ranges = {each.name: each.metadata["range"] for each in fields(self)}
+        ranges["max_objects"] = (self.min_objects, ranges["max_objects"][1])
+        wrong = [
+            f"{name} is {getattr(self, name)}; it can be {low} to {high}."
+            for name, (low, high) in ranges.items()
+            if not low <= getattr(self, name) <= high
+        ]
+        # A score over a split without some classes would mean nothing.
+        objects = {"train": 1, "val": 1}
+        objects |= dict.fromkeys(("detection_train", "detection_test"), self.min_objects)
+        wrong = wrong or [
+            f"{name} shows {getattr(self, name) * each} objects for {self.num_classes} classes; "
+            "ask for more pictures or a smaller num_classes."
+            for name, each in objects.items()
+            if getattr(self, name) * each < self.num_classes
+        ]
+        if wrong:
+            raise KsclError("This data set cannot be drawn:\n  " + "\n  ".join(wrong))
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One picture to draw. It depends on nothing else, so any worker can draw it in any order."""
+
+    part: str
+    index: int
+    name: str  # the path of a portrait, the six digits of a scene
+    labels: tuple[int, ...]
+
+    @property
+    def is_scene(self) -> bool:
+        """Whether it shows several annotated objects."""
+        return self.part in ("trainval", "test")
+
+    @property
+    def paths(self) -> list[str]:
+        """The files to write, the picture first."""
+        if self.is_scene:
+            return [f"{VOC}/JPEGImages/{self.name}.jpg", f"{VOC}/Annotations/{self.name}.xml"]
+        return [self.name]
+
+
+def plan(settings: ShapesSettings) -> list[Drawing]:
+    """List every picture of the data set."""
+    drawings = []
+    for part in ("unlabeled", "train", "val"):
+        for index in range(getattr(settings, part)):
+            label = index % settings.num_classes
+            folder = part
+            if part != "unlabeled":
+                folder = f"classes/{part}/{settings.class_names[label]}"
+            drawings.append(Drawing(part, index, f"{folder}/{index:06d}.jpg", (label,)))
+    number = 1
+    for part, count in (("trainval", settings.detection_train), ("test", settings.detection_test)):
+        for index, labels in enumerate(_casts(settings, part, count)):
+            drawings.append(Drawing(part, index, f"{number:06d}", labels))
+            number += 1
+    return drawings
+
+
+def _casts(settings: ShapesSettings, part: str, count: int) -> list[tuple[int, ...]]:
+    """Deal the labels of each scene from shuffled decks: no class comes up much more often."""
+    chance = Chance(settings.seed, _PLANNING + _STREAMS[part], 0)
+    deck: list[int] = []
+    casts = []
+    for _ in range(count):
+        size = chance.integer(settings.min_objects, settings.max_objects)
+        while len(deck) < size:
+            deck += chance.shuffled(range(settings.num_classes))
+        casts.append(tuple(deck[:size]))
+        deck = deck[size:]
+    return casts
+
+
+def draw(drawing: Drawing, settings: ShapesSettings) -> tuple[Picture, tuple[SceneObject, ...]]:
+    """Draw one entry of the plan, with its annotated objects if it is a scene."""
+    chance = Chance(settings.seed, _STREAMS[drawing.part], drawing.index)
+    if drawing.is_scene:
+        return draw_scene(drawing.labels, settings.detection_size, chance)
+    return draw_portrait(drawing.labels[0], settings.image_size, chance), ()
+
+
+def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] | None:
+    """Return the manifest of a folder that holds this data set with all its files, or None.
+
+    A folder that holds anything else is an error.
+    """
+    folder = Path(output)
+    settings.check()
+    with _explaining(folder):
+        if not _is_finished(folder, settings):
+            return None
+        wanted = [path for drawing in plan(settings) for path in drawing.paths]
+        wanted += _lists([], settings.class_names)
+        return read_manifest(folder) if all((folder / p).is_file() for p in wanted) else None
+
+
+def make_shapes(
+    output: str | Path, settings: ShapesSettings | None = None, workers: int = 1
+) -> dict[str, Any]:
+    """Draw the data set into `output` unless it is there already; return its manifest."""
+    folder, settings = Path(output), settings or ShapesSettings()
+    if workers < 1:
+        raise KsclError(f"workers must be at least 1, got {workers}.")
+    found = find_shapes(folder, settings)
+    if found is not None:
+        return found
+    with _explaining(folder), only_run_in(folder, "--output-dir"):
+        return find_shapes(folder, settings) or _fill(folder, settings, workers)
+
+
+def verify_shapes(output: str | Path) -> dict[str, Any]:
+    """Read every file again; raise unless they are, to the byte, what the manifest says."""
+    folder = Path(output)
+    manifest = read_manifest(folder)
+    with _explaining(folder):
+        for key, parts in DIGESTS.items():
+            files = [p for part in parts for p in (folder / part).rglob("*") if p.is_file()]
+            hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
+            if _digest(hashes) != manifest.get(key):
+                raise KsclError(
+                    f"{folder} is damaged: its {len(hashes)} files in {', '.join(parts)} are not "
+                    f"those that {MANIFEST} describes. Delete the folder and draw it again."
+                )
+    return manifest
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return what a finished folder holds."""
+    if not (folder / MANIFEST).is_file():
+        raise KsclError(
+            f"{folder} holds no finished data set: {MANIFEST} is missing. Run tools/make_shapes.py."
+        )
+    return _read_json(folder / MANIFEST)
+
+
+@contextmanager
+def _explaining(folder: Path) -> Iterator[None]:
+    """Turn errors of the machine into errors that say what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise KsclError(
+            f"{error.filename or folder} cannot be used: {error.strerror}. "
+            "Choose an output folder that you may write to, on a disk with room."
+        ) from error
+    except BrokenProcessPool as error:
+        raise KsclError(
+            "A worker process was killed, perhaps because memory ran out. "
+            "Run the same command again with fewer workers."
+        ) from error
+
+
+def _is_finished(folder: Path, settings: ShapesSettings) -> bool:
+    """Return whether the folder holds this very data set; raise if it holds anything else."""
+    # Hidden files are the lock and what a killed process left.
+    if not folder.exists() or (
+        folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
+    ):
+        return False
+    for name in (MANIFEST, UNFINISHED):
+        if (folder / name).is_file():
+            found = _read_json(folder / name)
+            changes = [
+                f"{key} is {found.get(key)!r}, but {value!r} is asked for"
+                for key, value in _description(settings).items()
+                if found.get(key) != value and key != "classes"
+            ]
+            if changes:
+                raise KsclError(
+                    f"{folder} holds another data set of this kind: {'; '.join(changes)}. "
+                    "Choose another output folder, or delete this one."
+                )
+            return name == MANIFEST
+    raise KsclError(
+        f"{folder} already holds something that is not this data set ({MANIFEST} is missing). "
+        "Choose another output folder."
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is not an object")
+    except ValueError as error:
+        raise KsclError(f"{path} is not a manifest ({error}). Delete its folder.") from error
+    return content
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def _description(settings: ShapesSettings) -> dict[str, Any]:
+    """Return what identifies the data set."""
+    return {
+        "format": "kscl-shapes",
+        "generator_version": GENERATOR_VERSION,
+        **asdict(settings),
+        "classes": list(settings.class_names),
+    }
+
+
+def _digest(hashes: Mapping[str, str]) -> str:
+    """Return one SHA-256 over all files: that of `sha256sum`'s lines in the order of the paths."""
+    lines = "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Written:
+    """A picture that was drawn and saved."""
+
+    drawing: Drawing
+    hashes: dict[str, str]  # of each file, by path
+    width: int
+    height: int
+    objects: list[dict[str, Any]]  # as COCO files have them, without their ids
+
+
+def _fill(folder: Path, settings: ShapesSettings, workers: int) -> dict[str, Any]:
+    # What an interrupted run left is drawn again: its last file may be incomplete.
+    _write_json(folder / UNFINISHED, _description(settings))
+    (folder / MANIFEST).unlink(missing_ok=True)
+    drawings = plan(settings)
+    hashes: dict[str, str] = {}
+    scenes = []
+    for written in progress(_written(folder, settings, drawings, workers), "Drawn", len(drawings)):
+        hashes |= written.hashes
+        if written.drawing.is_scene:
+            scenes.append(written)
+    lists = _lists(scenes, settings.class_names)
+    hashes |= _save(folder, {path: text.encode() for path, text in lists.items()})
+    manifest = {**_description(settings), "files": len(hashes)}
+    for key, parts in DIGESTS.items():
+        manifest[key] = _digest({p: h for p, h in hashes.items() if p.split("/")[0] in parts})
+    _write_json(folder / MANIFEST, manifest)
+    (folder / UNFINISHED).unlink()
+    return manifest
+
+
+def _written(
+    folder: Path, settings: ShapesSettings, drawings: Sequence[Drawing], workers: int
+) -> Iterator[Written]:
+    """Yield the results in the order of the plan, whichever worker draws them."""
+    draw_one = partial(_draw_and_save, folder, settings)
+    if workers == 1:
+        yield from map(draw_one, drawings)
+        return
+    # Spawned, not forked: the caller may have threads running. Ctrl-C is left to this process.
+    context = multiprocessing.get_context("spawn")
+    ignore = (signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(workers, context, signal.signal, ignore) as pool:
+        yield from pool.map(draw_one, drawings, chunksize=_DRAWINGS_PER_BATCH)
+
+
+def _draw_and_save(folder: Path, settings: ShapesSettings, drawing: Drawing) -> Written:
+    picture, objects = draw(drawing, settings)
+    height, width, _ = picture.shape
+    contents = [_jpeg(picture)]
+    if drawing.is_scene:
+        contents.append(_voc_annotation(drawing.name, width, height, objects))
+    hashes = _save(folder, dict(zip(drawing.paths, contents, strict=True)))
+    return Written(drawing, hashes, width, height, [_coco_object(each) for each in objects])
+
+
+def _jpeg(picture: Picture) -> bytes:
+    """Encode with the integer transform of libjpeg-turbo, bit-exact on all its code paths."""
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(
+        buffer, "JPEG", quality=90, subsampling="4:2:0", optimize=False, progressive=False
+    )
+    return buffer.getvalue()
+
+
+def _save(folder: Path, files: dict[str, bytes]) -> dict[str, str]:
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    return {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+
+
+def _voc_annotation(name: str, width: int, height: int, objects: Iterable[SceneObject]) -> bytes:
+    """Return the XML of one scene, with the tags of the VOC 2007 development kit."""
+    tree = annotation_tree(
+        f"{name}.jpg",
+        (width, height),
+        [
+            AnnotatedObject(
+                CLASS_NAMES[each.label],
+                (each.box[0] - 1, each.box[1] - 1, each.box[2], each.box[3]),
+                each.difficult,
+                each.truncated,
+            )
+            for each in objects
+        ],
+    )
+    folder, source, segmented = Element("folder"), Element("source"), Element("segmented")
+    folder.text, segmented.text = "VOC2007", "0"
+    for tag, text in (
+        ("database", "KSCL shapes"),
+        ("annotation", "KSCL shapes"),
+        ("image", "drawn"),
+    ):
+        SubElement(source, tag).text = text
+    for place, element in ((0, folder), (2, source), (4, segmented)):
+        tree.insert(place, element)
+    indent(tree, "\t")
+    return tostring(tree) + b"\n"
+
+
+def _coco_object(each: SceneObject) -> dict[str, Any]:
+    xmin, ymin, xmax, ymax = each.box
+    if each.difficult:
+        counts = run_lengths(each.shows).counts.tolist()
+        segmentation: Any = {"size": list(each.shows.shape), "counts": counts}
+    else:
+        segmentation = polygons_of(each.shows[ymin - 1 : ymax, xmin - 1 : xmax], xmin - 1, ymin - 1)
+    return {
+        "category_id": each.label + 1,
+        "bbox": [xmin - 1, ymin - 1, xmax - xmin + 1, ymax - ymin + 1],
+        "area": int(np.count_nonzero(each.shows)),
+        "iscrowd": int(each.difficult),
+        "segmentation": segmentation,
+    }
+
+
+def _lists(scenes: Sequence[Written], class_names: Sequence[str]) -> dict[str, str]:
+    """Return path and text of VOC's lists and of the COCO files."""
+    trainval = [each for each in scenes if each.drawing.part == "trainval"]
+    splits = {
+        "train": [each for index, each in enumerate(trainval) if index % 4 != 1],
+        "val": trainval[1::4],  # to choose settings on
+        "trainval": trainval,
+        "test": [each for each in scenes if each.drawing.part == "test"],
+    }
+    files = {}
+    for split, members in splits.items():
+        names = "".join(f"{each.drawing.name}\n" for each in members)
+        files[f"{VOC}/ImageSets/Main/{split}.txt"] = names
+        for label, name in enumerate(class_names):
+            files[f"{VOC}/ImageSets/Main/{name}_{split}.txt"] = "".join(
+                f"{each.drawing.name} {_presence(each.objects, label):2d}\n" for each in members
+            )
+        files[f"coco/instances_{split}.json"] = _coco_file(members, class_names)
+    return files
+
+
+def _presence(objects: Iterable[Mapping[str, Any]], label: int) -> int:
+    """Return 1 if the class is there, 0 if only as a difficult object, -1 if not."""
+    found = [each["iscrowd"] for each in objects if each["category_id"] == label + 1]
+    if not found:
+        return -1
+    return 0 if all(found) else 1
+
+
+def _coco_file(scenes: Sequence[Written], class_names: Sequence[str]) -> str:
+    objects = [(int(scene.drawing.name), each) for scene in scenes for each in scene.objects]
+    content = {
+        "info": {"description": "KSCL shapes"},
+        "images": [
+            {
+                "id": int(scene.drawing.name),
+                "file_name": f"{scene.drawing.name}.jpg",
+                "width": scene.width,
+                "height": scene.height,
+            }
+            for scene in scenes
+        ],
+        "categories": [{"id": label + 1, "name": name} for label, name in enumerate(class_names)],
+        "annotations": [
+            {"id": number, "image_id": image_id, **each}
+            for number, (image_id, each) in enumerate(objects, start=1)
+        ],
+    }
+    return json.dumps(content, separators=(",", ":")) + "\n"
+
+
+Vertex = tuple[int, int]  # x, y of a corner of pixels
+
+_RIGHT, _DOWN, _LEFT, _UP = (1, 0), (0, 1), (-1, 0), (0, -1)
+# Where an edge may lead on, the sharpest right turn first: it keeps to the pixel on its right.
+_TURNS = {
+    _RIGHT: (_DOWN, _RIGHT, _UP),
+    _DOWN: (_LEFT, _DOWN, _RIGHT),
+    _LEFT: (_UP, _LEFT, _DOWN),
+    _UP: (_RIGHT, _UP, _LEFT),
+}
+
+
+def polygons_of(mask: Pixels, left: int = 0, top: int = 0) -> list[list[int]]:
+    """Return polygons [x1, y1, x2, y2, …] that cover the pixels of the mask and no other.
+
+    COCO's polygons have no holes, so a mask with a hole is cut in two through it. `left` and `top`
+    are where the mask lies in its picture.
+    """
+    loops = _loops(mask)
+    for loop in loops:
+        following = loop[1:] + loop[:1]
+        if sum(a[0] * b[1] - a[1] * b[0] for a, b in zip(loop, following, strict=True)) < 0:
+            cut = min(x for x, _ in loop) + 1  # a hole runs the other way round
+            first = polygons_of(mask[:, :cut], left, top)
+            return first + polygons_of(mask[:, cut:], left + cut, top)
+    return [[value for x, y in loop for value in (x + left, y + top)] for loop in loops]
+
+
+def _loops(mask: Pixels) -> list[list[Vertex]]:
+    """Return the corners of all outlines; the mask is on their right."""
+    edges = _edges(mask)
+    loops = []
+    while edges:
+        start = vertex = min(edges)
+        direction = min(edges[start])
+        loop: list[Vertex] = []
+        while not loop or vertex != start:
+            turn = next(each for each in _TURNS[direction] if each in edges[vertex])
+            if turn != direction or not loop:
+                loop.append(vertex)
+            edges[vertex].remove(turn)
+            if not edges[vertex]:
+                del edges[vertex]
+            direction = turn
+            vertex = (vertex[0] + turn[0], vertex[1] + turn[1])
+        loops.append(loop)
+    return loops
+
+
+def _edges(mask: Pixels) -> dict[Vertex, set[Vertex]]:
+    """Return the directions of the edges at each corner, clockwise around the pixels."""
+    padded = np.pad(mask, 1)
+    sides = (
+        (padded[:-2, 1:-1], (0, 0), _RIGHT),
+        (padded[1:-1, 2:], (1, 0), _DOWN),
+        (padded[2:, 1:-1], (1, 1), _LEFT),
+        (padded[1:-1, :-2], (0, 1), _UP),
+    )
+    edges: dict[Vertex, set[Vertex]] = {}
+    for beside, (dx, dy), direction in sides:
+        for y, x in np.argwhere(mask & ~beside).tolist():
+            edges.setdefault((x + dx, y + dy), set()).add(direction)
+    return edges

@@ -1,0 +1,78 @@
+"""Named parts that others can add: a module registers its part, and `--import MODULE` loads it.
+
+A registry maps a name to a part, or to the module that registers it when it is imported: names are
+known, and can be checked, before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from kscl.errors import KsclError
+
+IMPORT_VARIABLE = "KSCL_IMPORT"  # modules to import in processes that this one starts
+
+Part = TypeVar("Part")
+
+
+class Registry(Mapping[str, Part], Generic[Part]):
+    """Parts by name, in the order in which they were registered."""
+
+    def __init__(self, what: str, modules: Mapping[str, str] | None = None) -> None:
+        self.what = what
+        self.parts: dict[str, Part | str] = dict(modules or {})  # a text is a module
+
+    def register(self, name: str, part: Part) -> Part:
+        """Add a part; a name that another part has is an error."""
+        before = self.parts.get(name)
+        if before is not None and not isinstance(before, str):
+            raise KsclError(f"There are two of the {self.what} '{name}'. Rename one of them.")
+        self.parts[name] = part
+        return part
+
+    def __getitem__(self, name: str) -> Part:
+        """Return a part, loading its module first; an unknown name is an error that lists all."""
+        if name not in self.parts:
+            raise KsclError(f"There is no {self.what} '{name}': choose {', '.join(self.parts)}.")
+        if isinstance(module := self.parts[name], str):
+            importlib.import_module(module)
+        part = self.parts[name]
+        assert not isinstance(part, str)  # its module has registered it
+        return part
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+
+def import_modules(names: Sequence[str] = ()) -> None:
+    """Import modules that register parts, here and in all processes that this one starts."""
+    wanted = dict.fromkeys([*os.environ.get(IMPORT_VARIABLE, "").split(), *names])
+    if wanted and "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a file beside the command is found by its name
+    for name in wanted:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise KsclError(
+                f"--import {name}: {error}. Give a module of Python's path or of the current "
+                "folder, without .py."
+            ) from error
+    if wanted:
+        os.environ[IMPORT_VARIABLE] = " ".join(wanted)
+
+
+# The ways to compare a query with an instance (`METHOD.SIMILARITY`).
+SIMILARITIES: Registry = Registry(
+    "similarity",
+    dict.fromkeys(("projection", "cosine", "mean_cosine"), "kscl.method.similarity"),
+)

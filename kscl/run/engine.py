@@ -1,0 +1,421 @@
+"""The engine that runs every task: acquire the folder, resume or start, iterate, save, finish.
+
+A run is one folder, one config, one seed and one group of processes. A task (pretraining, a probe,
+a detector) says what is computed; the engine answers "may this folder be resumed?", saves when it
+is due and when a signal asks for it, and writes nothing before all that can be refused has been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from fvcore.common.config import CfgNode
+
+from kscl.backbone_file import read_plain
+from kscl.cli import WORLD_SIZE_OPTION
+from kscl.config import CONFIG_FILE, config_values, leaves, save_config
+from kscl.errors import KsclError
+from kscl.records.provenance import loaded_code
+from kscl.records.record import RECORD_FILE, Record, RecordError, read_record
+from kscl.registry import import_modules
+from kscl.run.checkpoint import (
+    CHECKPOINT_FOLDER,
+    load_newest,
+    remove_unfinished,
+    save_checkpoint,
+    step_of,
+)
+from kscl.runtime.failures import explained
+from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime.logs import LOGGER, set_up_logging
+from kscl.runtime.processes.distributed import LateVote, rank, world_size
+from kscl.runtime.processes.launch import launch
+from kscl.runtime.processes.ranks import any_rank, on_first_rank
+from kscl.runtime.processes.signals import StopRequest, stop_requests
+
+log = logging.getLogger(LOGGER)
+
+LEFT_BY_A_START = ("log.", "tensorboard", "events.out.")  # logs of our tools and of Detectron2
+WORLD_SIZE, WORLD_SIZES = "world_size", "world_sizes"  # entries of a checkpoint
+
+
+class Stopped(Exception):
+    """The run was asked to stop; its last checkpoint is on disk."""
+
+
+@dataclass
+class Inputs:
+    """What a run reads: a resumed run, and one that has ended, must have read the same."""
+
+    data: dict[str, dict[str, Any]]  # role → fingerprint
+    files: dict[str, str] = field(default_factory=dict)  # role → SHA-256
+    other: dict[str, Any] = field(default_factory=dict)  # what no hash above covers
+
+    def identity(self) -> dict[str, Any]:
+        """Return all of it by role."""
+        data = {role: known["hash"] for role, known in self.data.items()}
+        return {**data, **self.files, **self.other}
+
+
+class Task:
+    """What a run computes; all ranks call `open`, `prepare`, `steps` and `finish` in this order."""
+
+    kind: ClassVar[str]  # of the record
+    may_change: Sequence[str] = ()  # keys that may change on resume
+    hints: Mapping[str, str] = {}  # key → what to do if it was changed on purpose
+    workers_key: ClassVar[str] = "DATA.NUM_WORKERS"
+    what_ranks_change: ClassVar[str] = ""  # what differs on another number of processes
+    keep: int = 2  # checkpoints
+    resumes_without_checkpoint: ClassVar[bool] = False  # its state is in a cache, or it has none
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self.cfg = cfg
+        self.folder = Path(cfg.OUTPUT_DIR)
+        self.inputs = Inputs({})
+        self.run: Run  # set by the engine before `prepare`
+
+    def explained(self) -> contextlib.AbstractContextManager[None]:
+        """Return a block in which a failure that a user can fix becomes an error with its fix."""
+        return explained(self.workers_key)
+
+    def open(self) -> Inputs:
+        """Open data and weights and return what they are; refuse all that can be refused."""
+        raise NotImplementedError
+
+    def name_of(self, role: str) -> str:
+        """Return what the user calls an input: the key that names it, and its value."""
+        return role
+
+    def can_compare(self, record: Record) -> bool:
+        """Return whether `open` is worth trying for a run that has ended with this record."""
+        return True
+
+    def names_the_same(self, record: Record) -> bool:
+        """Return whether the config names the data and weights that the record's did."""
+        raise NotImplementedError
+
+    def recorded(self, record: Record) -> dict[str, Any]:
+        """Return the identity of the inputs of a run that has ended."""
+        return Inputs(record.data, record.inputs).identity()
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Build what the steps need, from what a checkpoint holds if there is one ({} if not).
+
+        Nothing is written yet, and nothing of the checkpoint is kept.
+        """
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, on rank 0; all ranks call it."""
+        raise NotImplementedError
+
+    def steps(self) -> Iterator[int]:
+        """Take steps; a `yield` of their number says that the state is complete.
+
+        All ranks advance equally often.
+        """
+        raise NotImplementedError
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due after this step."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Write what the run leaves; the record comes last."""
+        raise NotImplementedError
+
+
+@dataclass
+class Run:
+    """A run under way, as its task sees it."""
+
+    task: Task
+    stop: StopRequest
+    resumed_from: Path | None = None  # a checkpoint
+    seconds_before: float = 0.0
+    world_sizes: list[list[int]] = field(default_factory=list)  # [first step, processes]
+    began: float = field(default_factory=time.monotonic)
+    last_saved: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of work so far, over all restarts."""
+        return self.seconds_before + time.monotonic() - self.began
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint; all ranks call this."""
+        state = self.task.state_dict()
+        if rank() == 0:
+            content = {
+                "config": config_values(self.task.cfg),
+                "inputs": self.task.inputs.identity(),
+                "data": self.task.inputs.data,
+                "seconds": self.seconds,
+                WORLD_SIZE: world_size(),
+                WORLD_SIZES: self.world_sizes,
+                **state,
+            }
+            save_checkpoint(self.task.folder / CHECKPOINT_FOLDER, step, content, self.task.keep)
+        self.last_saved = time.monotonic()
+
+    def leave_if_stopped(self) -> None:
+        """Leave without saving if any rank was asked to stop; all ranks call this together."""
+        if any_rank(bool(self.stop)):
+            log.info("Stopped on request. --resume continues from the last checkpoint.")
+            raise Stopped
+
+    def on_first_rank(self, steps: Callable[[], Iterator[int]]) -> None:
+        """Take steps on rank 0 alone, saving as usual, while the other ranks wait."""
+
+        def work() -> bool:
+            try:
+                for step in steps():
+                    self.maybe_save(step, bool(self.stop))
+            except Stopped:
+                return True
+            return False
+
+        if on_first_rank(work):
+            raise Stopped
+
+    def maybe_save(self, step: int, stopping: bool) -> None:
+        """Save if it is due; save and leave if the run was asked to stop."""
+        if stopping or self.task.is_due(step):
+            self.save(step)
+        if stopping:
+            log.info("Stopped on request. Step %d is saved; --resume continues from it.", step)
+            raise Stopped
+
+
+@dataclass(frozen=True)
+class Flags:
+    """What the command line says about a folder that holds a run."""
+
+    resume: bool = False
+    auto_resume: bool = False
+    allow_world_size_change: bool = False
+
+
+def launch_run(task: type[Task], cfg: CfgNode, flags: Flags, num_gpus: int) -> int:
+    """Run a task on so many processes of this machine; return the exit code."""
+    return launch(_run_config, (task, cfg, flags), num_gpus)
+
+
+def _run_config(job: tuple[type[Task], CfgNode, Flags]) -> int:
+    import_modules()  # in a process that was spawned
+    task, cfg, flags = job
+    return run(task(cfg), flags)
+
+
+def run(task: Task, flags: Flags) -> int:
+    """Do this rank's part of a run, from acquiring its folder to its record.
+
+    Return the exit code.
+    """
+    loaded_code()  # what is edited from here on does not make this run's numbers
+    set_up_logging(rank=rank())
+    with task.explained(), contextlib.ExitStack() as held, stop_requests() as stop:
+        path, saved = acquire(task, flags, held)
+        if os.path.lexists(task.folder / RECORD_FILE):  # a dangling link is no record either
+            check_ended(task)
+            log.info("This run has ended: %s.", task.folder / RECORD_FILE)
+            return 0
+        task.run = Run(task, stop, path)
+        task.inputs = task.open()
+        if path is not None:
+            refuse_other_inputs(task, saved["inputs"], task.inputs.identity(), path)
+            task.run.seconds_before = saved["seconds"]
+        task.run.world_sizes = world_sizes(task, path, saved)
+        task.prepare(saved)
+        saved.clear()  # a checkpoint is as large as the network
+        # The config is written first: it says whose folder this is.
+        on_first_rank(lambda: save_config(task.cfg, task.folder))
+        set_up_logging(task.folder, rank())
+        if path is not None:
+            log.info("Resuming after step %d from %s.", step_of(path), path)
+        try:
+            iterate(task)
+            task.finish()
+        except Stopped:
+            return stop.exit_code
+    return 0
+
+
+def iterate(task: Task) -> None:
+    """Take all steps; `Stopped` is raised once a stop was asked for and the state is on disk."""
+    vote = LateVote()
+    try:
+        for step in task.steps():
+            task.run.maybe_save(step, vote.hold(bool(task.run.stop)))
+    finally:
+        vote.close()
+
+
+def acquire(
+    task: Task, flags: Flags, held: contextlib.ExitStack
+) -> tuple[Path | None, dict[str, Any]]:
+    """Hold the folder until the run ends; return the checkpoint to resume from, read once."""
+    content: dict[str, Any] = {}
+
+    def on_rank_0() -> Path | None:
+        held.enter_context(only_run_in(task.folder))
+        path, found = find_start(task, flags) or (None, {})
+        content.update(found)
+        return path
+
+    path = on_first_rank(on_rank_0)
+    return path, content if path is None or content else read_plain(path)
+
+
+def find_start(task: Task, flags: Flags) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint to resume from and its content, or None to start.
+
+    Raise an error if neither is right.
+    """
+    folder, now = task.folder, config_values(task.cfg)
+    # Hidden are the lock and the unfinished files of a killed process.
+    content = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if content and CONFIG_FILE not in content:
+        raise KsclError(
+            f"OUTPUT_DIR {folder} was not created by this tool ({len(content)} entries, e.g. "
+            f"{content[0]}). Choose another."
+        )
+    is_run = any(not _is_of_a_start(folder / name) for name in content)
+    if is_run and not (flags.resume or flags.auto_resume):
+        raise KsclError(
+            f"OUTPUT_DIR {folder} holds a run already. Resume it with --resume, or choose another."
+        )
+    checkpoints = folder / CHECKPOINT_FOLDER
+    remove_unfinished(checkpoints)
+    newest = load_newest(checkpoints)
+    has_ended = RECORD_FILE in content
+    if newest is not None:
+        path, saved = newest
+        before = dict(saved.get("config", {}))
+        if not (flags.allow_world_size_change or has_ended):
+            before[WORLD_SIZE], now[WORLD_SIZE] = saved.get(WORLD_SIZE), world_size()
+        refuse_changes(before, now, path, task)
+        return newest
+    began = is_run or (task.resumes_without_checkpoint and CONFIG_FILE in content)
+    if flags.resume and not began:
+        raise KsclError(
+            f"There is nothing to resume in {folder}. --auto-resume starts a run if there is none."
+        )
+    if is_run:
+        refuse_changes(_read_config(folder / CONFIG_FILE), now, folder, task)
+    return None
+
+
+def check_ended(task: Task) -> None:
+    """Raise if the run that has ended here had other settings, data or weights than are named.
+
+    The recorded paths may no longer exist or may be remote; the comparison is then skipped.
+    """
+    path = task.folder / RECORD_FILE
+    try:
+        record = read_record(path)
+    except RecordError as error:
+        raise KsclError(f"{error} Delete it to run again, or choose another OUTPUT_DIR.") from error
+    refuse_changes(record.config.values, config_values(task.cfg), task.folder, task)
+    if not task.can_compare(record):
+        return
+    try:
+        now = task.open().identity()
+    except (KsclError, OSError, SystemExit):  # the latter on ranks whose rank 0 has the error
+        if task.names_the_same(record):
+            return
+        raise
+    refuse_other_inputs(task, task.recorded(record), now, task.folder)
+
+
+def refuse_other_inputs(
+    task: Task, before: Mapping[str, Any], now: Mapping[str, Any], where: Path
+) -> None:
+    """Raise an error that names the data or weights that are not those of the run."""
+    changed = [role for role in now if role in before and before[role] != now[role]]
+    if changed:
+        lines = "".join(
+            f"\n  {task.name_of(role)}: {before[role]} then, {now[role]} now" for role in changed
+        )
+        raise KsclError(
+            f"{where} was made from other inputs:{lines}\nRestore them, or start a new run in "
+            "another OUTPUT_DIR."
+        )
+
+
+def refuse_changes(
+    before: Mapping[str, Any], now: Mapping[str, Any], where: Path, task: Task
+) -> None:
+    """Raise an error that names every setting that differs and changes results."""
+    changes = changed_keys(before, now, task.may_change)
+    if not changes:
+        return
+    hints = {WORLD_SIZE: world_size_hint(task.what_ranks_change), **task.hints}
+    lines = "".join(f"\n  {key}: {old!r} before, {new!r} now" for key, old, new in changes)
+    advice = "".join(f" {hints[key]}" for key, _, _ in changes if hints.get(key))
+    raise KsclError(
+        f"{where} was made with other settings, so it cannot be resumed with these:{lines}\n"
+        f"Restore them, or start a new run in another OUTPUT_DIR.{advice}"
+    )
+
+
+def changed_keys(
+    before: Mapping[str, Any], now: Mapping[str, Any], may_change: Sequence[str] = ()
+) -> list[tuple[str, object, object]]:
+    """Return (key, old value, new value) of every setting that differs and matters."""
+    old, new = dict(leaves(before)), dict(leaves(now))
+    inside = tuple(f"{name}." for name in may_change)
+    return [
+        (key, old.get(key), new.get(key))
+        for key in dict.fromkeys([*old, *new])
+        if old.get(key) != new.get(key) and not f"{key}.".startswith(inside)
+    ]
+
+
+def world_sizes(task: Task, path: Path | None, saved: Mapping[str, Any]) -> list[list[int]]:
+    """Return [first step, processes] of every part of the run, with the one that begins now."""
+    parts = [list(part) for part in saved.get(WORLD_SIZES, [])]
+    now, step = world_size(), 0 if path is None else step_of(path)
+    if parts and parts[-1][1] != now:
+        log.warning(
+            "Resuming with %d processes; until step %d there were %d. %s",
+            *(now, step, parts[-1][1], task.what_ranks_change),
+        )
+    if not parts or parts[-1][1] != now:
+        parts.append([step, now])
+    return parts
+
+
+def world_size_hint(what_changes: str) -> str:
+    """Return what to do about another number of processes."""
+    option = f"{WORLD_SIZE_OPTION} resumes on another number of processes; the record says so."
+    return f"{option} {what_changes}".strip()
+
+
+def _is_of_a_start(path: Path) -> bool:
+    """Return whether a start that ended before its first step could have left this behind.
+
+    Such a start must not block the corrected command.
+    """
+    if path.name == CONFIG_FILE or path.name.startswith(LEFT_BY_A_START):
+        return True
+    is_empty_file = path.is_file() and path.stat().st_size == 0
+    return is_empty_file or (path.is_dir() and not any(path.iterdir()))
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise KsclError(f"{path} cannot be read: {error}. Choose another OUTPUT_DIR.") from error
+    if not isinstance(values, dict):
+        raise KsclError(f"{path} is not the config of a run. Choose another OUTPUT_DIR.")
+    return values

@@ -1,0 +1,286 @@
+"""Features of fixed views, computed once and kept on disk.
+
+    <cache>/features/<key>/about.json       what the key was made from
+                           features.f32     one slot per view, (N, D) float32; mapped, not read
+                           center.json      this view's slot is complete; its checksum
+
+The key covers the backbone's tensors, the images and all that lies between the two, so features are
+reused when nothing has changed and never otherwise. An interrupted extraction resumes with the
+first missing piece; the pieces are the same for any number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import PIL
+import torch
+from fvcore.common.config import CfgNode
+from PIL import Image
+from torch import Tensor
+
+from kscl.data.source import cache_folder
+from kscl.errors import KsclError
+from kscl.records.provenance import library_versions
+from kscl.run.engine import Run, Stopped
+from kscl.runtime.files import write_atomically
+from kscl.runtime.logs import LOGGER, progress
+from kscl.runtime.precision import in_tf32
+from kscl.runtime.processes.distributed import rank, world_size
+from kscl.runtime.processes.ranks import on_first_rank
+from linear_eval.backbone import Frozen, my_turn
+from linear_eval.images import (
+    Geometry,
+    LabeledImages,
+    ViewsOfImages,
+    file_state,
+    geometry,
+    load_batches,
+    slot,
+)
+
+FORMAT = 1
+BATCH = 128  # images the backbone sees at a time
+PIECE = 16 * BATCH  # images between two markers on disk
+LIBRARIES = ("torch", "torchvision", "timm", "numpy")
+FILE = "features.f32"
+log = logging.getLogger(LOGGER)
+
+
+@dataclass(frozen=True)
+class Features:
+    """Image i as seen in a view is row `slot(view) · count + i`."""
+
+    rows: Tensor  # (slots · N, D), float32, mapped from the file
+    count: int  # N
+    decoded: int = 0  # images, to make what the cache did not have
+
+    def of_view(self, view: str) -> Tensor:
+        """Return (N, D)."""
+        return self.rows[slot(view) * self.count : (slot(view) + 1) * self.count]
+
+
+@dataclass(frozen=True)
+class _Store:
+    """One folder of the cache."""
+
+    folder: Path
+    count: int
+    dim: int
+
+    def slot_bytes(self) -> int:
+        """Return the size of one view's features."""
+        return self.count * self.dim * 4
+
+    def pieces(self) -> range:
+        """Return the numbers of all pieces."""
+        return range(-(-self.count // PIECE))
+
+    def marker(self, view: str, piece: int) -> Path:
+        """Return the file that says a piece is done."""
+        return self.folder / f"{view}.{piece:06d}.done"
+
+    def seal(self, view: str) -> Path:
+        """Return the file that says a view is complete."""
+        return self.folder / f"{view}.json"
+
+    def checksum(self, view: str) -> str:
+        """Return the SHA-256 of a view's features on disk."""
+        digest, left = hashlib.sha256(), self.slot_bytes()
+        with (self.folder / FILE).open("rb") as file:
+            file.seek(slot(view) * self.slot_bytes())
+            while left and (part := file.read(min(left, 2**24))):
+                digest.update(part)
+                left -= len(part)
+        return digest.hexdigest()
+
+    def is_complete(self, view: str) -> bool:
+        """Return whether a view's features are all there and undamaged."""
+        try:
+            sealed = json.loads(self.seal(view).read_text())["sha256"]
+            good = sealed == self.checksum(view)
+        except FileNotFoundError:
+            return False
+        except (OSError, ValueError, KeyError, TypeError):
+            good = False
+        if not good:
+            log.warning(
+                "%s: The features of view %s are damaged; they are made again.", self.folder, view
+            )
+            self.forget(view)
+        return good
+
+    def forget(self, view: str) -> None:
+        """Drop all marks of a view, so that it is made again."""
+        self.seal(view).unlink(missing_ok=True)
+        for piece in self.pieces():
+            self.marker(view, piece).unlink(missing_ok=True)
+
+    def reserve(self, view: str) -> None:
+        """Take the disk space now, so that a full disk is reported before hours of work."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / FILE).open("ab") as file:
+                os.posix_fallocate(file.fileno(), slot(view) * self.slot_bytes(), self.slot_bytes())
+        except OSError as error:
+            raise self.unwritable(error) from error
+
+    def unwritable(self, error: OSError) -> KsclError:
+        """Return the error to raise when the cache cannot be written."""
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            return KsclError(
+                f"{self.folder}: the disk has no room for {self.slot_bytes():,} bytes of "
+                "features. Make room, or set DATA.CACHE_DIR to another disk."
+            )
+        return KsclError(
+            f"{self.folder} cannot be written: {error.strerror}. Set DATA.CACHE_DIR or "
+            "$KSCL_CACHE to a folder that can."
+        )
+
+    def write(self, view: str, piece: int, rows: np.ndarray) -> None:
+        """Write one piece of a view's features and mark it as done."""
+        start = slot(view) * self.slot_bytes() + piece * PIECE * self.dim * 4
+        try:
+            with (self.folder / FILE).open("r+b") as file:
+                file.seek(start)
+                file.write(rows.tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            self.marker(view, piece).touch()
+        except OSError as error:
+            raise self.unwritable(error) from error
+
+    def finish(self, views: Sequence[str]) -> None:
+        """Seal the views' slots; raise KsclError unless all their pieces are there."""
+        markers = [self.marker(view, piece) for view in views for piece in self.pieces()]
+        sealed = all(self.seal(view).exists() for view in views)  # by another run, meanwhile
+        if not sealed and not all(marker.exists() for marker in markers):
+            raise KsclError(
+                f"{self.folder}: pieces of the features are missing that other processes wrote. "
+                "Set DATA.CACHE_DIR to a folder that all machines share."
+            )
+        for view in views:
+            content = json.dumps({"sha256": self.checksum(view)})
+            write_atomically(self.seal(view), content.encode())
+        for marker in markers:
+            marker.unlink(missing_ok=True)
+
+    def open(self, views: Sequence[str], decoded: int = 0) -> Features:
+        """Map the features into memory."""
+        slots = 1 + max(slot(view) for view in views)
+        # Copy-on-write: torch wants memory that could be written, and nobody writes it.
+        mapped = np.memmap(
+            self.folder / FILE, np.float32, mode="c", shape=(slots * self.count, self.dim)
+        )
+        return Features(torch.from_numpy(mapped), self.count, decoded)
+
+
+def cached_features(
+    cfg: CfgNode, frozen: Frozen, images: LabeledImages, views: Sequence[str], run: Run
+) -> Features:
+    """Return the features of these views of the images, from the cache if they are in it."""
+    about = on_first_rank(lambda: _about(frozen, images, geometry(cfg)))
+    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
+    folder = cache_folder(cfg.DATA.CACHE_DIR) / "features" / name
+    store = _Store(folder, len(images), frozen.dim)
+
+    def leave_while_waiting() -> None:
+        if run.stop:
+            raise Stopped
+
+    def acquire() -> Iterator[int]:
+        held.enter_context(my_turn(folder / ".lock", leave_while_waiting))
+        yield from ()
+
+    def prepare() -> list[int]:
+        for view in missing:
+            store.reserve(view)
+        write_atomically(folder / "about.json", json.dumps(about, indent=2).encode())
+        return [
+            piece
+            for piece in store.pieces()
+            if not all(store.marker(view, piece).exists() for view in missing)
+        ]
+
+    with contextlib.ExitStack() as held:
+        run.on_first_rank(acquire)
+        missing = on_first_rank(lambda: [view for view in views if not store.is_complete(view)])
+        where = images.source.where
+        if not missing:
+            log.info("Features of %s are taken from %s.", where, folder)
+            return store.open(views)
+        pieces = on_first_rank(prepare)
+        log.info("Features of %s: %s into %s.", where, " and ".join(missing), folder)
+        for piece, rows in _extract(cfg, frozen, images, missing, pieces):
+            for number, view in enumerate(missing):
+                store.write(view, piece, rows[:, number])
+            if run.stop:
+                break
+        run.leave_if_stopped()  # or all ranks have written
+        on_first_rank(lambda: store.finish(missing))
+        decoded = sum(min(PIECE, len(images) - piece * PIECE) for piece in pieces)  # by all ranks
+        return store.open(views, decoded)
+
+
+def _about(frozen: Frozen, images: LabeledImages, shape: Geometry) -> dict[str, Any]:
+    description = frozen.loaded.description
+    versions = library_versions()
+    return {
+        "format": FORMAT,
+        "backbone": frozen.tensors_sha256,
+        "arch": [description.arch, description.kwargs],
+        "precision": f"{frozen.amp or torch.float32}{' tf32' if in_tf32(frozen.device) else ''}",
+        "mean": frozen.mean.flatten().tolist(),
+        "std": frozen.std.flatten().tolist(),
+        "device": frozen.device.type,
+        "data": images.fingerprint["hash"],
+        "files": file_state(images),
+        "views": asdict(shape),
+        "libraries": {name: versions[name] for name in LIBRARIES}
+        | {"pillow": PIL.__version__, "opencv": cv2.__version__},
+    }
+
+
+def _extract(
+    cfg: CfgNode,
+    frozen: Frozen,
+    images: LabeledImages,
+    views: Sequence[str],
+    pieces: Sequence[int],
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield (piece, rows (n, V, D)) of this rank's part of the pieces."""
+    shape, count = geometry(cfg), len(images)
+
+    def make_views(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
+        return [shape.fixed(picture, view, number) for view in views]
+
+    starts = [
+        start
+        for piece in pieces[rank() :: world_size()]
+        for start in range(piece * PIECE, min((piece + 1) * PIECE, count), BATCH)
+    ]
+    batches = ([(0, i) for i in range(start, min(start + BATCH, count))] for start in starts)
+    loaded = load_batches(ViewsOfImages(images, make_views), batches, cfg.DATA.NUM_WORKERS)
+    if rank() == 0:
+        loaded = progress(loaded, f"features, batches of {BATCH}", len(starts))
+    rows: list[np.ndarray] = []
+    for batch in loaded:
+        features = [frozen.features(batch.views[:, view]) for view in range(len(views))]
+        stacked = torch.stack(features, 1)  # (B, V, D)
+        frozen.check_finite(stacked)
+        rows.append(stacked.cpu().numpy())
+        last = int(batch.instances[-1])
+        if (last + 1) % PIECE == 0 or last + 1 == count:
+            yield last // PIECE, np.concatenate(rows)
+            rows = []

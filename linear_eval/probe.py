@@ -1,0 +1,464 @@
+"""What all probes share: the registry, and a probe's way from its data to its records.
+
+A probe is one file in `linear_eval/probes/` (or any module that is imported with --import): a class
+that brings its keys, its rules, its protocol, what it trains and what it reports.
+
+    @probe("mine", "what it does, in a few words")
+    class Mine(Probe):
+        class Keys(Section): ...
+        protocol_id = "mine"
+        def settings(self): ...     # its part of the protocol
+        def outcomes(self): ...     # the scores, on rank 0, from self.data and self.features
+
+Protocols are what makes two probes comparable, written out, named and hashed. A definition has
+every setting that changes what is measured, and nothing else: not the backbone, not the seed, not
+the data (a record adds its fingerprint). Its words are hashed, so they stay as the first records
+have them: other words would make equal measurements incomparable.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import pkgutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import safetensors.torch
+from fvcore.common.config import CfgNode
+
+import linear_eval.probes
+from kscl.backbone_file import RANDOM, Loaded
+from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values
+from kscl.errors import KsclError
+from kscl.records.record import (
+    RECORD_FILE,
+    Protocol,
+    Record,
+    make_record,
+    read_record,
+    write_record,
+)
+from kscl.records.spread import mean_and_std
+from kscl.run.engine import Inputs, Task
+from kscl.runtime.cpu import avoid_broken_amx
+from kscl.runtime.files import write_atomically
+from kscl.runtime.logs import LOG_FILE, LOGGER
+from kscl.runtime.precision import set_numerics, warn_of_emulation
+from kscl.runtime.processes.distributed import rank, world_size
+from kscl.runtime.processes.ranks import device, on_first_rank
+from linear_eval.backbone import Frozen, freeze, load
+from linear_eval.config import CENTER, RULES, LinearEval
+from linear_eval.features import Features, cached_features
+from linear_eval.images import LabeledImages, open_data
+from linear_eval.score import LEVEL, Outcome
+from linear_eval.subsets import subset_hash, take_subset
+
+log = logging.getLogger(LOGGER)
+
+Json = dict[str, Any]
+Data = dict[str, LabeledImages]
+CLASSIFIER_FILE = "classifier.safetensors"
+SUBSET = "DATA.SUBSET"
+VIEW_WORDS = {CENTER: "centre"}  # see above
+METRIC_WORDS = {"top1": "top-1", "top5": "top-5"}
+# Of a pretraining's description: what distinguishes entries of the leaderboard, and the seed.
+DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
+
+
+class Probe(Task):
+    """An evaluation of a backbone; by default one that reads features of train and val."""
+
+    class Keys(Section):
+        """The probe's own keys, inside a section of its own."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    protocol_id: ClassVar[str]
+    takes_subset: ClassVar[bool] = True  # DATA.SUBSET and the like choose its training images
+    data_keys: ClassVar[str] = "DATA.TRAIN and DATA.VAL"
+    resumes_without_checkpoint = True  # most of its state is features in the cache
+    what_ranks_change = "Batches, their order and their views stay the same."
+    data: Data
+    loaded: Loaded
+    frozen: Frozen
+    features: dict[str, Features]  # by role
+
+    def __init__(self, cfg: CfgNode) -> None:
+        super().__init__(cfg)
+        self.may_change = schema().without_effect
+        self.decoded = 0  # images, for calibration and features
+
+    # What it reads
+
+    @staticmethod
+    def rules(cfg: CfgNode) -> Iterator[Broken]:
+        """Yield every broken rule between its keys; called whichever probe is chosen."""
+        yield from ()
+
+    def sources(self) -> list[dict[str, str]]:
+        """Return groups of sets that must not share images, by key; the first is trained on."""
+        return [{"DATA.TRAIN": self.cfg.DATA.TRAIN, "DATA.VAL": self.cfg.DATA.VAL}]
+
+    def open_data(self) -> Data:
+        """Open the images by role, and raise an error if it cannot work with them."""
+        train, val = open_data(self.cfg)
+        return {"train": take_subset(train, self.cfg), "val": val}
+
+    def open(self) -> Inputs:
+        """Open images and weights."""
+        solver = self.cfg.SOLVER
+        set_numerics(tf32=solver.TF32)
+        warn_of_emulation(solver.AMP, device())
+        if solver.AMP == "bf16" and device().type == "cpu":
+            avoid_broken_amx()
+        self.data, self.loaded = self.open_data(), load(self.cfg)
+        return Inputs(
+            {role: images.fingerprint for role, images in self.data.items()},
+            {"backbone": self.loaded.file_sha256 or self.loaded.tensors_sha256},
+            {SUBSET: hash_of_list(self.definition())},
+        )
+
+    def name_of(self, role: str) -> str:
+        """Return the key that names an input, and its value."""
+        named = {"backbone": ("BACKBONE.WEIGHTS", self.cfg.BACKBONE.WEIGHTS)}
+        named |= {"train": ("DATA.TRAIN", self.cfg.DATA.TRAIN)}
+        named |= {"val": ("DATA.VAL", self.cfg.DATA.VAL), SUBSET: (SUBSET, self.cfg.DATA.SUBSET)}
+        return " ".join(named.get(role, (role,)))
+
+    def names_the_same(self, record: Record) -> bool:
+        """Return whether images and weights are named as in the record."""
+        before, cfg = record.config.values, self.cfg
+        same_data = all(before["DATA"][key] == cfg.DATA[key] for key in ("TRAIN", "VAL"))
+        return same_data and bool(before["BACKBONE"]["WEIGHTS"] == cfg.BACKBONE.WEIGHTS)
+
+    def recorded(self, record: Record) -> dict[str, Any]:
+        """Return what the record's run read; the hash of its list is in its protocol."""
+        return super().recorded(record) | {SUBSET: hash_of_list(record.protocol.definition)}
+
+    # What it computes
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Freeze the backbone."""
+        self.frozen = freeze(self.cfg, next(iter(self.data.values())), self.loaded)
+        self.decoded = self.frozen.decoded
+
+    def steps(self) -> Iterator[int]:
+        """Say what is measured, and work."""
+        if rank() == 0:
+            self.announce()
+        yield from self.work()
+
+    def work(self) -> Iterator[int]:
+        """Compute the features on all ranks, then fit on rank 0."""
+        val = self.extract(self.data["val"], [CENTER])
+        self.features = {"train": self.extract(self.data["train"], self.train_views()), "val": val}
+        self.run.on_first_rank(self.fit)
+        yield from ()
+
+    def train_views(self) -> list[str]:
+        """Return the views of train whose features are needed."""
+        return [CENTER]
+
+    def fit(self) -> Iterator[int]:
+        """Train on rank 0; a `yield` says that the state is complete."""
+        yield from ()
+
+    def extract(
+        self, images: LabeledImages, views: Sequence[str], frozen: Frozen | None = None
+    ) -> Features:
+        """Return the features of these views of the images, from the cache if they are in it."""
+        features = cached_features(self.cfg, frozen or self.frozen, images, views, self.run)
+        self.decoded += features.decoded
+        return features
+
+    def is_due(self, step: int) -> bool:
+        """Return whether a checkpoint is due: every so many seconds."""
+        return time.monotonic() - self.run.last_saved >= self.cfg.CHECKPOINT.SECONDS
+
+    def state_dict(self) -> Json:
+        """Return what a checkpoint holds."""
+        return {}
+
+    # What it reports
+
+    def settings(self) -> Json:
+        """Return every setting of this probe that changes what is measured."""
+        raise NotImplementedError
+
+    def definition(self) -> Json:
+        """Return every setting that changes what is measured."""
+        return _common_settings(self.cfg) | self.settings()
+
+    def protocol(self, sizes: Mapping[str, int]) -> Protocol:
+        """Return what is measured; `sizes` counts classes and images."""
+        return Protocol(self.protocol_id, self.definition())
+
+    def sizes(self) -> dict[str, int]:
+        """Count classes and images."""
+        train, val = self.data["train"], self.data["val"]
+        return {"classes": len(train.classes), "train images": len(train), "val images": len(val)}
+
+    def announce(self) -> None:
+        """Log what is measured."""
+        counts = [f"{len(images):,} {role}" for role, images in self.data.items()]
+        trained = [images for role, images in self.data.items() if role.endswith("train")]
+        log.info(
+            "%s: %s images of %d classes, on %d x %s.",
+            self.protocol(self.sizes()).id,
+            ", ".join(counts),
+            sum(len(images.classes) for images in trained),
+            *(world_size(), device().type),
+        )
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the results, on rank 0 alone."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Write the records if the backbone is still what it was."""
+        self.frozen.check_unchanged()
+        on_first_rank(self._write)
+
+    def _write(self) -> None:
+        # The one whose name says that the evaluation has ended comes last.
+        for outcome in reversed(self.outcomes()):
+            record = self.record_of(outcome)
+            if outcome.classifier is not None:
+                write_classifier(outcome, self.data["val"].classes, self.folder)
+            path = write_record(record, self.folder, outcome.part)
+            log.info("%s", in_words(record, outcome.remark))
+            log.info("Wrote %s.", path)
+
+    def record_of(self, outcome: Outcome) -> Record:
+        """Return the record of a result."""
+        cfg, score = self.cfg, outcome.score
+        backbone = describe_backbone(cfg, self.frozen)
+        trained = [i for role, i in self.data.items() if not role.endswith(("val", "test"))]
+        details: Json = {
+            "backbone": backbone,
+            "n": score.n,
+            "n_train": sum(len(images) for images in trained),
+            "processes": world_size(),
+            "files": {"config": CONFIG_FILE, "log": LOG_FILE},
+            **outcome.details,
+            "images_decoded_for_features": self.decoded,
+        }
+        if score.per_class:
+            details |= {"classes": self.data["val"].classes, "per_class": score.per_class}
+        if score.right:
+            details |= {
+                "right": score.right,
+                "confidence_interval": {name: list(ends) for name, ends in score.intervals.items()},
+                "confidence_level": LEVEL,
+                "confidence_method": "Wilson, test sampling only",
+            }
+        if outcome.classifier is not None:
+            details["files"]["classifier"] = CLASSIFIER_FILE
+        return make_record(
+            kind=self.kind,
+            name=cfg.LABEL
+            or backbone.get("method")
+            or Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar")).stem,
+            protocol=outcome.protocol or self.protocol(self.sizes()),
+            metrics=score.metrics,
+            seconds=self.run.seconds,
+            seed=cfg.SEED if outcome.seed is None else outcome.seed,
+            cfg=cfg,
+            data=self.inputs.data,
+            inputs=self.inputs.files,
+            details=details,
+            without_effect=tuple(self.may_change),
+        )
+
+
+# The registry
+
+PROBES: dict[str, type[Probe]] = {}
+Registered = TypeVar("Registered", bound=type[Probe])
+
+
+def probe(name: str, title: str, kind: str = "") -> Callable[[Registered], Registered]:
+    """Register a probe; `kind` is that of its records if it is not its name."""
+
+    def register(found: Registered) -> Registered:
+        found.name, found.title, found.kind = name, title, kind or name
+        known = PROBES.setdefault(name, found)
+        if known is not found:
+            modules = f"{known.__module__} and {found.__module__}"
+            raise KsclError(f"{modules} both register a probe {name}. Rename one.")
+        return found
+
+    return register
+
+
+def registered() -> dict[str, type[Probe]]:
+    """Return all probes by name: those of `linear_eval/probes/`, and what else was imported."""
+    for module in pkgutil.iter_modules(linear_eval.probes.__path__):
+        importlib.import_module(f"{linear_eval.probes.__name__}.{module.name}")
+    return dict(sorted(PROBES.items()))
+
+
+def probe_of(cfg: CfgNode) -> Probe:
+    """Return the probe that a config names."""
+    return registered()[cfg.PROBE](cfg)
+
+
+def schema() -> Schema:
+    """Return the keys of all probes."""
+    probes = registered()
+    own = [found.Keys for found in probes.values()]
+    rules = (*RULES, _check_subset, *(found.rules for found in probes.values()))
+    found = Schema.of(LinearEval, *own, rules=rules)
+    titles = "; ".join(f"{name}: {each.title}" for name, each in probes.items())
+    chosen = found.keys["PROBE"]
+    chosen = replace(chosen, doc=f"{chosen.doc} {titles}.", choices=tuple(probes))
+    return replace(found, keys={**found.keys, "PROBE": chosen})
+
+
+def load_linear_eval_config(
+    config_file: str | Path | None = None, overrides: Sequence[str] = ()
+) -> CfgNode:
+    """Return the merge of defaults, file and overrides, checked as a whole and frozen."""
+    return schema().load(config_file, overrides)
+
+
+def _check_subset(cfg: CfgNode) -> Iterable[Broken]:
+    chosen = PROBES.get(cfg.PROBE)
+    data = cfg.DATA
+    limited = data.IMAGES_PER_CLASS > 0 or data.FRACTION < 1 or bool(data.SUBSET)
+    if limited and chosen is not None and not chosen.takes_subset:
+        yield (
+            ("PROBE", "DATA.IMAGES_PER_CLASS", "DATA.FRACTION", "DATA.SUBSET"),
+            "this probe takes all images of its sets: leave these as they are",
+        )
+
+
+# Words of protocols
+
+
+def _common_settings(cfg: CfgNode) -> Json:
+    full = "tf32" if cfg.SOLVER.TF32 else "float32"
+    half = cfg.SOLVER.AMP if full == "float32" else f"{cfg.SOLVER.AMP} and {full}"
+    common: Json = {
+        "features": "pooled, frozen, evaluation mode",
+        "batch_norm": _batch_norm(cfg),
+        "precision": full if cfg.SOLVER.AMP == "off" else half,
+        "train_images_per_class": cfg.DATA.IMAGES_PER_CLASS or "all",
+        "test_view": {
+            "resize": cfg.INPUT.RESIZE,
+            "centre_crop": cfg.INPUT.SIZE,
+            "crops": 1,
+            "interpolation": cfg.INPUT.INTERPOLATION,
+        },
+    }
+    if cfg.DATA.SUBSET:
+        common["train_subset"] = {"sha256": subset_hash(cfg.DATA.SUBSET, cfg.DATA.CACHE_DIR)}
+    elif cfg.DATA.FRACTION < 1:
+        common["train_subset"] = {"fraction_of_each_class": cfg.DATA.FRACTION}
+    return common
+
+
+def _batch_norm(cfg: CfgNode) -> Json | str:
+    words = {
+        "keep": "as stored",
+        "calibrate": "statistics of train images",
+        "auto": "as stored; of random weights, statistics of train images",
+    }[cfg.BACKBONE.BATCH_NORM]
+    if cfg.BACKBONE.BATCH_NORM == "keep":
+        return words
+    return {"statistics": words, "images": cfg.BACKBONE.CALIBRATION_IMAGES}
+
+
+def hash_of_list(definition: Mapping[str, Any]) -> str | None:
+    """Return the hash of the list of DATA.SUBSET, which the fingerprint of the data leaves out."""
+    found: str | None = definition.get("train_subset", {}).get("sha256")
+    return found
+
+
+def random_crop_words(cfg: CfgNode) -> Json:
+    """Describe a random crop."""
+    given = cfg.INPUT
+    return {
+        "random_resized_crop": given.SIZE,
+        "scale": list(given.SCALE),
+        "ratio": list(given.RATIO),
+        "horizontal_flip": given.FLIP,
+        "interpolation": given.INTERPOLATION,
+    }
+
+
+def schedule_words(cfg: CfgNode) -> Json:
+    """Describe how the learning rate falls."""
+    if cfg.SOLVER.SCHEDULE == "cosine":
+        return {"name": "cosine", "by": "epoch", "warmup": 0}
+    milestones, gamma = list(cfg.SOLVER.MILESTONES), cfg.SOLVER.GAMMA
+    return {"name": "step", "milestones": milestones, "gamma": gamma, "by": "epoch", "warmup": 0}
+
+
+# Records and the lines that a person reads
+
+
+def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
+    """Return what a reader should know of the backbone; the leaderboard groups by it."""
+    loaded, description = frozen.loaded, frozen.loaded.description
+    known: Mapping[str, Any] = description.source
+    if cfg.LABEL and known.get("method") in (None, RANDOM):
+        known = {**known, "method": cfg.LABEL}
+    return {
+        **{key: known[key] for key in DESCRIBING if key in known},
+        "arch": description.arch,
+        "kwargs": config_values(CfgNode(description.kwargs)) if description.kwargs else {},
+        "parameters": sum(p.numel() for p in loaded.backbone.parameters()),
+        "weights": "random" if loaded.layout == RANDOM else f"file, read as {loaded.layout}",
+        "mean": [round(value, 6) for value in frozen.mean.flatten().tolist()],
+        "std": [round(value, 6) for value in frozen.std.flatten().tolist()],
+        "feature_dim": frozen.dim,
+        "batch_norm_calibrated_on": frozen.calibrated_on,
+        "sha256": frozen.tensors_sha256,
+    }
+
+
+def write_classifier(outcome: Outcome, classes: Sequence[str], folder: Path) -> None:
+    """Write the linear layer, for features as the backbone gives them, with its class names."""
+    head = outcome.classifier
+    assert head is not None
+    tensors = {"weight": head.weight.contiguous(), "bias": head.bias.contiguous()}
+    metadata = {"format": "pt", "classes": json.dumps(list(classes))}
+    write_atomically(folder / CLASSIFIER_FILE, safetensors.torch.save(tensors, metadata))
+
+
+def in_words(record: Record, remark: str = "") -> str:
+    """Return the result on one line."""
+    metrics, details = record.metrics, record.details
+    ends = details.get("confidence_interval", {})
+    values = [
+        f"{METRIC_WORDS.get(name, name)} {value:.2f}"
+        + (f" [{ends[name][0]:.2f}, {ends[name][1]:.2f}]" if name in ends and not number else "")
+        for number, (name, value) in enumerate(metrics.items())
+    ]
+    return (
+        f"{record.name}: {', '.join(values)} on {details['n']:,} images, {record.protocol.id}, "
+        f"seed {record.seed}" + (f" ({remark})" if remark else "")
+    )
+
+
+def summary(folders: Sequence[Path]) -> str:
+    """Return one line for one record, and mean ± standard deviation of each metric for several."""
+    first = read_record(folders[0] / RECORD_FILE)
+    files = [sorted(folder.glob(f"*{RECORD_FILE}")) for folder in folders]
+    found = [read_record(file) for of_folder in files for file in of_folder]
+    records = [record for record in found if record.protocol == first.protocol]
+    others = [record for record in found if record.protocol != first.protocol]
+    if len(records) == 1:
+        return "\n".join(map(in_words, [first, *others]))
+    parts = [
+        f"{name} {mean_and_std([record.metrics[name] for record in records])}"
+        for name in first.metrics
+    ]
+    seeds = ", ".join(str(record.seed) for record in records)
+    return f"{first.name}: {', '.join(parts)} over seeds {seeds}, {first.protocol.id}"
