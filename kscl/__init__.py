@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from kscl.backbone_file import load_backbone, save_backbone
     from kscl.errors import KsclError
     from kscl.keys import load_config
-    from kscl.method.dictionary import MemoryBank, Minibatch, Queue
-    from kscl.method.encoder import Encoder
-    from kscl.method.learner import Learner
-    from kscl.method.subspace import fit_subspaces, projection_length, retrieve_instance
+    from kscl.methods.dictionary import MemoryBank, Minibatch, Queue
+    from kscl.methods.encoder import Encoder
+    from kscl.methods.learner import Learner
+    from kscl.methods.subspace import fit_subspaces, projection_length, retrieve_instance
 
 __version__ = "0.1.0"
 
@@ -39,17 +39,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Encoder": "kscl.method.encoder",
+    "Encoder": "kscl.methods.encoder",
     "KsclError": "kscl.errors",
-    "Learner": "kscl.method.learner",
-    "MemoryBank": "kscl.method.dictionary",
-    "Minibatch": "kscl.method.dictionary",
-    "Queue": "kscl.method.dictionary",
-    "fit_subspaces": "kscl.method.subspace",
+    "Learner": "kscl.methods.learner",
+    "MemoryBank": "kscl.methods.dictionary",
+    "Minibatch": "kscl.methods.dictionary",
+    "Queue": "kscl.methods.dictionary",
+    "fit_subspaces": "kscl.methods.subspace",
     "load_backbone": "kscl.backbone_file",
     "load_config": "kscl.keys",
-    "projection_length": "kscl.method.subspace",
-    "retrieve_instance": "kscl.method.subspace",
+    "projection_length": "kscl.methods.subspace",
+    "retrieve_instance": "kscl.methods.subspace",
     "save_backbone": "kscl.backbone_file",
 }
 

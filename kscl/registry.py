@@ -74,5 +74,5 @@ def import_modules(names: Sequence[str] = ()) -> None:
 # The ways to compare a query with an instance (`METHOD.SIMILARITY`).
 SIMILARITIES: Registry = Registry(
     "similarity",
-    dict.fromkeys(("projection", "cosine", "mean_cosine"), "kscl.method.similarity"),
+    dict.fromkeys(("projection", "cosine", "mean_cosine"), "kscl.methods.similarity"),
 )

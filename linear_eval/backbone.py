@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from kscl.backbone_file import RANDOM, Loaded, load_backbone, tensors_hash
 from kscl.data.source import cache_folder
 from kscl.errors import KsclError
-from kscl.method.batch_norm import batch_norms, calibrate_batch_norm
-from kscl.method.encoder import feature_dim
+from kscl.methods.batch_norm import batch_norms, calibrate_batch_norm
+from kscl.methods.encoder import feature_dim
 from kscl.rng import Stream, permutation
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER

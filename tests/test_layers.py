@@ -19,7 +19,7 @@ ORDER = (
     ("views",),
     ("config",),
     ("keys",),
-    ("data", "method"),
+    ("data", "methods"),
     ("backbone_file",),
     ("records",),
     ("run",),
@@ -73,7 +73,7 @@ def all_imports() -> list[Import]:
 
 
 def room_of(module: str) -> str:
-    """`kscl.method.learner` is in `method`; `kscl` itself, which only has names, in no room."""
+    """`kscl.methods.learner` is in `methods`; `kscl` itself, which only has names, in no room."""
     parts = module.split(".")
     return parts[1] if parts[0] == "kscl" and len(parts) > 1 else ""
 
@@ -172,9 +172,9 @@ def test_no_modules_import_each_other_in_a_circle():
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("kscl.method.learner", "kscl.engine.loop"),
-        ("kscl.data.loader", "kscl.method.encoder"),
-        ("kscl.config", "kscl.method.subspace"),
+        ("kscl.methods.learner", "kscl.engine.loop"),
+        ("kscl.data.loader", "kscl.methods.encoder"),
+        ("kscl.config", "kscl.methods.subspace"),
         ("kscl.engine.pretrain", "detection.config"),
         ("linear_eval.probe", "detection.config"),
         ("detection.config", "linear_eval.probe"),

@@ -30,7 +30,7 @@ from detection.backbones.levels import (
 )
 from detection.errors import DetectionError
 from kscl.config import plain
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 
 PLAIN_HEAD, EXTRA_NORM_HEAD = "Res5ROIHeads", "Res5ROIHeadsExtraNorm"
 EXTRA_NORM = "norm"  # its name inside res5: part of what checkpoints of this protocol look like

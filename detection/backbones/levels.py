@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from detection.errors import DetectionError
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 
 STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}  # Detectron2's names of the levels
 LAST = "last"  # the one level of a plain transformer

@@ -33,7 +33,7 @@ from kscl.backbone_file import (
 )
 from kscl.backbone_file.detectron2 import channels_of
 from kscl.config import plain, value_at
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 from kscl.runtime.files import sha256_of, write_atomically
 
 CERTIFICATE_FILE = "certificate.json"

@@ -49,7 +49,7 @@ from detection.convert.weights import (
 )
 from detection.errors import DetectionError
 from kscl.backbone_file import Description, Loaded, load_backbone, save_backbone, tensors_hash
-from kscl.method.encoder import STRIDE_IN_1X1, build_backbone
+from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
 from kscl.runtime.files import sha256_of, whole_folder, write_atomically
 
 CONFIG_FILE = "config.yaml"

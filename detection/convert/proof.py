@@ -36,7 +36,7 @@ from detection.convert.weights import (
 )
 from detection.errors import DetectionError
 from kscl.config import plain
-from kscl.method import encoder
+from kscl.methods import encoder
 
 TOLERANCE = 1e-4  # right conversions stay below 3e-5; the mildest known mistake gives 5e-3
 TRUNK = ("stem", "res2", "res3", "res4", "res5")

@@ -20,7 +20,7 @@ from detection.backbones.levels import LAST, any_size_arguments, find_levels, is
 from detection.convert.architecture import SUPPORTED, examine, misfits
 from detection.convert.weights import COUNTER, TIMM_PREFIX, rename
 from detection.errors import DetectionError
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 
 EXACT, TIMM = "exact", "timm"
 ROUTES = (EXACT, TIMM)

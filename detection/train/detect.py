@@ -55,7 +55,7 @@ from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of
 from kscl.backbone_file import RANDOM
 from kscl.cli import WORLD_SIZE_OPTION
 from kscl.config import plain, value_at
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 from kscl.records.record import LEAST_AP50, Record, make_record, write_record
 from kscl.run.engine import WORLD_SIZE, WORLD_SIZES, Flags, Inputs, Run, Stopped, Task, run
 from kscl.runtime.files import sha256_of, write_atomically

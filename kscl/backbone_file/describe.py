@@ -11,7 +11,7 @@ from typing import Any
 import timm
 
 from kscl.errors import KsclError
-from kscl.method.encoder import check_arguments
+from kscl.methods.encoder import check_arguments
 
 DESCRIPTION = "kscl_backbone"  # the key in a safetensors file's metadata
 DESCRIPTION_VERSION = 1

@@ -33,7 +33,7 @@ from kscl.backbone_file.unpickle import (
 from kscl.backbone_file.write import CHECKSUM, checksum
 from kscl.data.source import cache_folder
 from kscl.errors import KsclError
-from kscl.method.encoder import STRIDE_IN_1X1, build_backbone
+from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
 from kscl.runtime.files import sha256_of
 from kscl.runtime.paths import local_path
 

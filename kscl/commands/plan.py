@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from kscl import cli
 from kscl.errors import KsclError
 from kscl.keys import PRETRAIN, load_config
-from kscl.method.cost import (
+from kscl.methods.cost import (
     GPUS,
     IMAGENET_IMAGES,
     PAPER_COUNT,

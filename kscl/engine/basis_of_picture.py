@@ -16,12 +16,12 @@ from kscl.data.formats import UnreadableImage
 from kscl.data.loader import key_recipe
 from kscl.errors import KsclError
 from kscl.keys import PRETRAIN
-from kscl.method.basis_images import BasisImages, basis_images
-from kscl.method.batch_norm import calibrate_batch_norm
-from kscl.method.build import encoder_of
-from kscl.method.draw_basis import draw
-from kscl.method.encoder import Encoder
-from kscl.method.subspace import max_rank
+from kscl.methods.basis_images import BasisImages, basis_images
+from kscl.methods.batch_norm import calibrate_batch_norm
+from kscl.methods.build import encoder_of
+from kscl.methods.draw_basis import draw
+from kscl.methods.encoder import Encoder
+from kscl.methods.subspace import max_rank
 from kscl.rng import Stream, uniforms
 from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from kscl.views.augment import draws_per_view, make_views, resolve

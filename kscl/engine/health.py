@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from fvcore.common.config import CfgNode
 
-from kscl.method.batch_norm import batch_norms
-from kscl.method.learner import Learner
+from kscl.methods.batch_norm import batch_norms
+from kscl.methods.learner import Learner
 from kscl.runtime.processes.distributed import world_size
 
 NEAR_CHANCE = 3.0  # times the chance to name the right instance

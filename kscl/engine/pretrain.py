@@ -34,9 +34,9 @@ from kscl.engine.preview.announce import announce
 from kscl.engine.state import TrainState, build_state, check_ranks, check_room, restore, state_dict
 from kscl.errors import KsclError
 from kscl.keys import PRETRAIN
-from kscl.method.cost import num_views
-from kscl.method.encoder import backbone_state_dict
-from kscl.method.learner import Learner
+from kscl.methods.cost import num_views
+from kscl.methods.encoder import backbone_state_dict
+from kscl.methods.learner import Learner
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.records.provenance import code_version
 from kscl.records.record import Protocol, Record, make_record, write_record

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kscl.engine.schedule import build_optimizer, check_schedule, total_steps
 from kscl.errors import KsclError
-from kscl.method.build import build_learner
-from kscl.method.learner import Learner
+from kscl.methods.build import build_learner
+from kscl.methods.learner import Learner
 from kscl.run.checkpoint import CONTAINER_BYTES, bytes_of, find_checkpoints
 from kscl.runtime.compile import compile_in_place
 from kscl.runtime.cpu import avoid_broken_amx

@@ -16,7 +16,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from kscl.config import Broken, Section, key
-from kscl.method.batch_norm import synchronize_batch_norm
+from kscl.methods.batch_norm import synchronize_batch_norm
 from kscl.records.record import Protocol
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import autocast

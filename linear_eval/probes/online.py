@@ -26,7 +26,7 @@ from kscl.config import leaves
 from kscl.data.loader import StepSampler
 from kscl.data.view_dataset import Batch
 from kscl.errors import KsclError
-from kscl.method.batch_norm import SyncBatchNorm
+from kscl.methods.batch_norm import SyncBatchNorm
 from kscl.records.record import Protocol
 from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.processes.distributed import rank, world_size

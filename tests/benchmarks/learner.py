@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kscl.method.dictionary import Queue
-from kscl.method.encoder import build_encoder
-from kscl.method.kernels import all_lengths
-from kscl.method.learner import Learner
-from kscl.method.subspace import Subspaces, fit_subspaces, own_projection_length
+from kscl.methods.dictionary import Queue
+from kscl.methods.encoder import build_encoder
+from kscl.methods.kernels import all_lengths
+from kscl.methods.learner import Learner
+from kscl.methods.subspace import Subspaces, fit_subspaces, own_projection_length
 from kscl.runtime.cpu import keep_freed_memory
 from tests.benchmarks.harness import SkippedError, figure, in_own_process, time_ratio
 

@@ -26,8 +26,8 @@ def test_every_public_name_is_there_and_is_listed():
     for name in kscl.__all__:
         assert getattr(kscl, name) is not None
         assert name in dir(kscl)
-    assert kscl.Learner.__module__ == "kscl.method.learner"
-    assert kscl.fit_subspaces.__module__ == "kscl.method.subspace"
+    assert kscl.Learner.__module__ == "kscl.methods.learner"
+    assert kscl.fit_subspaces.__module__ == "kscl.methods.subspace"
     assert set(kscl.__all__) >= {
         *("Learner", "Encoder", "Queue", "MemoryBank", "Minibatch", "fit_subspaces"),
         *("projection_length", "retrieve_instance", "load_backbone", "save_backbone"),

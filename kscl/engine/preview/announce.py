@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 from kscl.engine.health import batch_norm_warnings, queue_warnings
 from kscl.engine.schedule import learning_rate
 from kscl.engine.state import TrainState
-from kscl.method.cost import PASSES_OF_MOCO, forward_passes, num_views, views_in_words
+from kscl.methods.cost import PASSES_OF_MOCO, forward_passes, num_views, views_in_words
 from kscl.registry import SIMILARITIES
 from kscl.runtime.precision import tell_of_tf32
 from kscl.runtime.processes.distributed import world_size

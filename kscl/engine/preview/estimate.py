@@ -13,7 +13,7 @@ from kscl.data.throughput import Budget, measure_budget
 from kscl.engine.loop import warm_up
 from kscl.engine.schedule import total_steps
 from kscl.engine.state import build_state
-from kscl.method.cost import forward_passes
+from kscl.methods.cost import forward_passes
 from kscl.runtime.machine import usable_cores
 from kscl.runtime.processes.ranks import device
 from kscl.views.sizes import mean_pixels, size_at

@@ -22,7 +22,7 @@ from detection.config import load_detection_config
 from detection.convert.weights import load_weights
 from detection.scoring.boxes import read_detections
 from kscl.backbone_file import read_plain
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 from kscl.records.record import Record, read_record
 from tests.detection.backbones.test_builders import FROZEN
 from tests.detection.commands.test_train_net_resume import (

@@ -22,7 +22,7 @@ from detection.errors import DetectionError
 from detection.train.detector import build_on_meta, check_room_for
 from kscl.backbone_file import Description, save_backbone
 from kscl.config import shipped_configs
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 from kscl.run.checkpoint import CHECKPOINT_FOLDER, CONTAINER_BYTES
 from tests.detection.commands.test_train_net_resume import at_iteration
 from tests.helpers.detection_runs import arguments, start_train_net

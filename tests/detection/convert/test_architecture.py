@@ -12,7 +12,7 @@ from torch import nn
 from detection.convert.architecture import examine
 from detection.convert.weights import LAYERS, network_tensors, rename, to_detectron2, to_timm
 from detection.errors import DetectionError
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 
 SUPPORTED = [  # depth, groups, width per group, res2's channels, norm
     ("resnet50", {}, (50, 1, 64, 256, "BN")),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from kscl.backbone_file import Description, save_backbone
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 
 NARROW: dict[str, Any] = {"channels": [8, 16, 32, 64]}
 

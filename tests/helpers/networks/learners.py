@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
-from kscl.method.encoder import Encoder
-from kscl.method.learner import Learner
+from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Queue
+from kscl.methods.encoder import Encoder
+from kscl.methods.learner import Learner
 from kscl.registry import SIMILARITIES
 
 DIM = 10

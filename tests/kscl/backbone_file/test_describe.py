@@ -10,7 +10,7 @@ import torch
 
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.errors import KsclError
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 
 NARROW = {"channels": [8, 8, 8, 8]}
 GOOD = {

@@ -7,7 +7,7 @@ import torch
 
 from kscl.backbone_file import load_backbone, tensors_hash
 from kscl.errors import KsclError
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 from tests.helpers.networks.checkpoints import moco, some, under
 
 NARROW = {"channels": [8, 16, 32, 64]}

@@ -8,7 +8,7 @@ import torch
 from kscl.backbone_file import LAYOUTS, load_backbone, tensors_hash
 from kscl.backbone_file.layouts import SWAV_INPUT
 from kscl.errors import KsclError
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 from tests.helpers.networks.checkpoints import CHECKPOINTS, dino, mae, under
 
 NARROW = {"channels": [8, 16, 32, 64]}

@@ -10,7 +10,7 @@ import torch
 
 from kscl.backbone_file import Description, load_backbone, save_backbone, tensors_hash
 from kscl.errors import KsclError
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 from kscl.runtime.files import sha256_of
 
 NARROW = {"channels": [8, 16, 32, 64]}

@@ -14,7 +14,7 @@ import torch
 
 from kscl.backbone_file import load_backbone, read_plain, tensors_hash
 from kscl.errors import KsclError
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 
 NARROW = {"channels": [8, 16, 32, 64]}
 

@@ -13,7 +13,7 @@ import timm
 import torch
 
 from kscl.backbone_file import Description, load_backbone, save_backbone, to_safetensors
-from kscl.method.encoder import build_backbone
+from kscl.methods.encoder import build_backbone
 
 NARROW = {"channels": [8, 16, 32, 64]}
 

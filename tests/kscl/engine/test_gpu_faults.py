@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kscl.engine import loop
-from kscl.method import checks, dictionary, kernels
-from kscl.method.learner import Learner
-from kscl.method.momentum import MomentumUpdate
+from kscl.methods import checks, dictionary, kernels
+from kscl.methods.learner import Learner
+from kscl.methods.momentum import MomentumUpdate
 from tests.helpers.gpu.tensor import CUDA, PretendCudaError
 from tests.helpers.gpu.training import CPU, K5, PRETENDED, RANKS, TOLERANCE, gpu, train
 
@@ -63,7 +63,7 @@ def test_a_step_that_waits_is_noticed(tmp_path):
     with gpu() as device, patch.object(checks.FiniteCheck, "__call__", at_once):
         _, loader, _ = train(K5, tmp_path, device)
     assert sum(loader.syncs.values()) > 1  # the most that is allowed
-    assert any("kscl/method/checks.py" in line for _, line in loader.syncs)
+    assert any("kscl/methods/checks.py" in line for _, line in loader.syncs)
 
 
 @PRETENDED

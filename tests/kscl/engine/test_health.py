@@ -9,7 +9,7 @@ import numpy as np
 from kscl.commands.pretrain import main
 from kscl.engine.health import batch_norm_warnings, health_warnings
 from kscl.keys import load_config
-from kscl.method.build import build_learner
+from kscl.methods.build import build_learner
 from kscl.records.record import read_record
 from tests.helpers.runs import TINY, Run
 

@@ -14,7 +14,7 @@ import torch
 
 from kscl.engine.state import state_dict
 from kscl.errors import KsclError
-from kscl.method.encoder import Encoder
+from kscl.methods.encoder import Encoder
 from kscl.run.checkpoint import find_checkpoints, save_checkpoint
 from kscl.runtime.processes.shuffle import Shuffle
 from tests.helpers.gpu.tensor import METER

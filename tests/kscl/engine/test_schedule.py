@@ -17,7 +17,7 @@ from kscl.engine.schedule import (
 )
 from kscl.errors import KsclError
 from kscl.keys import load_config
-from kscl.method.build import build_learner
+from kscl.methods.build import build_learner
 
 TINY = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "32", "PROJECTOR.DIM", "8"]
 TINY += ["DICTIONARY.QUEUE_LENGTH", "256"]

@@ -10,8 +10,8 @@ from kscl.commands.pretrain import main
 from kscl.engine.pretrain import start_from_weights
 from kscl.errors import KsclError
 from kscl.keys import load_config
-from kscl.method.build import build_learner
-from kscl.method.encoder import build_backbone
+from kscl.methods.build import build_learner
+from kscl.methods.encoder import build_backbone
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.files import sha256_of
 from tests.helpers.runs import Run, draw_images

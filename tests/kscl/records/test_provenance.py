@@ -35,7 +35,7 @@ KINDS_CHANGED_BY = {
     "kscl/data/annotated": set(KINDS),
     "kscl/engine": set(KINDS),
     "kscl/engine/preview": set(KINDS),
-    "kscl/method": set(KINDS),
+    "kscl/methods": set(KINDS),
     "kscl/records": set(KINDS),
     "kscl/run": set(KINDS),
     "kscl/runtime": set(KINDS),
@@ -110,7 +110,7 @@ def test_a_process_tells_the_commit_of_its_code_and_whether_it_was_changed(check
     commit = committed(checkout)
     clean = version_told_in(checkout)
     assert (clean["commit"], clean["dirty"]) == (commit, False)
-    with (checkout / "kscl/method/subspace.py").open("a") as file:
+    with (checkout / "kscl/methods/subspace.py").open("a") as file:
         file.write("# changed\n")
     changed = version_told_in(checkout)
     assert (changed["commit"], changed["dirty"]) == (commit, True)
@@ -125,7 +125,7 @@ from pathlib import Path
 from kscl.records.provenance import code_version, loaded_code
 loaded_code()
 for name in ("subspace.py", "new.py"):
-    with Path("kscl/method", name).open("a") as file:
+    with Path("kscl/methods", name).open("a") as file:
         file.write("# edited during the run")
 print(json.dumps({kind: code_version(kind or None) for kind in ("pretrain", "")}))
 """

@@ -15,7 +15,7 @@ from kscl.benchmark.leaderboard.writing.tables import (
     table,
     without_empty_columns,
 )
-from kscl.method.cost import PASSES_OF_MOCO, forward_passes
+from kscl.methods.cost import PASSES_OF_MOCO, forward_passes
 from kscl.records.spread import mean_and_std
 from kscl.views.sizes import check_sizes
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kscl.errors import KsclError
-from kscl.method.basis_images import BasisImages
+from kscl.methods.basis_images import BasisImages
 
 
 def draw(views: Tensor, basis: BasisImages, outputs: Sequence[Path], rho: float) -> None:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kscl.errors import KsclError
-from kscl.method.similarity import blend_subspaces, mean_direction
-from kscl.method.subspace import (
+from kscl.methods.similarity import blend_subspaces, mean_direction
+from kscl.methods.subspace import (
     fit_subspaces,
     kept_rank,
     max_rank,

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from kscl.errors import KsclError
-from kscl.method.dictionary import MemoryBank, Minibatch
+from kscl.methods.dictionary import MemoryBank, Minibatch
 from kscl.runtime.processes.distributed import rank
 
 if TYPE_CHECKING:
-    from kscl.method.learner import Learner
+    from kscl.methods.learner import Learner
 
 
 def check_settings(learner: Learner, key_encoder: str, key_batch_norm: str) -> None:

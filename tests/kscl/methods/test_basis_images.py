@@ -16,10 +16,10 @@ from kscl.commands.visualize_basis import main
 from kscl.config import config_values
 from kscl.errors import KsclError
 from kscl.keys import load_config
-from kscl.method.basis_images import basis_images
-from kscl.method.build import build_learner
-from kscl.method.draw_basis import draw, in_words, to_display
-from kscl.method.subspace import fit_subspaces
+from kscl.methods.basis_images import basis_images
+from kscl.methods.build import build_learner
+from kscl.methods.draw_basis import draw, in_words, to_display
+from kscl.methods.subspace import fit_subspaces
 from tests.helpers.data.photos import jpeg, photo
 
 SMALL = [

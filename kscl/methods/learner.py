@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kscl.method.batch_norm import (
+from kscl.methods.batch_norm import (
     batch_norms,
     calibrate_batch_norm,
     copy_statistics,
@@ -32,12 +32,12 @@ from kscl.method.batch_norm import (
     in_mode,
     statistics,
 )
-from kscl.method.checks import FiniteCheck, check_finite, check_input, check_settings
-from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Negatives
-from kscl.method.encoder import Encoder
-from kscl.method.kernels import full_precision
-from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
-from kscl.method.subspace import Subspaces
+from kscl.methods.checks import FiniteCheck, check_finite, check_input, check_settings
+from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Negatives
+from kscl.methods.encoder import Encoder
+from kscl.methods.kernels import full_precision
+from kscl.methods.momentum import MomentumUpdate, make_momentum_encoder
+from kscl.methods.subspace import Subspaces
 from kscl.registry import SIMILARITIES
 from kscl.runtime.precision import weights_cast_once
 from kscl.runtime.processes.distributed import average_, rank

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-import kscl.method.kernels
+import kscl.methods.kernels
 from kscl.errors import KsclError
-from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Negatives, Queue
-from kscl.method.kernels import all_lengths, log_sum_of_negatives
-from kscl.method.similarity import mean_direction
-from kscl.method.subspace import Subspaces, fit_subspaces
+from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Negatives, Queue
+from kscl.methods.kernels import all_lengths, log_sum_of_negatives
+from kscl.methods.similarity import mean_direction
+from kscl.methods.subspace import Subspaces, fit_subspaces
 
 pytestmark = pytest.mark.portable
 
@@ -66,7 +66,7 @@ def queue_of(length: int, fitted: Subspaces, similarity: str = "projection") -> 
 
 @pytest.fixture(params=[2**19, 40], ids=["one piece", "many pieces"])
 def _pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(kscl.method.kernels.PIECE, "cpu", request.param)
+    monkeypatch.setitem(kscl.methods.kernels.PIECE, "cpu", request.param)
 
 
 class TestQueue:

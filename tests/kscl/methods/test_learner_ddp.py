@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kscl.errors import KsclError
-from kscl.method.batch_norm import synchronize_batch_norm
-from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
-from kscl.method.encoder import Encoder, build_encoder
-from kscl.method.learner import Learner
+from kscl.methods.batch_norm import synchronize_batch_norm
+from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Queue
+from kscl.methods.encoder import Encoder, build_encoder
+from kscl.methods.learner import Learner
 from kscl.runtime.processes.distributed import gather, gather_together, rank, world_size
 from kscl.runtime.processes.shuffle import Shuffle
 from tests.helpers.networks.learners import learner_with_batch_norm, without_gauge

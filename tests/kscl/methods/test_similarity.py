@@ -6,18 +6,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import kscl.method.similarity
+import kscl.methods.similarity
 from kscl.errors import KsclError
 from kscl.keys import PRETRAIN
-from kscl.method.dictionary import MemoryBank, Minibatch, Queue
-from kscl.method.learner import Learner
-from kscl.method.similarity import (
+from kscl.methods.dictionary import MemoryBank, Minibatch, Queue
+from kscl.methods.learner import Learner
+from kscl.methods.similarity import (
     Similarity,
     blend_directions,
     mean_direction,
     one_vector,
 )
-from kscl.method.subspace import eigenpairs
+from kscl.methods.subspace import eigenpairs
 from kscl.registry import SIMILARITIES
 from tests.helpers.networks.learners import TAU, make, one_step, views_of
 
@@ -50,7 +50,7 @@ def test_a_blend_is_in_full_precision_whatever_autocast_and_tf32_are(monkeypatch
         tf32.append(torch.backends.cuda.matmul.allow_tf32)
         return eigenpairs(gram)
 
-    monkeypatch.setattr(kscl.method.similarity, "eigenpairs", watched)
+    monkeypatch.setattr(kscl.methods.similarity, "eigenpairs", watched)
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:

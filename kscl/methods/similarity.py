@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kscl.method.kernels import full_precision, log_sum_of_negatives, orthonormalized
-from kscl.method.subspace import (
+from kscl.methods.kernels import full_precision, log_sum_of_negatives, orthonormalized
+from kscl.methods.subspace import (
     Subspaces,
     eigenpairs,
     fit_subspaces,

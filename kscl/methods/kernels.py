@@ -1,4 +1,4 @@
-"""Gradients and speed of the math in `kscl.method.subspace`.
+"""Gradients and speed of the math in `kscl.methods.subspace`.
 
 Projector gradient: exact where views coincide, where that of `torch.linalg.eigh` is NaN or garbage.
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kscl.method.dictionary import Queue
-from kscl.method.encoder import Encoder
-from kscl.method.learner import Learner
+from kscl.methods.dictionary import Queue
+from kscl.methods.encoder import Encoder
+from kscl.methods.learner import Learner
 from tests.helpers.networks.learners import (
     DIM,
     END_TO_END,

@@ -7,8 +7,8 @@ import copy
 import torch
 from torch import Tensor
 
-from kscl.method.batch_norm import statistics
-from kscl.method.encoder import Encoder
+from kscl.methods.batch_norm import statistics
+from kscl.methods.encoder import Encoder
 
 
 def make_momentum_encoder(encoder: Encoder) -> Encoder:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kscl.errors import KsclError
-from kscl.method.dictionary import Queue
-from kscl.method.learner import Learner
+from kscl.methods.dictionary import Queue
+from kscl.methods.learner import Learner
 from tests.helpers.networks.learners import DIM, SHARED, make, small_encoder, views_of
 
 

@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from kscl.errors import KsclError
-from kscl.method.batch_norm import calibrate_batch_norm, copy_statistics
-from kscl.method.encoder import (
+from kscl.methods.batch_norm import calibrate_batch_norm, copy_statistics
+from kscl.methods.encoder import (
     Encoder,
     backbone_state_dict,
     build_backbone,
     build_encoder,
     feature_dim,
 )
-from kscl.method.momentum import MomentumUpdate, make_momentum_encoder
+from kscl.methods.momentum import MomentumUpdate, make_momentum_encoder
 
 NARROW = {"channels": [4, 8, 8, 16]}
 

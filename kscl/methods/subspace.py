@@ -11,7 +11,7 @@ Section 3.2 (the probability), 4.1 (the basis) and 4.2 (how much of it is kept),
 
 Vectors are rows here: `keys` (B, K, D) holds V_nᵀ and `basis` (B, L, D) holds W̃_nᵀ. Rows beyond L_n
 are zero, so lengths need no mask. All of it is computed in float32 or better, also under autocast;
-`kscl.method.kernels` has the gradients and the speed.
+`kscl.methods.kernels` has the gradients and the speed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kscl.method.kernels import (
+from kscl.methods.kernels import (
     all_lengths,
     check_keys,
     check_rho,

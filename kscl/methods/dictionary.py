@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from kscl.errors import KsclError
-from kscl.method.subspace import Subspaces
+from kscl.methods.subspace import Subspaces
 from kscl.registry import SIMILARITIES
 from kscl.runtime.processes.distributed import gather, gather_together, gather_with_gradient
 

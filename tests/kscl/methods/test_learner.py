@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from kscl.errors import KsclError
 from kscl.keys import load_config
-from kscl.method.batch_norm import group_batch_norms
-from kscl.method.build import build_learner
-from kscl.method.dictionary import MemoryBank, Queue
-from kscl.method.encoder import build_encoder
-from kscl.method.learner import Learner, leave_one_out
+from kscl.methods.batch_norm import group_batch_norms
+from kscl.methods.build import build_learner
+from kscl.methods.dictionary import MemoryBank, Queue
+from kscl.methods.encoder import build_encoder
+from kscl.methods.learner import Learner, leave_one_out
 from tests.helpers.networks.learners import DIM, make, one_step, views_of, without_gauge
 
 pytestmark = pytest.mark.portable

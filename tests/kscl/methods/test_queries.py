@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from kscl.errors import KsclError
-from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
-from kscl.method.encoder import Encoder
-from kscl.method.learner import Learner
+from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Queue
+from kscl.methods.encoder import Encoder
+from kscl.methods.learner import Learner
 from kscl.registry import SIMILARITIES
 
 pytestmark = pytest.mark.portable

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from kscl.engine.schedule import build_optimizer, learning_rate, set_learning_rate
 from kscl.keys import load_config
-from kscl.method.batch_norm import SyncBatchNorm, batch_norms, synchronize_batch_norm
-from kscl.method.build import build_learner
+from kscl.methods.batch_norm import SyncBatchNorm, batch_norms, synchronize_batch_norm
+from kscl.methods.build import build_learner
 
 pytestmark = pytest.mark.portable
 

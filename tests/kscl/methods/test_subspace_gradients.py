@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kscl.method.subspace import (
+from kscl.methods.subspace import (
     fit_subspaces,
     projection_length,
 )

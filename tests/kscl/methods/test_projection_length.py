@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kscl.method.subspace import (
+from kscl.methods.subspace import (
     fit_subspaces,
     instance_probability,
     own_projection_length,
@@ -14,7 +14,7 @@ from kscl.method.subspace import (
     retrieve_instance,
 )
 from tests.helpers.embeddings import DTYPES, unit, views_around_a_center
-from tests.kscl.method.test_subspace import TOLERANCE
+from tests.kscl.methods.test_subspace import TOLERANCE
 
 pytestmark = pytest.mark.portable
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kscl.method.kernels import full_precision
-from kscl.method.subspace import eigenpairs, kept_rank, max_rank
+from kscl.methods.kernels import full_precision
+from kscl.methods.subspace import eigenpairs, kept_rank, max_rank
 
 
 class BasisImages(NamedTuple):

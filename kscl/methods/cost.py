@@ -30,7 +30,7 @@ from kscl.views.sizes import as_schedule, last_size, mean_pixels
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kscl.method.encoder import Encoder
+    from kscl.methods.encoder import Encoder
 
 IMAGENET_IMAGES = 1_281_167
 FLOAT_BYTES = 4
@@ -83,7 +83,7 @@ def count_costs(cfg: CfgNode) -> Costs:
     """Build the encoder of a config and count what one image costs in it."""
     import torch
 
-    from kscl.method.build import encoder_of
+    from kscl.methods.build import encoder_of
 
     encoder = encoder_of(cfg)
     size = last_size(cfg.INPUT.SIZE)

@@ -9,7 +9,7 @@ import torch
 
 from kscl.commands.plan import main
 from kscl.keys import load_config
-from kscl.method.cost import (
+from kscl.methods.cost import (
     GPUS,
     IMAGENET_IMAGES,
     PAPER_COUNT,
@@ -24,7 +24,7 @@ from kscl.method.cost import (
     step_flops,
     step_seconds,
 )
-from kscl.method.encoder import build_encoder
+from kscl.methods.encoder import build_encoder
 
 
 @pytest.fixture(scope="module")

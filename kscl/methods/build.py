@@ -5,10 +5,10 @@ from __future__ import annotations
 from fvcore.common.config import CfgNode
 
 from kscl.errors import KsclError
-from kscl.method.batch_norm import synchronize_batch_norm
-from kscl.method.dictionary import Dictionary, MemoryBank, Minibatch, Queue
-from kscl.method.encoder import Encoder, build_encoder, feature_dim
-from kscl.method.learner import Learner
+from kscl.methods.batch_norm import synchronize_batch_norm
+from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Queue
+from kscl.methods.encoder import Encoder, build_encoder, feature_dim
+from kscl.methods.learner import Learner
 from kscl.registry import SIMILARITIES
 from kscl.views.normalize import Normalize
 from kscl.views.sizes import as_schedule, last_size
