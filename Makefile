@@ -12,7 +12,7 @@ README_TABLE = $(PY) tools/leaderboard.py results/demo --no-stale-check --no-rep
     --columns "method,epochs,K,pretrain min,top-1,AP (a),AP (b)" --insert README.md shapes
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme docs evidence evidence-long screen board test test-portable test-slow test-gpu test-slurm test-versions golden attack lint format bench doctor lock clean
+.PHONY: help setup demo readme docs evidence evidence-long screen board test test-all test-portable test-slow test-gpu test-slurm test-versions golden attack lint format bench doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,8 +67,12 @@ datasets/BCCD:
 	git clone --depth 1 https://github.com/Shenggan/BCCD_Dataset datasets/BCCD_Dataset
 	ln -s BCCD_Dataset/BCCD datasets/BCCD
 
-test: setup  ## run the tests (under 15 minutes on two cores)
-	$(PYTEST) -m "not slow and not gpu"
+test: setup  ## unit and contract tests and one small chain (under 7 minutes on two cores)
+	$(PYTEST) -m "not full and not slow and not gpu"
+
+test-all: setup  ## what make test leaves out: kills, ranks, the page, all protocols, other CPUs (35 minutes)
+	$(PYTEST) -m "full and not slow and not gpu"
+	$(PY) -m tests.portable
 
 test-portable: setup  ## run what trains or compares floats as other CPUs compute (under 5 minutes)
 	$(PY) -m tests.portable

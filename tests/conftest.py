@@ -1,4 +1,13 @@
-"""Give each test process one core: two of them run side by side (make test)."""
+"""What all tests share: one core per test process, and one small chain per session.
+
+`make test` runs the tests without a mark below, two processes side by side. `make test-all` adds
+those marked `full`: kills, ranks, the page in a browser, the README's commands, all protocols,
+whatever takes several seconds. Tests marked `slow` run in neither.
+
+Expensive things are made once per session, for all workers: read them, or copy what you change.
+- `chain`: shapes -> backbone -> probe, converted weights -> detector -> board (helpers/chain.py).
+- `once(tmp_path_factory, name, make)` of helpers/chain.py makes any other folder once.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +29,7 @@ import pytest  # noqa: E402
 from kscl.registry import IMPORT_VARIABLE  # noqa: E402
 from kscl.runtime.cpu import avoid_broken_amx  # noqa: E402
 from kscl.runtime.logs import reset_logging  # noqa: E402
+from tests.helpers.chain import Chain, make_chain, once  # noqa: E402
 
 avoid_broken_amx()  # some tests compute in bf16 in this process, as a tool does after the same call
 
@@ -35,3 +45,9 @@ def quiet_logger():
     """Remove the logging that a tool has set up in this process."""
     yield
     reset_logging()
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory) -> Chain:
+    """The smallest suite, run to its end by its command; nobody may change it."""
+    return Chain(once(tmp_path_factory, "chain", make_chain))

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.attack.processes import finish_program
+from tests.helpers.chain import smoke_suite
 from tests.helpers.commands import ROOT
 from tests.helpers.data.sets import small_coco
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
 PROGRAMS = {
     "kscl-pretrain": "pretrain",

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.attack.chain import TWO_RANKS, Chain, metrics
 from tests.attack.outcome import FAILED, REFUSED, judge
 from tests.attack.processes import PATIENCE, finish_program, start_program
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
+from tests.helpers.chain import smoke_suite
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 MOST_KILLS = 4

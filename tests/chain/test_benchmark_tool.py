@@ -101,6 +101,7 @@ sys.exit(main(["--only", "linear_eval", "--output", sys.argv[1]]))
 """
 
 
+@pytest.mark.full
 def test_a_module_that_does_not_import_is_a_failed_figure(tmp_path):
     output = tmp_path / "bench.json"
     done = run_command(sys.executable, "-W", "ignore", "-c", WITHOUT_SCIKIT_LEARN, output)
@@ -130,6 +131,7 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
 def test_an_interruption_keeps_what_was_measured(number, code, tmp_path):
     output = tmp_path / "bench.json"

@@ -11,6 +11,8 @@ import pytest
 
 from tests.helpers.commands import ROOT, run
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:

@@ -72,6 +72,7 @@ def test_the_readme_s_make_targets_exist():
     assert {"demo", "test"} <= set(named) <= set(targets)
 
 
+@pytest.mark.full
 def test_the_readme_s_commands_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
     for name in ("tools", "configs", "docs"):
@@ -125,6 +126,7 @@ def test_what_the_documents_link_to_is_there(path):
     assert (ROOT / path).exists()
 
 
+@pytest.mark.full
 def test_the_readme_s_python_runs(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
     assert blocks

@@ -83,6 +83,7 @@ def wait_for(process: subprocess.Popen[str], folder: Path, pattern: str) -> None
         time.sleep(0.002)
 
 
+@pytest.mark.full
 def test_a_set_up_killed_while_it_makes_the_environment_makes_it_again(tmp_path):
     venv = tmp_path / "missing" / "folders" / "venv"
     for moment in ("", "pyvenv.cfg", "bin/python", "lib/*/site-packages/pip", "bin/pip"):
@@ -103,6 +104,7 @@ def test_a_set_up_killed_while_it_makes_the_environment_makes_it_again(tmp_path)
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_a_set_up_waits_for_what_a_killed_one_has_left_running(tmp_path):
     venv = tmp_path / "venv"
     killed = start_offline(venv)

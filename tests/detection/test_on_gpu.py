@@ -16,6 +16,8 @@ from detection.config import load_detection_config
 from tests.helpers.detection_runs import SMALL
 from tests.helpers.gpu.pretend import pretend_gpu
 
+pytestmark = pytest.mark.full
+
 
 def loss_of_a_step(device: str, amp: bool) -> float:
     """Return the loss of one step from random weights."""

@@ -17,6 +17,8 @@ from tests.helpers.data.digits import overrides
 from tests.helpers.gpu.pretend import TORCH_CUDA, pretend_gpu
 from tests.helpers.gpu.tensor import CUDA, METER
 
+pytestmark = pytest.mark.full
+
 PROBES = {
     "online": [],
     "online in bf16": ["SOLVER.AMP", "bf16"],

@@ -20,8 +20,8 @@ from pathlib import Path
 import yaml
 
 from kscl.runtime.logs import LOG_FILE
+from tests.helpers.chain import numbers
 from tests.helpers.commands import ROOT
-from tests.kscl.benchmark.suite.test_suite import numbers
 from tests.slurm.cluster import cluster, what_is_missing
 from tests.slurm.suite import ON_TWO_NODES, write_profile, write_suite
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
+from tests.helpers.chain import smoke_suite
 
 PROFILE = {
     "resources": {"partition": "main", "gpus_per_node": 1, "cpus": 1, "time": "00:20:00"},

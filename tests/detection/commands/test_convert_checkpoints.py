@@ -15,6 +15,8 @@ from tests.helpers.networks.backbones import lively_backbone
 from tests.helpers.networks.checkpoints import CHECKPOINTS, dino, mae, some, under
 from tests.helpers.networks.small import NETWORKS
 
+pytestmark = pytest.mark.full
+
 NETWORK = ("--arch", "resnet18", "--protocol", "detection/shapes_tiny_fpn.yaml")
 PLAIN_INPUT = ("--mean", "0", "0", "0", "--std", "1", "1", "1")
 QUICK = ("MoCo v1 and v2", "SimCLR of sthalles", "DINO", "VISSL")

@@ -21,6 +21,8 @@ from kscl.records.record import read_record, record_id
 from kscl.runtime.files import write_atomically
 from tests.helpers.detection_runs import arguments, start_train_net
 
+pytestmark = pytest.mark.full
+
 SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.NUM_ITER", "1")
 
 

@@ -38,6 +38,8 @@ from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
 from tests.helpers.networks.backbones import NARROW as NARROW_KWARGS
 from tests.helpers.networks.small import NETWORKS, pretrained_step
 
+pytestmark = pytest.mark.full
+
 SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)", "TEST.PRECISE_BN.NUM_ITER", "1")
 RETINANET = (
     *("MODEL.RETINANET.NUM_CLASSES", "2"),

@@ -29,6 +29,8 @@ from tests.helpers.detection_runs import arguments, start_train_net
 from tests.helpers.networks.backbones import NARROW, lively_backbone
 from tests.helpers.networks.small import NETWORKS
 
+pytestmark = pytest.mark.full
+
 REFERENCE = ("SOLVER.REFERENCE_WORLD_SIZE", "2", "SOLVER.IMS_PER_BATCH", "4")
 PROTOCOLS = sorted(path.stem for path in (shipped_configs() / "detection").glob("[!_]*.yaml"))
 SCRATCH = ("MODEL.WEIGHTS", "", "KSCL.FROM_SCRATCH", "True")

@@ -19,6 +19,8 @@ from tests.helpers.commands import ROOT, run, tool
 from tests.helpers.detection_runs import arguments
 from tests.helpers.ranks import joined
 
+pytestmark = pytest.mark.full
+
 
 def several_processes(shop: Path, output: Path, *more: str):
     """Run the tool as a user does: processes of its own, which it starts itself."""

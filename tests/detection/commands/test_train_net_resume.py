@@ -29,6 +29,8 @@ from tests.helpers.commands import ROOT
 from tests.helpers.detection_runs import arguments, start_train_net
 from tests.helpers.runs import same_bits, wait_until
 
+pytestmark = pytest.mark.full
+
 STOP_AT = 2  # the iteration in which a signal comes
 SHORT = ("SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)")
 

@@ -14,8 +14,8 @@ from kscl.commands import plan, pretrain
 from kscl.data.throughput import Budget
 from kscl.engine.preview.estimate import over_all_sizes, seconds_of
 from kscl.keys import load_config
+from tests.helpers.chain import smoke_suite
 from tests.helpers.data.photos import jpeg, photo
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
 NUM_IMAGES = 20
 

@@ -18,6 +18,8 @@ from kscl.methods.momentum import MomentumUpdate
 from tests.helpers.gpu.tensor import CUDA, PretendCudaError
 from tests.helpers.gpu.training import CPU, K5, PRETENDED, RANKS, TOLERANCE, gpu, train
 
+pytestmark = pytest.mark.full
+
 
 def at_once(check: Any, step: int, views: Tensor, **results: Tensor) -> None:
     """Look for NaN as on a CPU."""

@@ -16,6 +16,8 @@ from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import Run, children, wait_until
 
+pytestmark = pytest.mark.full
+
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 LONG = ["SOLVER.EPOCHS", 1000]
 SMALL_DISK = """

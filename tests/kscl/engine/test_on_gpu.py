@@ -32,6 +32,8 @@ from tests.helpers.gpu.training import (
 )
 from tests.helpers.runs import same_bits
 
+pytestmark = pytest.mark.full
+
 SHARED = ["KEY_ENCODER.TYPE", "shared", "METHOD.GRAD_THROUGH_KEYS", True]
 MINIBATCH = ["DICTIONARY.TYPE", "minibatch"]
 BANK = ["DICTIONARY.TYPE", "memory_bank"]

@@ -26,6 +26,8 @@ from tests.helpers.runs import (
     wait_until,
 )
 
+pytestmark = pytest.mark.full
+
 EXACT = ("learner", "optimizer", "scaler", "step", "window", "data", "bad_images")
 OF_THE_CLOCK = ("time", "images_per_second", "views_per_second", "fraction_waiting_for_data")
 LONGEST_WAIT = 0.3  # seconds, about a tenth of what a run takes

@@ -24,7 +24,7 @@ from kscl.runtime.processes.distributed import gather, gather_together, rank, wo
 from kscl.runtime.processes.shuffle import Shuffle
 from tests.helpers.networks.learners import learner_with_batch_norm, without_gauge
 
-pytestmark = pytest.mark.portable
+pytestmark = [pytest.mark.full, pytest.mark.portable]
 
 RANKS, BATCH, STEPS, DIM, IMAGES = 2, 3, 3, 8, 20
 END_TO_END = {"key_encoder": "shared", "grad_through_keys": True}

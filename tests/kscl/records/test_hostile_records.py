@@ -171,6 +171,7 @@ def refusal(read: Callable[[], Record]) -> str:
     return ""
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["pretrain", "linear"])
 def test_an_odd_value_anywhere_is_refused_in_one_line_or_the_board_is_made(tmp_path, kind):
     good = pretraining(*kscl(5, 0.4)) if kind == "pretrain" else GOOD
@@ -200,6 +201,7 @@ def test_an_odd_value_anywhere_is_refused_in_one_line_or_the_board_is_made(tmp_p
     assert document(board, {"x": ""})
 
 
+@pytest.mark.full
 def test_a_record_with_any_byte_changed_is_refused_or_says_the_same(tmp_path):
     chance = random.Random(0)
     good, path = text_of(GOOD), tmp_path / "record.json"

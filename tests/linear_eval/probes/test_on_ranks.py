@@ -21,6 +21,8 @@ from linear_eval.probes.cached import Cached
 from linear_eval.probes.knn import Knn
 from tests.helpers.data.digits import config, write_digits
 
+pytestmark = pytest.mark.full
+
 LIMIT = 2  # seconds that a collective may take
 FLAGS = Flags(auto_resume=True, allow_world_size_change=True)
 

@@ -37,6 +37,8 @@ if MISSING:
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
+pytestmark = pytest.mark.full
+
 
 def test_it_opens_from_a_file_and_asks_nobody(page, files):
     assert page.title == "KSCL leaderboard"

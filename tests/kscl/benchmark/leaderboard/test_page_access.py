@@ -18,6 +18,8 @@ if MISSING:
 
 from selenium.webdriver.common.keys import Keys
 
+pytestmark = pytest.mark.full
+
 
 def test_everything_works_from_the_keyboard(page):
     first = method_button(page, 0)

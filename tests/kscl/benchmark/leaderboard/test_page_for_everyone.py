@@ -26,6 +26,8 @@ from tests.helpers.page.axe import violations
 from tests.helpers.page.board_page import ROWS, all_of, choose, method_button, one, sort_by
 from tests.helpers.page.browser import MISSING, open_page
 
+pytestmark = pytest.mark.full
+
 if MISSING:
     pytest.skip(MISSING, allow_module_level=True)
 

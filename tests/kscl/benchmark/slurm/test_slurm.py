@@ -23,9 +23,9 @@ from kscl.benchmark.slurm.submit import cancel_all, missing_stages, set_statuses
 from kscl.benchmark.suite.execute import look, note_path
 from kscl.commands.run_suite import main
 from kscl.errors import KsclError
+from tests.helpers.chain import smoke_suite
 from tests.helpers.commands import ROOT
 from tests.helpers.slurm import option, stage
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
 from tests.slurm.__main__ import main as run_on_slurm
 
 # As Slurm 22.05 prints it: %i|%T|%r|%o

@@ -14,9 +14,9 @@ from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.commands import pretrain
 from linear_eval.commands import linear_eval
+from tests.helpers.chain import smoke_suite
 from tests.helpers.commands import tool
 from tests.helpers.data.sets import small_voc, write_image
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
 
 def problems_of(main, capsys, *words: str) -> list[str]:

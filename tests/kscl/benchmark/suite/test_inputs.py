@@ -14,10 +14,10 @@ from kscl.benchmark.suite.execute import note_path
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.commands import run_suite
+from tests.helpers.chain import smoke_suite
 from tests.helpers.data.own_folders import prepare, split_ids, write_scenes
 from tests.helpers.data.photos import jpeg, photo
 from tests.helpers.data.sets import small_voc, write_image
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
 PRETRAINED = {"pretrain", "basis", "knn", "convert", "detection"}  # stages behind a pretraining
 

@@ -8,8 +8,8 @@ import yaml
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import Stage, plan
 from kscl.errors import KsclError
+from tests.helpers.chain import NETWORK, smoke_suite
 from tests.helpers.commands import ROOT
-from tests.kscl.benchmark.suite.test_suite import NETWORK, smoke_suite
 
 
 def test_only_what_depends_on_a_change_gets_another_key(tmp_path):

@@ -10,8 +10,8 @@ import yaml
 from kscl.benchmark.suite.spec import read_suite
 from kscl.commands.run_suite import main
 from kscl.errors import KsclError
+from tests.helpers.chain import smoke_suite
 from tests.helpers.data.sets import write_image
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
 
 
 def labeled_suite(folder: Path, baseline: str) -> Path:

@@ -10,7 +10,7 @@ from kscl.benchmark.suite.execute import look
 from kscl.benchmark.suite.shell import FORMATS, commands_text
 from kscl.benchmark.suite.stages import Stage
 from kscl.commands.run_suite import main
-from tests.kscl.benchmark.suite.test_suite import smoke_suite
+from tests.helpers.chain import smoke_suite
 
 
 def stages_in(folder: Path) -> list[Stage]:

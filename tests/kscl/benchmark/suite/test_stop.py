@@ -9,8 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from tests.helpers.chain import TINY_SHAPES, smoke_suite
 from tests.helpers.commands import ROOT
-from tests.kscl.benchmark.suite.test_suite import TINY_SHAPES, next_log, smoke_suite
+from tests.kscl.benchmark.suite.test_suite import next_log
+
+pytestmark = pytest.mark.full
 
 
 def hear_interrupts() -> None:

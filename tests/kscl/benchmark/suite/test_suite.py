@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,101 +17,13 @@ from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.commands import run_suite
 from kscl.records.record import find_records
+from tests.helpers.chain import numbers, smoke_suite
 from tests.helpers.commands import ROOT, tool
 
-NETWORK = {"channels": [8, 16, 32, 64]}
-TINY_SHAPES = {
-    "num_classes": 2,
-    "unlabeled": 32,
-    "train": 24,
-    "val": 16,
-    "detection_train": 8,
-    "detection_test": 4,
-    "image_size": 48,
-    "detection_size": 64,
-    "min_objects": 2,
-    "max_objects": 3,
-    "workers": 1,
-}
 
-
-def smoke_suite(folder: Path, **changes: object) -> Path:
-    """The whole chain, as small as it gets: what is tested is the way, not the numbers."""
-    data = folder / "shapes"
-    voc = f"voc:{data}/VOCdevkit/VOC2007"
-    probe = {
-        "DATA.TRAIN": f"{data}/classes/train",
-        "DATA.VAL": f"{data}/classes/val",
-        "DATA.NUM_WORKERS": 0,
-        "DATA.CACHE_DIR": str(folder / "cache"),
-        "INPUT.SIZE": 32,
-        "INPUT.RESIZE": 32,
-    }
-    suite = {
-        "name": "smoke",
-        "jobs": 2,
-        "output_dir": str(folder / "output"),
-        "shapes": {"output_dir": str(data), **TINY_SHAPES},
-        "basis_image": f"{data}/unlabeled/000000.jpg",
-        "pretrain_overrides": {
-            "DATA.TRAIN": f"{data}/unlabeled",
-            "DATA.NUM_WORKERS": 0,
-            "DATA.CACHE_DIR": str(folder / "cache"),
-            "INPUT.SIZE": 32,
-            "SOLVER.EPOCHS": 2,
-            "SOLVER.BATCH_SIZE": 16,
-            "CHECKPOINT.PERIOD_STEPS": 1,
-        },
-        "contenders": {
-            "random": {"arch": "resnet50", "kwargs": NETWORK},
-            "kscl": {
-                "pretrain": "pretrain/shapes_kscl.yaml",
-                "overrides": {"METHOD.NUM_SHOTS": 2, "BACKBONE.KWARGS": NETWORK},
-            },
-        },
-        "evaluations": {
-            "knn": {"config": "linear_eval/shapes_knn.yaml", "overrides": {**probe, "KNN.K": [3]}},
-            "detection": {
-                "config": "detection/shapes_tiny_c4.yaml",
-                "overrides": {
-                    "DATASETS.TRAIN": [f"{voc}:trainval"],
-                    "DATASETS.TEST": [f"{voc}:test"],
-                    "MODEL.ROI_HEADS.NUM_CLASSES": 2,
-                    "MODEL.RPN.POST_NMS_TOPK_TEST": 20,
-                    "INPUT.MIN_SIZE_TRAIN": [64],
-                    "INPUT.MIN_SIZE_TEST": 64,
-                    "SOLVER.IMS_PER_BATCH": 2,
-                    "SOLVER.MAX_ITER": 3,
-                    "SOLVER.STEPS": [2],
-                    "SOLVER.CHECKPOINT_PERIOD": 1,
-                    "TEST.PRECISE_BN.NUM_ITER": 2,
-                },
-            },
-        },
-    }
-    path = folder / "suite.yaml"
-    path.write_text(yaml.safe_dump(suite | changes))
-    return path
-
-
-def numbers(folder: Path) -> dict:
-    """All that a reader of the board compares, by contender, protocol and metric."""
-    board = json.loads((folder / "output" / "leaderboard" / "leaderboard.json").read_text())
-    return {
-        (row["method"], result["protocol"], name): values["mean"]
-        for row in board["rows"]
-        for result in row["results"]
-        for name, values in result["metrics"].items()
-    }
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("suite")
-    done = tool("run_suite", smoke_suite(folder), timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "said.txt").write_text(done.stdout)
-    return folder
+@pytest.fixture
+def undisturbed(chain) -> Path:
+    return chain.folder
 
 
 @pytest.mark.smoke
@@ -144,6 +55,7 @@ def test_a_pretrained_row_is_made_again_from_its_records(undisturbed, tmp_path):
         assert new.metrics == old.metrics
 
 
+@pytest.mark.full
 def test_a_second_run_runs_nothing_again(undisturbed):
     records = {p: p.stat().st_mtime_ns for p in undisturbed.rglob("record.json")}
     done = tool("run_suite", undisturbed / "suite.yaml")
@@ -218,6 +130,7 @@ def half_failed(tmp_path_factory):
     return folder, tool("run_suite", smoke_suite(folder, **suite), "--skip-check", *insert)
 
 
+@pytest.mark.full
 def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(half_failed):
     folder, done = half_failed
     assert done.returncode == 1
@@ -228,12 +141,14 @@ def test_a_stage_that_fails_is_shown_and_does_not_stop_the_others(half_failed):
     assert (folder / "output" / "leaderboard" / "leaderboard.html").exists()
 
 
+@pytest.mark.full
 def test_a_board_that_lacks_results_is_not_put_into_a_document(half_failed):
     folder, done = half_failed
     assert "nothing was written into" in done.stdout
     assert "\nall\n" in (folder / "text.md").read_text()
 
 
+@pytest.mark.full
 def test_two_neighbor_evaluations_run_and_have_columns_of_their_own(half_failed):
     folder, done = half_failed
     assert "random/seed0/one: done" in done.stdout

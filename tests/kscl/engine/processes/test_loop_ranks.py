@@ -13,7 +13,7 @@ from kscl.engine.metrics_log import METRICS_FILE
 from tests.helpers.runs import Run
 from tests.kscl.engine.test_loop import WITHOUT_BATCH_NORM, config
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.full, pytest.mark.usefixtures("one_thread")]
 
 
 def test_one_rank_and_two_see_the_same_images_in_the_same_order(images, tmp_path):

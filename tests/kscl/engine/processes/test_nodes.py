@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 
+import pytest
+
 from kscl.benchmark.suite.execute import program_path
 from kscl.records.record import read_record
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import Run, draw_images, free_port, same_bits
+
+pytestmark = pytest.mark.full
 
 
 def test_two_machines_with_a_rank_each_end_in_the_bits_of_one_machine_with_two(tmp_path):

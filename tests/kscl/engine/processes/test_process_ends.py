@@ -19,6 +19,8 @@ from tests.helpers.runs import (
     wait_until,
 )
 
+pytestmark = pytest.mark.full
+
 TORCHRUN = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
 
 

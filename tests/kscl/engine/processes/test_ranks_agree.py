@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
+
 from kscl.records.record import read_record
 from tests.helpers.runs import Run, end_all
+
+pytestmark = pytest.mark.full
 
 
 def codes_of(run, *flags, more=()):

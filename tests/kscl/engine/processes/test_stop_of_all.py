@@ -13,6 +13,8 @@ from kscl.engine.metrics_log import METRICS_FILE
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import Run, children, wait_until
 
+pytestmark = pytest.mark.full
+
 PYTHON = [sys.executable, "-W", "ignore"]
 TORCHRUN = [*PYTHON, "-m", "torch.distributed.run", "--standalone"]
 LAUNCHERS = {

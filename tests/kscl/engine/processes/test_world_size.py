@@ -11,6 +11,8 @@ from kscl.engine.metrics_log import METRICS_FILE
 from kscl.records.record import read_record
 from tests.helpers.runs import Run
 
+pytestmark = pytest.mark.full
+
 STEPS, STOPPED_AFTER = 12, 6
 # Without BatchNorm the number of processes changes nothing but rounding.
 WORDS = [

@@ -24,6 +24,8 @@ from kscl.runtime.processes.ranks import any_rank, on_first_rank
 from tests.helpers.commands import ROOT
 from tests.helpers.ranks import joined
 
+pytestmark = pytest.mark.full
+
 REASON = "picture.jpg cannot be read"
 FOREVER = 600  # seconds; longer than a test waits
 LIMIT = 2  # seconds that a collective may take

@@ -14,7 +14,10 @@ from kscl.data.loader import load_in_workers
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import is_alive, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux")
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux"),
+]
 
 BATCHES = [[(0, 0)], [(0, 1)]] * 50
 
