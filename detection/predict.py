@@ -16,8 +16,7 @@ from detection.config import check_version, load_detection_config
 from detection.errors import DetectionError
 from detection.train.detector import DETECTOR_FILE, load_detector
 from kscl.config import CONFIG_FILE
-from kscl.data.decode import decode_image
-from kscl.data.formats import UnreadableImage
+from kscl.data.formats import UnreadableImage, decode_image
 from kscl.data.source import read_file
 from kscl.records.record import RECORD_FILE, WORKING_AP50, read_record
 

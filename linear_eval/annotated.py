@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from fvcore.common.config import CfgNode
 
-from kscl.data.annotated.annotations import AnnotatedSet
-from kscl.data.annotated.specs import forms, parse_source, read_source, shared_class_names
+from kscl.data.annotations import AnnotatedSet, forms, parse_source, read_source, shared_class_names
 from kscl.data.open import FileSource
 from kscl.data.source import Names
 from kscl.errors import KsclError

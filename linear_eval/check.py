@@ -15,12 +15,11 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
-from kscl.data.annotated.annotations import Problem
-from kscl.data.annotated.specs import parse_source, read_source
+from kscl.data.annotations import Problem, parse_source, read_source
 from kscl.data.bad_images import find_unreadable
-from kscl.data.equal_files import equal_files
 from kscl.data.formats import DECODED_SAMPLE
 from kscl.data.open import open_source, open_voc_split
+from kscl.data.source import equal_files
 from kscl.errors import KsclError
 from kscl.runtime.logs import LOGGER
 from linear_eval.annotated import is_annotated

@@ -1,6 +1,6 @@
 """Labeled images: class folders, samples of each class, and the protocols' views.
 
-Views are torchvision's own operations on PIL images, bit for bit. Decoding is `kscl.data.decode`:
+Views are torchvision's own operations on PIL images, bit for bit. Decoding is `kscl.data.formats`:
 for ordinary files the same pixels as PIL's, and files with an EXIF orientation are upright, as they
 were in pretraining.
 """
@@ -22,11 +22,10 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
-from kscl.data.decode import read_picture
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
-from kscl.data.loader import load_in_workers
+from kscl.data.loader import Batch, EpochIndex, load_in_workers
 from kscl.data.open import FileSource, open_source
-from kscl.data.view_dataset import Batch, EpochIndex
+from kscl.data.source import read_picture
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from kscl.rng import Stream, permutation, uniforms

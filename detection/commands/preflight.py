@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from detection.data.preflight import DECODED_SAMPLE, preflight
 from kscl import cli
-from kscl.data.annotated.specs import forms
+from kscl.data.annotations import forms
 
 EXAMPLES = """  python tools/preflight.py --train voc:data/BCCD:trainval --test voc:data/BCCD:test
   python tools/preflight.py --train voc_2007_trainval voc_2012_trainval --test voc_2007_test

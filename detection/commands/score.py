@@ -14,7 +14,7 @@ from detection.scoring.boxes import (
     read_ground_truth,
 )
 from kscl import cli
-from kscl.data.annotated.specs import Source, parse_source, read_source
+from kscl.data.annotations import Source, parse_source, read_source
 
 EXAMPLES = """  python tools/score.py --detections run/detections.npz --annotations VOC2007:test
   python tools/score.py --detections run/detections.npz --annotations run/ground_truth.npz

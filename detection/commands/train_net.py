@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from detection.errors import DetectionError
 from detection.install import require_detectron2
 from kscl import cli
-from kscl.data.annotated.annotations import Problem
+from kscl.data.annotations import Problem
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode

@@ -17,11 +17,13 @@ from detectron2.structures import BoxMode
 from detection.data.masks import segmentation
 from detection.errors import DetectionError
 from detection.scoring.boxes import GroundTruth, make_ground_truth
-from kscl.data.annotated.annotations import AnnotatedObject, AnnotatedSet, check_class_names
 from kscl.data.annotated.coco import read_category_names
-from kscl.data.annotated.specs import (
+from kscl.data.annotations import (
+    ANNOTATION_FORMATS,
+    AnnotatedObject,
+    AnnotatedSet,
     Source,
-    all_formats,
+    check_class_names,
     is_set_name,
     parse_source,
     read_source,
@@ -151,7 +153,7 @@ def _register(source: Source, classes: tuple[str, ...]) -> None:
         DatasetCatalog.remove(source.name)
         MetadataCatalog.pop(source.name, None)
     load: Callable[[], Dicts]
-    form = all_formats()[source.format]
+    form = ANNOTATION_FORMATS[source.format]
     if form.name == "coco":
         load = lambda: coco_dicts_with_masks(source, classes)  # noqa: E731
     else:

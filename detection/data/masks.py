@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from detection.errors import DetectionError
-from kscl.data.annotated.masks import Mask, RunLengths, unpack_counts
+from kscl.data.masks import Mask, RunLengths, unpack_counts
 
 Packed = dict[str, Any]  # {"size": [height, width], "counts": bytes}, as pycocotools has them
 Array = np.ndarray[Any, Any]

@@ -12,19 +12,22 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kscl.data.annotated.annotations import (
+from kscl.data.annotations import (
     AnnotatedImage,
     AnnotatedSet,
     Problem,
+    Source,
     UnusableImage,
     check_class_names,
     image_size,
     list_problems,
+    parse_source,
+    read_source,
+    shared_class_names,
 )
-from kscl.data.annotated.masks import RunLengths
-from kscl.data.annotated.specs import Source, parse_source, read_source, shared_class_names
-from kscl.data.equal_files import equal_files
 from kscl.data.formats import DECODED_SAMPLE
+from kscl.data.masks import RunLengths
+from kscl.data.source import equal_files
 from kscl.errors import KsclError
 
 MAX_BAD_FRACTION = 0.01  # of a training set, as in pretraining; a run has KSCL.MAX_BAD_FRACTION
@@ -110,7 +113,7 @@ def preflight(
     classes_key: str = "MODEL.ROI_HEADS.NUM_CLASSES",
     max_bad_fraction: float = MAX_BAD_FRACTION,
 ) -> Report:
-    """Check every set (see kscl.data.annotated.specs for names); `full` decodes every image.
+    """Check every set (see kscl.data.annotations for names); `full` decodes every image.
 
     A set registered under its own name is given as `catalog.source_of(name)`. `num_classes` is the
     model's, which `classes_key` holds; without `class_names`, the list is the training sets' own.

@@ -18,8 +18,7 @@ from detection.data.catalog import Dicts, detectron2_dicts, source_of
 from detection.data.preflight import Report, preflight
 from detection.scoring.boxes import GroundTruth, make_ground_truth
 from kscl.config import value_at
-from kscl.data.annotated.annotations import AnnotatedSet, Problem
-from kscl.data.annotated.specs import Source, all_formats
+from kscl.data.annotations import ANNOTATION_FORMATS, AnnotatedSet, Problem, Source
 from kscl.records.fingerprint import fingerprint
 
 ROLES = ("train", "test")
@@ -46,7 +45,7 @@ class RunSets:
         dicts = [
             image
             for source, annotated in self.train
-            for image in detectron2_dicts(annotated, all_formats()[source.format].crowds)
+            for image in detectron2_dicts(annotated, ANNOTATION_FORMATS[source.format].crowds)
         ]
         if cfg.DATALOADER.FILTER_EMPTY_ANNOTATIONS:
             dicts = filter_images_with_only_crowd_annotations(dicts)

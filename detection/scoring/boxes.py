@@ -18,7 +18,7 @@ import numpy as np
 
 from detection.data.masks import Packed, columns_of_masks, masks_of_columns, packed
 from detection.errors import DetectionError
-from kscl.data.annotated.annotations import AnnotatedSet, check_class_names
+from kscl.data.annotations import AnnotatedSet, check_class_names
 from kscl.runtime.files import read_arrays, write_atomically
 
 FORMAT = "kscl-boxes"

@@ -22,8 +22,7 @@ from detection.scoring.boxes import (
     read_ground_truth,
 )
 from detection.scoring.voc07 import best_overlaps
-from kscl.data.annotated.annotations import AnnotatedImage
-from kscl.data.annotated.specs import parse_source, read_source
+from kscl.data.annotations import AnnotatedImage, parse_source, read_source
 
 if TYPE_CHECKING:
     from detection.predict import Found

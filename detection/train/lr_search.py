@@ -18,7 +18,7 @@ from detectron2.config import CfgNode
 
 from detection.data.sets import Part, RunSets
 from detection.errors import DetectionError
-from kscl.data.annotated.annotations import AnnotatedImage
+from kscl.data.annotations import AnnotatedImage
 from kscl.records.record import RECORD_FILE, read_record
 
 GRID_KEY = "KSCL.LR_GRID"

@@ -13,7 +13,7 @@ from detection.config import DETECTOR_KEYS, NORM_KEY, NORM_KEYS, load_detection_
 from detection.convert.routes import PLAIN_BUILDERS, PROTOCOL_BUILDERS
 from kscl.config import leaves_without, one_line, plain, shipped_configs, value_at
 from kscl.data.annotated.coco import COCO_NAMES
-from kscl.data.annotated.specs import parse_source
+from kscl.data.annotations import parse_source
 from kscl.records.record import Protocol
 
 BUILDER_KEY = "MODEL.BACKBONE.NAME"

@@ -39,7 +39,7 @@ from detection.train.lr_search import (
 )
 from kscl.cli import is_later
 from kscl.config import CONFIG_FILE, value_at
-from kscl.data.annotated.annotations import Problem
+from kscl.data.annotations import Problem
 from kscl.errors import KsclError
 from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, read_record

@@ -19,7 +19,7 @@ from kscl.benchmark.leaderboard.stale import changed_data, stale_reasons
 from kscl.benchmark.leaderboard.statistics import prediction_interval
 from kscl.benchmark.submission.private import HIDDEN
 from kscl.config import leaves_without, nested
-from kscl.data.annotated.specs import is_set_name, parse_source
+from kscl.data.annotations import is_set_name, parse_source
 from kscl.errors import KsclError
 from kscl.records.provenance import code_version, library_versions, source_hash
 from kscl.records.record import Record, find_records, read_record

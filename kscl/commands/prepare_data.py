@@ -21,7 +21,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from kscl import cli
-from kscl.data.annotated.specs import all_formats
+from kscl.data.annotations import ANNOTATION_FORMATS
 from kscl.datasets.imagenet import IMAGENET_CLASSES, check_imagenet
 
 EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_own(own: argparse.ArgumentParser) -> None:
     add = own.add_argument
     add("--images", type=Path, required=True, metavar="DIR", help="your images, however nested")
-    formats = ", ".join(each.files for each in all_formats().values())
+    formats = ", ".join(each.files for each in ANNOTATION_FORMATS.values())
     about = f"one of: {formats}; without it, the images must be in class folders"
     add("--annotations", type=Path, metavar="DIR", help=about)
     add("--output-dir", type=Path, required=True, metavar="DIR", help="the folder to write")
@@ -91,7 +91,7 @@ def _add_own(own: argparse.ArgumentParser) -> None:
     add("--split", default="75/25", metavar="A/B", help=about)
     add("--seed", type=int, default=0, help="of the split (%(default)s)")
     about = "of the annotations, if there are several"
-    add("--format", choices=list(all_formats()), default="", help=about)
+    add("--format", choices=list(ANNOTATION_FORMATS), default="", help=about)
     about = "the classes in order, where labels are numbers (YOLO) and no file lists them"
     add("--classes", nargs="+", default=[], metavar="NAME", help=about)
     case = own.add_mutually_exclusive_group()

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from kscl.data.annotated.annotations import Problem
-from kscl.data.decode import decode, read_picture
-from kscl.data.formats import MAX_PIXELS, UnreadableImage
-from kscl.data.source import ImageSource
+from kscl.data.annotations import Problem
+from kscl.data.formats import MAX_PIXELS, UnreadableImage, decode
+from kscl.data.source import ImageSource, read_picture
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation, random_words
 

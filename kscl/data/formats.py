@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import warnings
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
@@ -214,3 +215,20 @@ def _decode_by_pillow(image: Image.Image) -> np.ndarray:
         gray = (np.asarray(image).astype(np.float64) * (255 / 65535)).round().clip(0, 255)
         return np.repeat(gray.astype(np.uint8)[..., None], 3, axis=2)
     return np.array(image.convert("RGB"))
+
+
+def decode_image(data: bytes, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Return (height, width, 3), uint8, RGB, turned as its EXIF orientation says."""
+    return decode(data, max_pixels).picture
+
+
+def decode(
+    data: bytes, max_pixels: int = MAX_PIXELS, reduction: Reduction | None = None
+) -> Decoded:
+    """Decode an image, at reduced size where `reduction` is given and the format allows it."""
+    if not data:
+        raise UnreadableImage("the file is empty")
+    with open_image(io.BytesIO(data), max_pixels) as image:
+        known = FORMATS.get(image.format or "")
+        # Pillow opens a JPEG with a second picture behind it as MPO, which has no plugin.
+        return (known.decode if known else decode_whole)(data, image, reduction)

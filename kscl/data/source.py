@@ -8,16 +8,24 @@ import logging
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from kscl.data.formats import IMAGE_EXTENSIONS, is_image
+from kscl.data.formats import (
+    IMAGE_EXTENSIONS,
+    MAX_PIXELS,
+    Decoded,
+    Reduction,
+    UnreadableImage,
+    decode,
+    is_image,
+)
 from kscl.errors import KsclError
-from kscl.runtime.files import read_arrays
+from kscl.runtime.files import read_arrays, sha256_of
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +112,25 @@ class ImageSource(Protocol):
     def read(self, index: int) -> bytes: ...
     @property
     def labels(self) -> Labels | None: ...
+
+
+def read_picture(source: ImageSource, index: int, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Read and decode one image of a source; every way to fail is an UnreadableImage."""
+    return read_decoded(source, index, max_pixels).picture
+
+
+def read_decoded(
+    source: ImageSource,
+    index: int,
+    max_pixels: int = MAX_PIXELS,
+    reduction: Reduction | None = None,
+) -> Decoded:
+    """Do the same, at reduced size where the format allows."""
+    try:
+        data = source.read(index)
+    except OSError as error:
+        raise UnreadableImage(error.strerror or str(error)) from error
+    return decode(data, max_pixels, reduction)
 
 
 def is_remote(path: str) -> bool:
@@ -281,3 +308,33 @@ def _index_file(folder: Path, key: str) -> Path:
     known = f"{INDEX_FORMAT} {' '.join(IMAGE_EXTENSIONS)}\n{key}"
     digest = hashlib.sha256(known.encode(errors="surrogateescape")).hexdigest()
     return folder / "index" / f"{digest[:32]}.npz"
+
+
+TAIL_BYTES = 4096
+
+
+def equal_files(left: Iterable[Path], right: Iterable[Path]) -> list[tuple[Path, Path]]:
+    """Return (left, right) for each file on the right with the content of one on the left.
+
+    Sizes are compared first, then the last bytes, then hashes: few files are read completely.
+    """
+    groups = [(list(left), list(right))]
+    for key in (os.path.getsize, _tail, sha256_of):
+        groups = [finer for group in groups for finer in _split_by(key, *group)]
+    return [(lefts[0], path) for lefts, rights in groups for path in rights]
+
+
+def _split_by(
+    key: Callable[[Path], object], left: list[Path], right: list[Path]
+) -> list[tuple[list[Path], list[Path]]]:
+    found: dict[object, tuple[list[Path], list[Path]]] = {}
+    for side, paths in enumerate((left, right)):
+        for path in paths:
+            found.setdefault(key(path), ([], []))[side].append(path)
+    return [group for group in found.values() if group[0] and group[1]]
+
+
+def _tail(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, os.path.getsize(path) - TAIL_BYTES))
+        return hashlib.md5(file.read()).digest()

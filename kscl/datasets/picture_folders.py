@@ -10,8 +10,7 @@ from PIL.Image import Image, fromarray
 from torchvision.datasets import CIFAR10, STL10
 
 from kscl.config import shipped_configs
-from kscl.data.decode import decode_image
-from kscl.data.formats import UnreadableImage, is_image
+from kscl.data.formats import UnreadableImage, decode_image, is_image
 from kscl.errors import KsclError
 from kscl.runtime.files import whole_folder
 from kscl.runtime.logs import progress

@@ -11,8 +11,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from kscl.backbone_file import read_plain
-from kscl.data.decode import decode_image
-from kscl.data.formats import UnreadableImage
+from kscl.data.formats import UnreadableImage, decode_image
 from kscl.data.loader import key_recipe
 from kscl.errors import KsclError
 from kscl.keys import PRETRAIN

@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from kscl.data.loader import load_in_workers
+from kscl.data.loader import Batch, ViewDataset, load_in_workers
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource, Labels
-from kscl.data.view_dataset import Batch, ViewDataset
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import in_mode
 from kscl.runtime.processes.distributed import gather, rank, world_size

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kscl.data.bad_images import BadImages
-from kscl.data.loader import TrainLoader
-from kscl.data.view_dataset import Batch
+from kscl.data.loader import Batch, TrainLoader
 from kscl.engine.knn import KnnCheck
 from kscl.engine.metrics_log import RunLog
 from kscl.engine.schedule import learning_rate_at, set_learning_rate

@@ -21,11 +21,10 @@ from kscl.backbone_file import (
     save_backbone,
 )
 from kscl.config import config_values
-from kscl.data.loader import TrainLoader, build_train_loader, steps_per_epoch
+from kscl.data.loader import TrainLoader, build_train_loader, measure_budget, steps_per_epoch
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource, is_remote
 from kscl.data.tar import RemoteShards
-from kscl.data.throughput import measure_budget
 from kscl.engine.health import batch_norm_warnings, health_warnings
 from kscl.engine.knn import KnnCheck
 from kscl.engine.loop import KNN_TOP1, check_numbers, share_reasons, train_steps, warm_up

@@ -22,7 +22,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from kscl.config import Broken, Section, key
-from kscl.data.annotated.specs import parse_source, shared_class_names
+from kscl.data.annotations import parse_source, shared_class_names
 from kscl.errors import KsclError
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.processes.ranks import device, on_first_rank

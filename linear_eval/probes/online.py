@@ -23,8 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from kscl.config import leaves
-from kscl.data.loader import StepSampler
-from kscl.data.view_dataset import Batch
+from kscl.data.loader import Batch, StepSampler
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import SyncBatchNorm
 from kscl.records.record import Protocol

@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from kscl.data.loader import build_train_loader
+from kscl.data.loader import Batch, build_train_loader
 from kscl.data.open import open_source
-from kscl.data.view_dataset import Batch
 from kscl.engine.loop import take_step, to_device, warm_up
 from kscl.engine.state import TrainState, build_state
 from kscl.keys import load_config

@@ -16,9 +16,9 @@ import torch
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
 
-from kscl.data.decode import decode_image
+from kscl.data.formats import decode_image
+from kscl.data.loader import ViewDataset
 from kscl.data.open import open_source
-from kscl.data.view_dataset import ViewDataset
 from kscl.rng import Stream, uniforms
 from kscl.views.augment import (
     Step,

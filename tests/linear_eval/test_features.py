@@ -12,7 +12,7 @@ from PIL import Image
 
 import linear_eval.features as features_module
 from kscl.backbone_file import Description, load_backbone, save_backbone
-from kscl.data.decode import decode_image
+from kscl.data.formats import decode_image
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from kscl.run.engine import Run, Stopped

@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 
 from kscl.benchmark.suite.spec import Suite, override_words
-from kscl.data.loader import build_train_loader, steps_per_epoch
+from kscl.data.loader import Batch, build_train_loader, steps_per_epoch
 from kscl.data.open import open_source
-from kscl.data.view_dataset import Batch
 from kscl.engine.loop import take_step
 from kscl.engine.state import TrainState, build_state
 from kscl.errors import KsclError

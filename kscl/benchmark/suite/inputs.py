@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kscl.benchmark.suite.spec import Overrides
 from kscl.config import file_values, leaves
-from kscl.data.annotated.specs import is_set_name, parse_source
+from kscl.data.annotations import is_set_name, parse_source
 from kscl.data.source import is_remote
 from kscl.data.tar import expand_shards, is_shard_pattern
 from kscl.errors import KsclError

@@ -16,19 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kscl.data.annotated.annotations import (
+from kscl.data.annotations import (
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
+    AnnotationFormat,
+    Files,
     Problem,
+    Source,
+    annotation_format,
     check_box,
     check_class_names,
     class_problem,
     one_line_per_class,
 )
-from kscl.data.annotated.masks import RunLengths, extent
-from kscl.data.annotated.specs import AnnotationFormat, Files, Source, annotation_format
 from kscl.data.formats import UnreadableImage, open_image
+from kscl.data.masks import RunLengths, extent
 from kscl.data.source import open_regular
 
 # Labels with instances that are evaluated (cityscapesScripts, helpers/labels.py).

@@ -17,14 +17,18 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from kscl.data.annotated.annotations import (
+from kscl.data.annotations import (
     MAX_SIDE,
     UNKNOWN_CLASS,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
+    AnnotationFormat,
     Box,
+    Files,
     Problem,
+    Source,
+    annotation_format,
     check_box,
     check_class_names,
     check_mask,
@@ -33,8 +37,7 @@ from kscl.data.annotated.annotations import (
     leads_out,
     one_line_per_class,
 )
-from kscl.data.annotated.masks import read_mask
-from kscl.data.annotated.specs import AnnotationFormat, Files, Source, annotation_format
+from kscl.data.masks import read_mask
 from kscl.data.source import open_regular
 from kscl.errors import KsclError
 

@@ -16,14 +16,19 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, TreeBuilder
 from xml.parsers import expat
 
-from kscl.data.annotated.annotations import (
+from kscl.data.annotations import (
+    DATASETS_VARIABLE,
     MAX_SIDE,
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
+    AnnotationFormat,
     Box,
+    Files,
     Problem,
+    Source,
     UnusableImage,
+    annotation_format,
     check_box,
     check_class_names,
     class_problem,
@@ -31,13 +36,6 @@ from kscl.data.annotated.annotations import (
     is_ordered,
     leads_out,
     one_line_per_class,
-)
-from kscl.data.annotated.specs import (
-    DATASETS_VARIABLE,
-    AnnotationFormat,
-    Files,
-    Source,
-    annotation_format,
 )
 from kscl.data.formats import IMAGE_EXTENSIONS, is_image
 from kscl.data.source import Walk, read_file, walk_files

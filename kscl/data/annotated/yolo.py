@@ -13,19 +13,21 @@ from pathlib import Path
 
 import yaml
 
-from kscl.data.annotated.annotations import (
+from kscl.data.annotations import (
     AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
+    AnnotationFormat,
     Box,
+    Files,
     Problem,
     UnusableImage,
+    annotation_format,
     check_box,
     check_class_names,
     image_size,
     is_ordered,
 )
-from kscl.data.annotated.specs import AnnotationFormat, Files, annotation_format
 from kscl.data.source import read_file
 from kscl.errors import KsclError
 

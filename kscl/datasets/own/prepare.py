@@ -19,9 +19,8 @@ from xml.etree.ElementTree import indent, tostring
 import numpy as np
 from tabulate import tabulate
 
-from kscl.data.annotated.annotations import AnnotatedImage, Problem, list_problems
-from kscl.data.annotated.specs import list_files
 from kscl.data.annotated.voc import CLASSES_FILE, annotation_tree
+from kscl.data.annotations import AnnotatedImage, Problem, list_files, list_problems
 from kscl.data.formats import is_image
 from kscl.datasets.own.read import OwnSet, check_images, read_own
 from kscl.datasets.own.split import deal_groups, find_groups, parse_split

@@ -8,8 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from kscl.data.annotated.annotations import AnnotatedImage, Problem, UnusableImage, image_size
-from kscl.data.annotated.specs import Files, all_formats, list_files, read_files
+from kscl.data.annotations import (
+    ANNOTATION_FORMATS,
+    AnnotatedImage,
+    Files,
+    Problem,
+    UnusableImage,
+    image_size,
+    list_files,
+    read_files,
+)
 from kscl.data.formats import is_image
 from kscl.errors import KsclError
 
@@ -38,7 +46,7 @@ def read_own(
     """
     own = find_files(images, annotations, wanted)
     own.files.classes = classes
-    found = read_files(all_formats()[own.format], own.files)
+    found = read_files(ANNOTATION_FORMATS[own.format], own.files)
     own.images, own.problems = found.images, found.problems
     sizes: dict[Path, tuple[int, int] | None] = {
         image.path: (image.width, image.height) for image in own.images if image.path is not None
@@ -53,7 +61,7 @@ def read_own(
 
 def find_files(images: Path, annotations: Path, wanted: str = "") -> OwnSet:
     """List images and annotations; raise KsclError if the format is not clear."""
-    formats = all_formats()
+    formats = ANNOTATION_FORMATS
     suffixes = tuple(each.suffix for each in formats.values())
     below = list_files(images)
     others = {n: path for n, path in below.items() if not n.lower().endswith(suffixes)}

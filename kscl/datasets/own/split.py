@@ -13,8 +13,7 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from kscl.data.decode import decode_image
-from kscl.data.formats import UnreadableImage
+from kscl.data.formats import UnreadableImage, decode_image
 from kscl.data.source import read_file
 from kscl.errors import KsclError
 

@@ -14,9 +14,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from kscl.data.annotated.annotations import AnnotatedImage
-from kscl.data.decode import decode_image
-from kscl.data.formats import UnreadableImage
+from kscl.data.annotations import AnnotatedImage
+from kscl.data.formats import UnreadableImage, decode_image
 from kscl.data.source import read_file
 
 TILES = "tiles"

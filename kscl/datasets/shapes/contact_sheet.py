@@ -7,8 +7,8 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from kscl.data.annotated.annotations import AnnotatedImage
 from kscl.data.annotated.voc import read_voc
+from kscl.data.annotations import AnnotatedImage
 from kscl.datasets.shapes.write import VOC, read_manifest
 from kscl.errors import KsclError
 

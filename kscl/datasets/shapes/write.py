@@ -25,9 +25,9 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 import numpy as np
 from PIL import Image
 
-from kscl.data.annotated.annotations import AnnotatedObject
-from kscl.data.annotated.masks import run_lengths
 from kscl.data.annotated.voc import annotation_tree
+from kscl.data.annotations import AnnotatedObject
+from kscl.data.masks import run_lengths
 from kscl.datasets.shapes.draw import (
     CLASS_NAMES,
     Chance,

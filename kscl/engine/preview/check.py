@@ -9,7 +9,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
-from kscl.data.annotated.annotations import SHOWN_PER_KIND, Problem
+from kscl.data.annotations import SHOWN_PER_KIND, Problem
 from kscl.data.bad_images import BadImages, check_some_image_reads, find_unreadable
 from kscl.data.formats import DECODED_SAMPLE
 from kscl.data.loader import steps_per_epoch

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from fvcore.common.config import CfgNode
 
-from kscl.data.loader import build_train_loader, steps_per_epoch
+from kscl.data.loader import Budget, build_train_loader, measure_budget, steps_per_epoch
 from kscl.data.source import ImageSource
-from kscl.data.throughput import Budget, measure_budget
 from kscl.engine.loop import warm_up
 from kscl.engine.schedule import total_steps
 from kscl.engine.state import build_state

@@ -14,10 +14,15 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from kscl.data.loader import TrainLoader, build_train_loader, steps_per_epoch
+from kscl.data.loader import (
+    Batch,
+    Budget,
+    TrainLoader,
+    build_train_loader,
+    measure_budget,
+    steps_per_epoch,
+)
 from kscl.data.open import open_source
-from kscl.data.throughput import Budget, measure_budget
-from kscl.data.view_dataset import Batch
 from kscl.engine import loop
 from kscl.engine.state import TrainState, build_state
 from kscl.runtime.processes.distributed import rank, world_size

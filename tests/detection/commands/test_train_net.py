@@ -22,9 +22,9 @@ from detection.train.trials import summary
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.writing.exports import as_csv
 from kscl.benchmark.leaderboard.writing.tables import markdown
-from kscl.data.annotated.annotations import AnnotatedSet
-from kscl.data.annotated.masks import run_lengths
 from kscl.data.annotated.voc import read_voc
+from kscl.data.annotations import AnnotatedSet
+from kscl.data.masks import run_lengths
 from kscl.records.record import read_record
 from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, step_of
 from tests.detection.commands.conftest import READS

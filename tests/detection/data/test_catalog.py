@@ -23,11 +23,10 @@ from detection.data.catalog import (
 )
 from detection.scoring.boxes import make_ground_truth, read_detections
 from detection.scoring.evaluator import SavedPassEvaluator
-from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
 from kscl.data.annotated.cityscapes import CITYSCAPES_CLASSES, CITYSCAPES_NAMES
 from kscl.data.annotated.coco import COCO_NAMES
-from kscl.data.annotated.specs import parse_source
 from kscl.data.annotated.voc import VOC_NAMES
+from kscl.data.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet, parse_source
 from kscl.errors import KsclError
 from tests.helpers.data.sets import small_coco, small_voc, write_voc
 

@@ -20,8 +20,8 @@ from detection.scoring import MASK_SCORER, score
 from detection.scoring.boxes import make_detections
 from kscl.commands.prepare_data import main as prepare_data
 from kscl.data.annotated.cityscapes import CITYSCAPES_CLASSES
-from kscl.data.annotated.specs import parse_source, read_source
 from kscl.data.annotated.voc import read_voc
+from kscl.data.annotations import parse_source, read_source
 
 TRAIN, VAL = "cityscapes_fine_instance_seg_train", "cityscapes_fine_instance_seg_val"
 SIDES = (64, 128)  # height, width

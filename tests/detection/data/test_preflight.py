@@ -12,9 +12,8 @@ from PIL import Image
 
 from detection.commands.preflight import main
 from detection.data.preflight import preflight
-from kscl.data.annotated.annotations import image_size
-from kscl.data.annotated.specs import Source
-from kscl.data.equal_files import equal_files
+from kscl.data.annotations import Source, image_size
+from kscl.data.source import equal_files
 from kscl.errors import KsclError
 from tests.helpers.commands import tool
 from tests.helpers.data.sets import annotation_xml, small_coco, small_voc, write_image, write_voc

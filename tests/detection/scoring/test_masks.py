@@ -18,8 +18,8 @@ from detection.scoring.boxes import (
     read_ground_truth,
     write_table,
 )
-from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
-from kscl.data.annotated.masks import Polygons, extent, read_mask, run_lengths
+from kscl.data.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
+from kscl.data.masks import Polygons, extent, read_mask, run_lengths
 from kscl.datasets.shapes.write import polygons_of
 from kscl.errors import KsclError
 from tests.helpers.data.mask_pixels import mask_iou, pixels_of_polygons

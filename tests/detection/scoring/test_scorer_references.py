@@ -26,7 +26,7 @@ from detection.scoring.boxes import (
 )
 from detection.scoring.evaluator import SavedPassEvaluator
 from detection.scoring.resample import DRAWS
-from kscl.data.annotated.annotations import AnnotatedSet
+from kscl.data.annotations import AnnotatedSet
 from tests.helpers.data.scored_sets import COCO101, VOC, VOC10, annotated
 from tests.helpers.data.sets import (
     StableNumpy,

@@ -25,8 +25,8 @@ from detection.scoring.boxes import (
     write_table,
 )
 from detection.scoring.resample import DRAWS, RESAMPLED, draws, resampled_ap
-from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
 from kscl.data.annotated.coco import read_coco
+from kscl.data.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
 from kscl.errors import KsclError
 from tests.helpers.commands import run, tool
 from tests.helpers.data.scored_sets import COCO101, VOC, VOC10, annotated

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
+from kscl.data.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
 
 VOC, VOC10, COCO101 = "voc07-11pt", "voc10-every-point", "coco-101pt"
 

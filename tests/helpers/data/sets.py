@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from kscl.data.annotated.annotations import AnnotatedSet, Problem
+from kscl.data.annotations import AnnotatedSet, Problem
 
 Thing = tuple[str, tuple[float, float, float, float], int]  # class, VOC box (from 1), difficult
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kscl.backbone_file import read_plain
-from kscl.data.view_dataset import Batch
+from kscl.data.loader import Batch
 from kscl.engine import loop, state
 from kscl.engine.state import TrainState, build_state, restore
 from kscl.keys import load_config

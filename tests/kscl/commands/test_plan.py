@@ -11,7 +11,7 @@ from kscl.benchmark.suite.execute import TO_DO, State
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan as stages_of
 from kscl.commands import plan, pretrain
-from kscl.data.throughput import Budget
+from kscl.data.loader import Budget
 from kscl.engine.preview.estimate import over_all_sizes, seconds_of
 from kscl.keys import load_config
 from tests.helpers.chain import smoke_suite

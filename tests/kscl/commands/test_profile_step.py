@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from kscl.commands.profile_step import main, table
-from kscl.data.throughput import Budget
+from kscl.data.loader import Budget
 from kscl.engine import loop
 from kscl.engine.preview.profile import StepProfile
 from tests.helpers.commands import tool

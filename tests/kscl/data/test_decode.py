@@ -21,18 +21,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import EpsImagePlugin, Image, ImageOps
 
-from kscl.data.annotated.annotations import image_size
-from kscl.data.decode import decode, decode_image, read_picture
+from kscl.data.annotations import image_size
 from kscl.data.formats import (
     FORMATS,
     IMAGE_EXTENSIONS,
     MAX_PIXELS,
     UnreadableImage,
+    decode,
+    decode_image,
     decode_whole,
     image_format,
 )
+from kscl.data.loader import SmallViews, ViewDataset
 from kscl.data.open import open_source
-from kscl.data.view_dataset import SmallViews, ViewDataset
+from kscl.data.source import read_picture
 from kscl.errors import KsclError
 from kscl.keys import PRETRAIN, load_config
 from kscl.views.recipes import MOCO_V2

@@ -9,13 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from kscl.data import bad_images, view_dataset
+from kscl.data import bad_images
 from kscl.data import loader as train_loader
 from kscl.data.bad_images import BadImages, find_unreadable, replacement
-from kscl.data.loader import StepSampler, epoch_order, load_in_workers
+from kscl.data.loader import (
+    Budget,
+    StepSampler,
+    ViewDataset,
+    epoch_order,
+    load_in_workers,
+    measure_budget,
+)
 from kscl.data.open import open_source
-from kscl.data.throughput import Budget, measure_budget
-from kscl.data.view_dataset import ViewDataset
 from kscl.errors import KsclError
 from kscl.views.normalize import normalize
 from kscl.views.recipes import MOCO_V2
@@ -333,13 +338,13 @@ def images(tmp_path):
 def read_indices(monkeypatch):
     """Return the indices of the images that are read_indices from here on."""
     seen = []
-    original = view_dataset.read_decoded
+    original = train_loader.read_decoded
 
     def read(source, index, *rest):
         seen.append(index)
         return original(source, index, *rest)
 
-    monkeypatch.setattr(view_dataset, "read_decoded", read)
+    monkeypatch.setattr(train_loader, "read_decoded", read)
     return seen
 
 

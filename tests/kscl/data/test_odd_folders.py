@@ -12,10 +12,10 @@ import shutil
 import pytest
 from PIL import Image
 
-from kscl.data.decode import read_picture
 from kscl.data.formats import UnreadableImage
 from kscl.data.loader import build_train_loader
 from kscl.data.open import open_source
+from kscl.data.source import read_picture
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from linear_eval.images import open_data

@@ -24,8 +24,8 @@ from sklearn.preprocessing import StandardScaler
 
 from kscl.commands.make_shapes import main
 from kscl.data.annotated.coco import read_coco
-from kscl.data.annotated.masks import RunLengths
 from kscl.data.annotated.voc import read_voc
+from kscl.data.masks import RunLengths
 from kscl.datasets.shapes import (
     CLASS_NAMES,
     ShapesSettings,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kscl.data.view_dataset import Batch
+from kscl.data.loader import Batch
 from kscl.engine.loop import report, seed_step, take_step, to_device, warm_up
 from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
 from kscl.engine.state import (

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from kscl.data.view_dataset import Batch
+from kscl.data.loader import Batch
 from kscl.engine.loop import take_step
 from kscl.engine.state import TrainState, Window, build_state
 from kscl.errors import KsclError

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kscl.commands.pretrain import main
-from kscl.data.view_dataset import Batch
+from kscl.data.loader import Batch
 from kscl.engine.loop import take_step
 from kscl.engine.state import build_state
 from kscl.keys import load_config

@@ -12,7 +12,7 @@ import torch
 
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.writing.tables import overview_cells
-from kscl.data.view_dataset import Batch
+from kscl.data.loader import Batch
 from kscl.errors import ConfigError
 from kscl.records.record import read_record
 from linear_eval import subsets

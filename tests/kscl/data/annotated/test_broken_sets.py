@@ -10,8 +10,8 @@ import shutil
 import pytest
 
 from kscl.data.annotated.coco import read_category_names, read_coco
-from kscl.data.annotated.specs import parse_source, read_source, shared_class_names
 from kscl.data.annotated.voc import read_voc
+from kscl.data.annotations import parse_source, read_source, shared_class_names
 from kscl.data.open import open_source
 from kscl.errors import KsclError
 from tests.helpers.data.sets import annotation_xml, small_coco, small_voc

@@ -7,7 +7,8 @@ import pytest
 from pycocotools import mask as coco_masks
 
 from kscl.data.annotated.coco import read_coco
-from kscl.data.annotated.masks import (
+from kscl.data.annotations import Source, read_source
+from kscl.data.masks import (
     Polygons,
     RunLengths,
     extent,
@@ -15,7 +16,6 @@ from kscl.data.annotated.masks import (
     run_lengths,
     unpack_counts,
 )
-from kscl.data.annotated.specs import Source, read_source
 from tests.helpers.data.mask_pixels import pixels_of_counts
 from tests.helpers.data.sets import SIZE, small_coco
 

@@ -9,11 +9,13 @@ import pytest
 from detection.commands.score import find_ground_truth
 from detection.data.catalog import detectron2_dicts
 from detection.data.preflight import preflight
-from kscl.data.annotated import specs
-from kscl.data.annotated.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
-from kscl.data.annotated.specs import (
+from kscl.data.annotated.voc import read_voc
+from kscl.data.annotations import (
+    ANNOTATION_FORMATS,
+    AnnotatedImage,
+    AnnotatedObject,
+    AnnotatedSet,
     AnnotationFormat,
-    all_formats,
     annotation_format,
     forms,
     is_set_name,
@@ -21,7 +23,6 @@ from kscl.data.annotated.specs import (
     read_source,
     shared_class_names,
 )
-from kscl.data.annotated.voc import read_voc
 from kscl.errors import KsclError
 from tests.helpers.data.own_folders import BOXES, SIZE, prepare, write_photos, write_yolo
 
@@ -48,7 +49,7 @@ class Table(AnnotationFormat):
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """The name of a set in a format that was registered by a module outside of the package."""
-    monkeypatch.setattr(specs, "_FORMATS", dict(all_formats()))
+    monkeypatch.setattr(ANNOTATION_FORMATS, "parts", dict(ANNOTATION_FORMATS.parts))
     annotation_format(Table)
     names = write_photos(tmp_path / "photos", 8, nested=True)
     (tmp_path / "labels").mkdir()
