@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import math
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,10 +26,12 @@ from detectron2.engine.defaults import default_writers
 from detectron2.evaluation import inference_on_dataset
 from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.modeling import build_model
+from detectron2.modeling.meta_arch import retinanet
 from detectron2.solver import build_lr_scheduler, build_optimizer
 from detectron2.utils import comm
 from detectron2.utils.events import CommonMetricPrinter, EventStorage
 from detectron2.utils.logger import setup_logger
+from fvcore.nn import sigmoid_focal_loss
 from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -44,6 +47,7 @@ from detection.scoring.result import per_class_numbers
 from detection.train.detector import (
     CLASSES,
     DETECTOR_HASH,
+    EVALUATIONS,
     Detector,
     check_room_for,
     export_detector,
@@ -73,10 +77,12 @@ SCALED = (
     f"processes, so a run resumes on as many as it began with, even with {WORLD_SIZE_OPTION}."
 )
 
-log = logging.getLogger(__name__)
-
-
 NORMALIZER = "loss_normalizer"  # an attribute of RetinaNet, and an entry of a checkpoint
+
+log = logging.getLogger(__name__)
+# TorchScript compiles the loss in the first calls of a process, which changes the last bits of its
+# gradients: a resumed run would end in other bits.
+retinanet.sigmoid_focal_loss_jit = sigmoid_focal_loss
 
 
 class Detection(Task):
@@ -93,6 +99,7 @@ class Detection(Task):
     trainer: SimpleTrainer
     dicts: list[dict[str, Any]]  # the training images
     start: int = 0  # iterations done before
+    seconds_of_evaluations: float = 0.0  # on the way, over all restarts
 
     def __init__(
         self,
@@ -194,6 +201,7 @@ class Detection(Task):
                 own = comm.get_rank() % len(normalizers)  # another number of processes is allowed
                 setattr(self.model, NORMALIZER, normalizers[own])
             self.sets.bad_images.update(saved["bad_images"])
+            self.seconds_of_evaluations = saved[EVALUATIONS]
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise DetectionError(
                 f"{self.run.resumed_from} does not hold the state of this detector: {error}. "
@@ -260,13 +268,14 @@ class Detection(Task):
             "model": self.model.state_dict(),
             "trainer": self.trainer.state_dict(),
             "bad_images": self.sets.bad_images,
+            EVALUATIONS: self.seconds_of_evaluations,
             NORMALIZER: normalizers,
         }
 
     def finish(self) -> None:
         """Write the detector, its detections and scores, then the record."""
         _share_buffers(self.model)
-        trained = self.run.seconds
+        trained = self.run.seconds - self.seconds_of_evaluations
         bad_images = comm.gather(self.sets.bad_images)
         detector = on_first_rank(lambda: export_detector(self.folder, self.model))
         scores = self.evaluate()
@@ -363,8 +372,9 @@ class _Writer(hooks.PeriodicWriter):
 class _EvaluateOnTheWay(HookBase):
     """Score the detector every TEST.EVAL_PERIOD iterations, as it would be if training ended then.
 
-    The training is left as it was: the statistics of BatchNorm are put back, and a step draws
-    nothing from random streams that an evaluation has used (`_SeedEachStep`).
+    The training is left as it was: the statistics of BatchNorm and RetinaNet's normalizer are put
+    back, and a step draws nothing from random streams that an evaluation has used
+    (`_SeedEachStep`).
     """
 
     def __init__(self, task: Detection, is_exact: bool) -> None:
@@ -374,7 +384,9 @@ class _EvaluateOnTheWay(HookBase):
         task, done = self.task, self.trainer.iter + 1
         if not task.is_evaluated(done):
             return
+        began = time.monotonic()
         buffers = [buffer.clone() for buffer in task.model.buffers()]
+        normalizer = getattr(task.model, NORMALIZER, None)
         try:
             seed_everything(task.cfg.SEED, "evaluation", done, comm.get_rank())
             if self.is_exact:
@@ -386,10 +398,13 @@ class _EvaluateOnTheWay(HookBase):
             with torch.no_grad():
                 for buffer, before in zip(task.model.buffers(), buffers, strict=True):
                     buffer.copy_(before)
+            if normalizer is not None:
+                setattr(task.model, NORMALIZER, normalizer)
         numbers = flatten_results_dict(results or {})  # by Detectron2's names, e.g. bbox/AP50
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
         self.trainer.storage.put_scalars(**finite, smoothing_hint=False)
         wait_for_all()  # not in a collective of the GPUs: rank 0 scores alone
+        task.seconds_of_evaluations += time.monotonic() - began
 
 
 def run_trial(job: tuple[CfgNode, dict[str, Any], Flags]) -> int:

@@ -41,6 +41,7 @@ from kscl.runtime.files import sha256_of
 DETECTOR_FILE = "model_final.pth"
 DETECTOR_HASH = "detector_sha256"  # in the details of a record
 CLASSES = "classes"  # there and in a checkpoint: names in the order of the detector's outputs
+EVALUATIONS = "seconds_of_evaluations"  # in a checkpoint: of those on the way
 CHECKPOINTS = Task.keep + 1  # one is complete before an older one is deleted
 INFERENCE_FOLDER = "inference"  # in a run's own folder, as in Detectron2's: its record stays
 # What a trained detector may be scored with in another way; it is part of the protocol.
@@ -146,7 +147,7 @@ def _training_of(path: Path) -> Training | None:
             "certificate": verify_start(load_detection_config(run / CONFIG_FILE)),
             "data": saved["data"]["train"],
             "parts": saved[WORLD_SIZES],
-            "seconds": saved["seconds"],
+            "seconds": saved["seconds"] - saved[EVALUATIONS],
         }
     else:
         return None

@@ -311,6 +311,8 @@ def find_start(task: Task, flags: Flags) -> tuple[Path, dict[str, Any]] | None:
         )
     if is_run:
         refuse_changes(_read_config(folder / CONFIG_FILE), now, folder, task)
+        if not (has_ended or task.resumes_without_checkpoint):
+            log.warning("The run in %s has no checkpoint: it starts from the beginning.", folder)
     return None
 
 
