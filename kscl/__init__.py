@@ -8,8 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kscl.runtime.hidden_packages import warn_of_hidden_packages
-from kscl.runtime.library_messages import silence_library_messages
+from kscl.runtime.startup import silence_library_messages, warn_of_hidden_packages
 
 if TYPE_CHECKING:
     from kscl.backbone_file import load_backbone, save_backbone

@@ -15,7 +15,7 @@ from kscl.data.open import FileSource
 from kscl.data.source import Names
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
-from kscl.runtime.processes.ranks import on_first_rank
+from kscl.runtime.distributed import on_first_rank
 from linear_eval.images import LabeledImages
 
 PRESENT, ABSENT, IGNORED = 1, 0, -1

@@ -31,11 +31,10 @@ from kscl.errors import KsclError
 from kscl.methods.batch_norm import batch_norms, calibrate_batch_norm
 from kscl.methods.encoder import feature_dim
 from kscl.rng import Stream, permutation
+from kscl.runtime.distributed import device, rank
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import AMP_TYPES, autocast, in_tf32
-from kscl.runtime.processes.distributed import rank
-from kscl.runtime.processes.ranks import device
 from kscl.views.normalize import normalize_exactly
 from linear_eval.images import LabeledImages, ViewsOfImages, file_state, geometry, load_batches
 

@@ -34,11 +34,10 @@ from kscl.data.source import cache_folder
 from kscl.errors import KsclError
 from kscl.records.provenance import library_versions
 from kscl.run.engine import Run, Stopped
+from kscl.runtime.distributed import on_first_rank, rank, world_size
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.precision import in_tf32
-from kscl.runtime.processes.distributed import rank, world_size
-from kscl.runtime.processes.ranks import on_first_rank
 from linear_eval.backbone import Frozen, my_turn
 from linear_eval.images import (
     Geometry,

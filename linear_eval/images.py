@@ -29,7 +29,7 @@ from kscl.data.source import read_picture
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from kscl.rng import Stream, permutation, uniforms
-from kscl.runtime.processes.ranks import on_first_rank
+from kscl.runtime.distributed import on_first_rank
 from kscl.views.augment import CROP_DRAWS, sample_crop
 from linear_eval.config import CENTER, FLIP
 

@@ -45,12 +45,11 @@ from kscl.records.record import (
 )
 from kscl.records.spread import mean_and_std
 from kscl.run.engine import Inputs, Task
-from kscl.runtime.cpu import avoid_broken_amx
+from kscl.runtime.distributed import device, on_first_rank, rank, world_size
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOG_FILE, LOGGER
+from kscl.runtime.machine import avoid_broken_amx
 from kscl.runtime.precision import set_numerics, warn_of_emulation
-from kscl.runtime.processes.distributed import rank, world_size
-from kscl.runtime.processes.ranks import device, on_first_rank
 from linear_eval.backbone import Frozen, freeze, load
 from linear_eval.config import CENTER, RULES, LinearEval
 from linear_eval.features import Features, cached_features

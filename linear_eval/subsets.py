@@ -14,8 +14,8 @@ from fvcore.common.config import CfgNode
 
 from kscl.data.source import cache_folder, read_file
 from kscl.errors import KsclError
+from kscl.runtime.distributed import on_first_rank
 from kscl.runtime.files import write_atomically
-from kscl.runtime.processes.ranks import on_first_rank
 from linear_eval.images import LabeledImages, fraction_of_each_class
 
 SECONDS = 60  # to wait for the server

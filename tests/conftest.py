@@ -27,8 +27,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 import pytest  # noqa: E402
 
 from kscl.registry import IMPORT_VARIABLE  # noqa: E402
-from kscl.runtime.cpu import avoid_broken_amx  # noqa: E402
 from kscl.runtime.logs import reset_logging  # noqa: E402
+from kscl.runtime.machine import avoid_broken_amx  # noqa: E402
 from tests.helpers.chain import Chain, make_chain, once  # noqa: E402
 
 avoid_broken_amx()  # some tests compute in bf16 in this process, as a tool does after the same call

@@ -62,11 +62,10 @@ from kscl.config import plain, value_at
 from kscl.methods.encoder import build_backbone
 from kscl.records.record import LEAST_AP50, Record, make_record, write_record
 from kscl.run.engine import WORLD_SIZE, WORLD_SIZES, Flags, Inputs, Run, Stopped, Task, run
-from kscl.runtime.files import sha256_of, write_atomically
-from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime.distributed import local_world_size, on_first_rank, wait_for_all
+from kscl.runtime.files import only_run_in, sha256_of, write_atomically
 from kscl.runtime.precision import set_numerics
-from kscl.runtime.processes.ranks import local_world_size, on_first_rank, wait_for_all
-from kscl.runtime.processes.signals import stop_requests
+from kscl.runtime.processes import stop_requests
 
 LINES_EVERY = 20  # iterations
 SCORES_FILE = "scores.json"

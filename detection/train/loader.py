@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from detection.errors import DetectionError
 from kscl.data.bad_images import MOST_REPLACEMENTS, replacement
-from kscl.runtime.processes.workers import obey_parent_alone, start_method
+from kscl.runtime.processes import obey_parent_alone, start_method
 
 Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
 BAD_IMAGES = "bad_images"  # in a mapped image: reasons by name of those that it stands for

@@ -45,8 +45,8 @@ from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.records.spread import mean_and_std
 from kscl.run.engine import Flags, Task, find_start
-from kscl.runtime.folder_lock import only_run_in
-from kscl.runtime.processes.launch import launch
+from kscl.runtime.files import only_run_in
+from kscl.runtime.launch import launch
 
 STARTS = Flags()
 HEADLINE = ("AP50", "AP", "AP75")

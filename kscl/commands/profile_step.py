@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(PRETRAIN.print(cfg), end="")
         return 0
 
-    from kscl.runtime.processes.launch import launch
+    from kscl.runtime.launch import launch
 
     return launch(measure, Job(cfg, given.steps), given.num_gpus)
 
@@ -61,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(job: Job) -> int:
     """Measure on one rank; rank 0 prints."""
     from kscl.engine.preview.profile import profile_step
-    from kscl.runtime.processes.distributed import rank, world_size
-    from kscl.runtime.processes.ranks import device
+    from kscl.runtime.distributed import device, rank, world_size
 
     profile = profile_step(job.cfg, job.steps)
     if rank() == 0:

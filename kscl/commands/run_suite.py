@@ -39,7 +39,7 @@ from kscl.benchmark.suite.shell import FORMATS, commands_text
 from kscl.benchmark.suite.spec import Suite, read_suite
 from kscl.benchmark.suite.stages import Stage, plan
 from kscl.errors import KsclError
-from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime.files import only_run_in
 from kscl.runtime.machine import usable_cores
 
 EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml

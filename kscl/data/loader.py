@@ -29,7 +29,7 @@ from kscl.data.source import ImageSource, read_decoded
 from kscl.data.tar import RemoteShards
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation, uniforms
-from kscl.runtime.processes.workers import obey_parent_alone, start_method
+from kscl.runtime.processes import obey_parent_alone, start_method
 from kscl.views.augment import Op, draws_per_view, make_views, resolve, sample_boxes
 from kscl.views.normalize import normalize_planes
 from kscl.views.recipes import with_scale

@@ -8,7 +8,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.methods.batch_norm import batch_norms
 from kscl.methods.learner import Learner
-from kscl.runtime.processes.distributed import world_size
+from kscl.runtime.distributed import world_size
 
 NEAR_CHANCE = 3.0  # times the chance to name the right instance
 FALLEN = 0.7  # of the best quarter's top-1: below, the last quarter has fallen

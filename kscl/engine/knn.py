@@ -18,7 +18,7 @@ from kscl.data.open import open_source
 from kscl.data.source import ImageSource, Labels
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import in_mode
-from kscl.runtime.processes.distributed import gather, rank, world_size
+from kscl.runtime.distributed import gather, rank, world_size
 from kscl.views.normalize import normalize
 from kscl.views.sizes import last_size
 

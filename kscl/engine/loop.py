@@ -30,8 +30,8 @@ from kscl.engine.metrics_log import RunLog
 from kscl.engine.schedule import learning_rate_at, set_learning_rate
 from kscl.engine.state import TrainState, Window, stopped
 from kscl.errors import KsclError
+from kscl.runtime.distributed import host_group, rank, world_size
 from kscl.runtime.precision import AMP_TYPES, autocast
-from kscl.runtime.processes.distributed import host_group, rank, world_size
 from kscl.views.sizes import size_at
 
 log = logging.getLogger(__name__)

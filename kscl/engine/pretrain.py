@@ -41,11 +41,10 @@ from kscl.records.provenance import code_version
 from kscl.records.record import Protocol, Record, make_record, write_record
 from kscl.run.checkpoint import CHECKPOINT_FOLDER
 from kscl.run.engine import WORLD_SIZES, Inputs, Task
-from kscl.runtime.cpu import keep_freed_memory
+from kscl.runtime.distributed import device, first_rank_first, on_first_rank, rank, world_size
 from kscl.runtime.files import sha256_of
+from kscl.runtime.machine import keep_freed_memory
 from kscl.runtime.paths import is_url
-from kscl.runtime.processes.distributed import rank, world_size
-from kscl.runtime.processes.ranks import device, first_rank_first, on_first_rank
 from kscl.views.sizes import last_size
 
 log = logging.getLogger(__name__)

@@ -19,10 +19,9 @@ from kscl.errors import KsclError
 from kscl.methods.build import build_learner
 from kscl.methods.learner import Learner
 from kscl.run.checkpoint import CONTAINER_BYTES, bytes_of, find_checkpoints
-from kscl.runtime.compile import compile_in_place
-from kscl.runtime.cpu import avoid_broken_amx
-from kscl.runtime.precision import set_numerics, warn_of_emulation
-from kscl.runtime.processes.distributed import average_, gather, rank, world_size
+from kscl.runtime.distributed import average_, gather, rank, world_size
+from kscl.runtime.machine import avoid_broken_amx
+from kscl.runtime.precision import compile_in_place, set_numerics, warn_of_emulation
 
 # Tensors of a parameter's size that each optimizer keeps.
 MOMENTS = {"sgd": 1, "lars": 1, "adamw": 2}

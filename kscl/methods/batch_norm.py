@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from kscl.errors import KsclError
-from kscl.runtime.processes.distributed import sum_with_gradient, world_size
+from kscl.runtime.distributed import sum_with_gradient, world_size
 
 
 class SyncBatchNorm(_BatchNorm):

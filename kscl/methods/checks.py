@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kscl.errors import KsclError
 from kscl.methods.dictionary import MemoryBank, Minibatch
-from kscl.runtime.processes.distributed import rank
+from kscl.runtime.distributed import rank
 
 if TYPE_CHECKING:
     from kscl.methods.learner import Learner

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from kscl.errors import KsclError
 from kscl.methods.subspace import Subspaces
 from kscl.registry import SIMILARITIES
-from kscl.runtime.processes.distributed import gather, gather_together, gather_with_gradient
+from kscl.runtime.distributed import gather, gather_together, gather_with_gradient
 
 
 class Negatives(NamedTuple):

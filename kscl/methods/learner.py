@@ -39,9 +39,8 @@ from kscl.methods.kernels import full_precision
 from kscl.methods.momentum import MomentumUpdate, make_momentum_encoder
 from kscl.methods.subspace import Subspaces
 from kscl.registry import SIMILARITIES
+from kscl.runtime.distributed import Shuffle, average_, rank
 from kscl.runtime.precision import weights_cast_once
-from kscl.runtime.processes.distributed import average_, rank
-from kscl.runtime.processes.shuffle import Shuffle
 
 
 class Learner(nn.Module):

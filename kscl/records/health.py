@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kscl.records.provenance import code_version
-from kscl.runtime.hidden_packages import hidden_packages, mixed_packages, overwritten_packages
 from kscl.runtime.machine import (
     shipped_configs,
     total_memory,
     usable_cores,
     without_kernels,
 )
+from kscl.runtime.startup import hidden_packages, mixed_packages, overwritten_packages
 
 GIB = 2**30
 MIN_PYTHON = (3, 11)

@@ -23,9 +23,8 @@ from kscl.config import config_hash, config_values
 from kscl.errors import KsclError, printable
 from kscl.records.provenance import code_version, library_versions
 from kscl.records.shape import MAX_DEPTH, is_too_deep, listed, one_line, shown, wrong_places
-from kscl.runtime.costs import costs
 from kscl.runtime.files import write_atomically
-from kscl.runtime.machine import hardware
+from kscl.runtime.machine import costs, hardware
 
 SCHEMA = "kscl-record"
 VERSION = 1

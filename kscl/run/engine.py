@@ -33,13 +33,12 @@ from kscl.run.checkpoint import (
     save_checkpoint,
     step_of,
 )
+from kscl.runtime.distributed import LateVote, any_rank, on_first_rank, rank, world_size
 from kscl.runtime.failures import explained
-from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime.files import only_run_in
+from kscl.runtime.launch import launch
 from kscl.runtime.logs import LOGGER, set_up_logging
-from kscl.runtime.processes.distributed import LateVote, rank, world_size
-from kscl.runtime.processes.launch import launch
-from kscl.runtime.processes.ranks import any_rank, on_first_rank
-from kscl.runtime.processes.signals import StopRequest, stop_requests
+from kscl.runtime.processes import StopRequest, stop_requests
 
 log = logging.getLogger(LOGGER)
 

@@ -1,11 +1,17 @@
-"""The machine: its cores, memory and devices."""
+"""The machine: its cores, memory and devices, what its CPU needs, and what a run used of it."""
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import importlib.metadata
+import logging
 import os
 import platform
 import re
+import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import kscl
@@ -90,3 +96,66 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+log = logging.getLogger(__name__)
+
+LIMIT = "ONEDNN_MAX_CPU_ISA"  # read by torch's CPU kernels when the first of them runs
+WITHOUT_TILES = "AVX512_CORE_BF16"
+PROBE = "import torch; x = torch.ones(16, 96, dtype=torch.bfloat16); x @ x.T"
+
+
+def avoid_broken_amx() -> None:
+    """Disable AMX if this CPU announces it but cannot run it; call it before any computation.
+
+    An instruction that is announced and missing would end the process.
+    """
+    if LIMIT not in os.environ and announces_amx() and not amx_works():
+        os.environ[LIMIT] = WITHOUT_TILES
+        log.info("This CPU announces AMX but cannot run it: bf16 runs without (%s).", LIMIT)
+
+
+def announces_amx() -> bool:
+    """Return whether the CPU announces AMX for bf16."""
+    try:
+        return " amx_bf16" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+
+
+@functools.cache
+def amx_works() -> bool:
+    """Return whether AMX runs, tried in another process, as this one would not survive a no."""
+    return subprocess.run([sys.executable, "-c", PROBE], capture_output=True).returncode == 0
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LARGEST = 2**30
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc's allocator to keep up to 1 GiB; whether there is one to tell.
+
+    Otherwise the activations of every forward pass go back to the system and come again as some
+    thousand page faults: 15 % of a forward pass of a small network.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(M_TRIM_THRESHOLD, LARGEST)) and bool(mallopt(M_MMAP_THRESHOLD, LARGEST))
+
+
+def costs() -> dict[str, float]:
+    """Return the peak memory of the main process, without its workers, and of its GPU."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, on macOS bytes
+    scale = 1 if sys.platform == "darwin" else 1024
+    found = {"peak_memory_gib": round(peak * scale / 2**30, 3)}
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return found
+    if used := torch.cuda.max_memory_allocated():
+        found["peak_gpu_memory_gib"] = round(used / 2**30, 3)
+    return found

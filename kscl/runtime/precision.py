@@ -1,15 +1,18 @@
-"""Precision: mixed precision by the names of configs, and how a GPU computes float32."""
+"""How floats are computed: mixed precision, TF32, deterministic kernels, compiled networks."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
+from kscl.errors import KsclError
 from kscl.runtime.logs import LOGGER
 
 log = logging.getLogger(LOGGER)
@@ -96,4 +99,30 @@ def tell_of_tf32(amp: str, tf32: bool, device: torch.device) -> None:
             "multiply numbers rounded to 10 bits (at their peak 156 instead of 19.5 TFLOPS on an "
             "A100), as MoCo's code does for convolutions by torch's default.",
             torch.cuda.get_device_name(device),
+        )
+
+
+COMPILERS = ("g++", "clang++", "gcc", "clang")
+
+
+def compile_in_place(module: nn.Module, backend: str, device: torch.device) -> None:
+    """Let a module compile itself at its first call; its state dict keeps its names."""
+    if backend == "off":
+        return
+    if backend == "inductor":
+        _require_compiler(device)
+    module.compile(backend=backend)
+
+
+def _require_compiler(device: torch.device) -> None:
+    named = os.environ.get("CXX")
+    missing = []
+    if not any(shutil.which(name) for name in ((named,) if named else COMPILERS)):
+        missing.append(f"a C++ compiler (CXX={named})" if named else "a C++ compiler (g++)")
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        missing.append("Triton (pip install triton)")
+    if missing:
+        raise KsclError(
+            f"SOLVER.COMPILE inductor needs {' and '.join(missing)}, which is not installed here. "
+            "Install it, or set SOLVER.COMPILE off."
         )

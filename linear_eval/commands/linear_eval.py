@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from kscl.records.provenance import loaded_code
     from kscl.run.engine import Flags
-    from kscl.runtime.processes.launch import launch
+    from kscl.runtime.launch import launch
     from linear_eval.check import find_problems, refuse_overlap
     from linear_eval.probe import load_linear_eval_config, schema, summary
 

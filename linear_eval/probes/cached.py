@@ -40,8 +40,8 @@ from kscl.engine.schedule import cosine_factor, step_factor
 from kscl.errors import KsclError
 from kscl.records.record import Protocol
 from kscl.rng import Stream, permutation, random_words
+from kscl.runtime.distributed import device
 from kscl.runtime.logs import LOGGER, SECONDS_BETWEEN_LINES
-from kscl.runtime.processes.ranks import device
 from linear_eval.config import CENTER, FLIP
 from linear_eval.features import Features
 from linear_eval.images import FIXED_CROP, hold_out, slot

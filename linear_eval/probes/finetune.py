@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from kscl.config import Broken, Section, key
 from kscl.methods.batch_norm import synchronize_batch_norm
 from kscl.records.record import Protocol
+from kscl.runtime.distributed import world_size
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import autocast
-from kscl.runtime.processes.distributed import world_size
 from kscl.views.normalize import normalize_exactly
 from linear_eval.images import LabeledImages, ViewsOfImages, geometry, load_batches
 from linear_eval.probe import Json, probe

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kscl.config import Section, key
 from kscl.engine.knn import knn_predict
 from kscl.records.record import Protocol
-from kscl.runtime.processes.ranks import device
+from kscl.runtime.distributed import device
 from linear_eval.config import CENTER
 from linear_eval.probe import Json, Probe, probe
 from linear_eval.probes.cached import stored_views

@@ -24,8 +24,8 @@ from torch import Tensor
 from kscl.config import Broken, Section, key
 from kscl.data.annotations import parse_source, shared_class_names
 from kscl.errors import KsclError
+from kscl.runtime.distributed import device, on_first_rank
 from kscl.runtime.logs import LOGGER
-from kscl.runtime.processes.ranks import device, on_first_rank
 from linear_eval.annotated import IGNORED, PRESENT, is_annotated, open_annotated
 from linear_eval.backbone import freeze
 from linear_eval.config import CENTER

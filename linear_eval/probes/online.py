@@ -27,8 +27,8 @@ from kscl.data.loader import Batch, StepSampler
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import SyncBatchNorm
 from kscl.records.record import Protocol
+from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
-from kscl.runtime.processes.distributed import rank, world_size
 from linear_eval.backbone import Frozen
 from linear_eval.config import CENTER
 from linear_eval.features import Features

@@ -33,7 +33,7 @@ from kscl.config import Section, key
 from kscl.errors import KsclError
 from kscl.rng import Stream, random_words
 from kscl.runtime.logs import LOGGER
-from kscl.runtime.processes.workers import obey_parent_alone, start_method
+from kscl.runtime.processes import obey_parent_alone, start_method
 from linear_eval.annotated import ABSENT, IGNORED, PRESENT, open_annotated_pair
 from linear_eval.config import CENTER
 from linear_eval.features import Features

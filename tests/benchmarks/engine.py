@@ -22,8 +22,8 @@ from kscl.data.open import open_source
 from kscl.engine.loop import take_step, to_device, warm_up
 from kscl.engine.state import TrainState, build_state
 from kscl.keys import load_config
-from kscl.runtime.cpu import keep_freed_memory
-from kscl.runtime.processes.distributed import rank, world_size
+from kscl.runtime.distributed import rank, world_size
+from kscl.runtime.machine import keep_freed_memory
 from tests.benchmarks.harness import figure, in_own_process, time_ratio
 from tests.helpers.runs import draw_images
 

@@ -18,7 +18,7 @@ from kscl.methods.encoder import build_encoder
 from kscl.methods.kernels import all_lengths
 from kscl.methods.learner import Learner
 from kscl.methods.subspace import Subspaces, fit_subspaces, own_projection_length
-from kscl.runtime.cpu import keep_freed_memory
+from kscl.runtime.machine import keep_freed_memory
 from tests.benchmarks.harness import SkippedError, figure, in_own_process, time_ratio
 
 QUERIES, LENGTH, SHOTS, DIM, TAU = 256, 65_536, 5, 128, 0.2

@@ -14,7 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from kscl.engine.knn import knn_predict
 from kscl.run.engine import Run
-from kscl.runtime.processes.signals import StopRequest
+from kscl.runtime.processes import StopRequest
 from linear_eval.backbone import freeze
 from linear_eval.images import ViewsOfImages, load_batches, open_data
 from linear_eval.probe import load_linear_eval_config, probe_of

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kscl.cli import command
-from kscl.runtime.processes.launch import launch
+from kscl.runtime.launch import launch
 from tests.helpers.runs import context, end_all, free_port
 
 PATIENCE = 120  # seconds

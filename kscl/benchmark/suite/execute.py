@@ -19,11 +19,10 @@ from pathlib import Path
 from kscl.benchmark.suite.stages import KEY_LENGTH, Stage, without_insert
 from kscl.errors import KsclError
 from kscl.records.shape import listed, one_line, wrong_places
-from kscl.runtime.files import write_atomically
-from kscl.runtime.folder_lock import LOCK_FILE, is_locked
+from kscl.runtime.files import LOCK_FILE, is_locked, write_atomically
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.machine import usable_cores
-from kscl.runtime.processes.signals import stop_requests
+from kscl.runtime.processes import stop_requests
 
 DONE, TO_DO, RUNNING, FAILED, WAITS = "done", "to do", "running", "failed", "not run"
 STOPPED = "stopped"  # by Ctrl-C or a signal; the next start continues it

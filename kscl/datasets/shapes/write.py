@@ -38,8 +38,7 @@ from kscl.datasets.shapes.draw import (
     draw_scene,
 )
 from kscl.errors import KsclError
-from kscl.runtime.files import sha256_of, write_atomically
-from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime.files import only_run_in, sha256_of, write_atomically
 from kscl.runtime.logs import progress
 
 VOC = "VOCdevkit/VOC2007"

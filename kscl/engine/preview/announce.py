@@ -12,8 +12,8 @@ from kscl.engine.schedule import learning_rate
 from kscl.engine.state import TrainState
 from kscl.methods.cost import PASSES_OF_MOCO, forward_passes, num_views, views_in_words
 from kscl.registry import SIMILARITIES
+from kscl.runtime.distributed import world_size
 from kscl.runtime.precision import tell_of_tf32
-from kscl.runtime.processes.distributed import world_size
 
 log = logging.getLogger(__name__)
 

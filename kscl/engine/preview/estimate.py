@@ -13,8 +13,8 @@ from kscl.engine.loop import warm_up
 from kscl.engine.schedule import total_steps
 from kscl.engine.state import build_state
 from kscl.methods.cost import forward_passes
+from kscl.runtime.distributed import device
 from kscl.runtime.machine import usable_cores
-from kscl.runtime.processes.ranks import device
 from kscl.views.sizes import mean_pixels, size_at
 
 MOST_IMAGES = 16  # in a measured step; a whole batch could take minutes on a CPU

@@ -25,8 +25,7 @@ from kscl.data.loader import (
 from kscl.data.open import open_source
 from kscl.engine import loop
 from kscl.engine.state import TrainState, build_state
-from kscl.runtime.processes.distributed import rank, world_size
-from kscl.runtime.processes.ranks import device, first_rank_first
+from kscl.runtime.distributed import device, first_rank_first, rank, world_size
 
 WARM_UP = 3  # steps before anything is measured
 REST = "backward pass"

@@ -320,9 +320,9 @@ def wait_at(number: int, gate: Path) -> None:
 
 
 def be_impatient() -> None:
-    import kscl.runtime.folder_lock
+    import kscl.runtime.files
 
-    kscl.runtime.folder_lock.LOCK_PATIENCE = 0.2
+    kscl.runtime.files.LOCK_PATIENCE = 0.2
 
 
 def test_of_two_runs_into_one_folder_the_second_is_refused(finished, shop, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from kscl.runtime.processes.signals import StopRequest
+from kscl.runtime.processes import StopRequest
 from linear_eval.probe import load_linear_eval_config
 
 SIDE = 24

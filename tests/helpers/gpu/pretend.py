@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import kscl.runtime.processes.distributed
+import kscl.runtime.distributed
 from tests.helpers.gpu.meter import Meter
 from tests.helpers.gpu.tensor import CUDA, METER, PINNED, GpuTensor, is_pinned, mapped, on_gpu, run
 
@@ -197,7 +197,7 @@ def pretend_ranks(count: int) -> Iterator[None]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
     try:
         group = dist.new_group(backend="fake")
-        with patch.object(kscl.runtime.processes.distributed, "_host_group", group):
+        with patch.object(kscl.runtime.distributed, "_host_group", group):
             yield
     finally:
         dist.destroy_process_group()

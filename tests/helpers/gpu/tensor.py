@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import kscl.runtime.processes.distributed
+import kscl.runtime.distributed
 from tests.helpers.gpu.meter import WAITING, Meter
 
 CUDA = torch.device("cuda", 0)
@@ -233,7 +233,7 @@ def _collective(
     func: Any, name: str, args: Any, kwargs: Any, given: list[Any], ours: Any, theirs: Any
 ) -> Any:
     """Run a collective under NCCL's rules; between hosts, as with gloo, there are none."""
-    if not ours and theirs and kscl.runtime.processes.distributed.host_group() is not None:
+    if not ours and theirs and kscl.runtime.distributed.host_group() is not None:
         METER.exchange(f"{name} between hosts", 0)
         return func(*args, **kwargs)
     if theirs:

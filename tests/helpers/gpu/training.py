@@ -20,7 +20,7 @@ from kscl.engine import loop, state
 from kscl.engine.state import TrainState, build_state, restore
 from kscl.keys import load_config
 from kscl.run.checkpoint import find_checkpoints, save_checkpoint, step_of
-from kscl.runtime.processes.distributed import LateVote
+from kscl.runtime.distributed import LateVote
 from tests.helpers.gpu.pretend import pretend_gpu, pretend_ranks
 from tests.helpers.gpu.tensor import CUDA, METER
 from tests.helpers.runs import TINY

@@ -38,7 +38,7 @@ from kscl.datasets.shapes import (
 from kscl.datasets.shapes.draw import CLASSES
 from kscl.datasets.shapes.write import draw, plan, polygons_of
 from kscl.errors import KsclError
-from kscl.runtime import folder_lock
+from kscl.runtime import files as folder_lock
 from tests.helpers.data.mask_pixels import pixels_of_counts, pixels_of_polygons
 from tests.helpers.data.shapes import SMALL, bytes_of
 

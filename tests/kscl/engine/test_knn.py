@@ -14,7 +14,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from kscl.engine import knn
 from kscl.engine.knn import knn_predict
 from kscl.errors import KsclError
-from kscl.runtime.processes.distributed import gather, rank
+from kscl.runtime.distributed import gather, rank
 from tests.helpers.commands import run
 from tests.helpers.ranks import joined
 

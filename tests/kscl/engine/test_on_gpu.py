@@ -16,7 +16,7 @@ from kscl.engine.state import state_dict
 from kscl.errors import KsclError
 from kscl.methods.encoder import Encoder
 from kscl.run.checkpoint import find_checkpoints, save_checkpoint
-from kscl.runtime.processes.shuffle import Shuffle
+from kscl.runtime.distributed import Shuffle
 from tests.helpers.gpu.tensor import METER
 from tests.helpers.gpu.training import (
     CPU,

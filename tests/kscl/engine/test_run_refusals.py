@@ -92,7 +92,7 @@ def test_a_run_stopped_by_unreadable_images_resumes_when_more_are_allowed(
 
 
 def test_two_processes_never_write_to_one_folder(images, tmp_path, error_of, monkeypatch):
-    monkeypatch.setattr("kscl.runtime.folder_lock.LOCK_PATIENCE", 0.2)
+    monkeypatch.setattr("kscl.runtime.files.LOCK_PATIENCE", 0.2)
     run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 50)
     (process,) = run.start()
     wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)))

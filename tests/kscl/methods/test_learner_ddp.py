@@ -20,8 +20,7 @@ from kscl.methods.batch_norm import synchronize_batch_norm
 from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.methods.encoder import Encoder, build_encoder
 from kscl.methods.learner import Learner
-from kscl.runtime.processes.distributed import gather, gather_together, rank, world_size
-from kscl.runtime.processes.shuffle import Shuffle
+from kscl.runtime.distributed import Shuffle, gather, gather_together, rank, world_size
 from tests.helpers.networks.learners import learner_with_batch_norm, without_gauge
 
 pytestmark = [pytest.mark.full, pytest.mark.portable]

@@ -39,7 +39,6 @@ KINDS_CHANGED_BY = {
     "kscl/records": set(KINDS),
     "kscl/run": set(KINDS),
     "kscl/runtime": set(KINDS),
-    "kscl/runtime/processes": set(KINDS),
     "kscl/views": set(KINDS),
     "linear_eval": PROBES,
     "linear_eval/probes": PROBES,

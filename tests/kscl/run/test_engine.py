@@ -13,8 +13,8 @@ from kscl.config import config_values, save_config
 from kscl.errors import KsclError
 from kscl.run.checkpoint import CHECKPOINT_FOLDER, save_checkpoint
 from kscl.run.engine import Flags, Task, find_start
-from kscl.runtime import folder_lock
-from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime import files as folder_lock
+from kscl.runtime.files import only_run_in
 
 
 def config(folder: Path, **values: object) -> CfgNode:

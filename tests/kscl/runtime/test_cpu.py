@@ -12,7 +12,7 @@ from tests.helpers.commands import ROOT
 COUNT_FAULTS = """
 import resource, sys
 import torch
-from kscl.runtime.cpu import keep_freed_memory
+from kscl.runtime.machine import keep_freed_memory
 
 if sys.argv[1] == "keep":
     assert keep_freed_memory()

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 
-from kscl.runtime.hidden_packages import hidden_packages, mixed_packages, overwritten_packages
+from kscl.runtime.startup import hidden_packages, mixed_packages, overwritten_packages
 from tests.helpers.commands import ROOT, run, tool
 
 
@@ -62,7 +62,7 @@ def test_a_wheel_that_was_installed_into_a_package_of_ours_is_named_by_the_docto
     assert "package other " in found["detection"]["value"]
     assert "linear_eval" not in found
     (theirs / "RECORD").write_text("their_detection/__init__.py,,\n")
-    found = "from kscl.runtime.hidden_packages import mixed_packages; print(mixed_packages())"
+    found = "from kscl.runtime.startup import mixed_packages; print(mixed_packages())"
     done = run(sys.executable, "-c", found, env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path)
     assert done.stdout == "{}\n"
 

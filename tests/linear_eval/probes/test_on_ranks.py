@@ -12,9 +12,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from kscl.records.record import read_record
 from kscl.run.engine import Flags
-from kscl.runtime.processes.distributed import rank
-from kscl.runtime.processes.launch import launch
-from kscl.runtime.processes.ranks import any_rank
+from kscl.runtime.distributed import any_rank, rank
+from kscl.runtime.launch import launch
 from linear_eval.commands.linear_eval import run_probe
 from linear_eval.probes import cached, linear_suite
 from linear_eval.probes.cached import Cached

@@ -15,7 +15,7 @@ from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.writing.spent import spent
 from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.records.record import record_id
-from kscl.runtime.costs import costs
+from kscl.runtime.machine import costs
 from tests.helpers.leaderboard_records import (
     MOCO,
     backbone_of,

@@ -84,7 +84,7 @@ def test_the_dry_run_shows_what_another_process_is_running(tmp_path, capsys, tri
     program = f"""
 import sys
 from pathlib import Path
-from kscl.runtime.folder_lock import only_run_in
+from kscl.runtime.files import only_run_in
 with only_run_in(Path({str(folder)!r})):
     print("held", flush=True)
     sys.stdin.read()

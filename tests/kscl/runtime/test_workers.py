@@ -37,7 +37,7 @@ class Images(Dataset):
 
 FORK_SERVER = """
 import multiprocessing
-from tests.kscl.runtime.processes.test_workers import BATCHES, Images, load_in_workers
+from tests.kscl.runtime.test_workers import BATCHES, Images, load_in_workers
 multiprocessing.set_start_method("forkserver")
 assert len(set(load_in_workers(Images(), BATCHES, 2))) == 2
 """

@@ -27,18 +27,18 @@ import torch.distributed as dist
 
 from kscl.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR, print_error
 from kscl.errors import KsclError
+from kscl.runtime.distributed import wait_for_all, waiting_on_hosts
 from kscl.runtime.failures import explained
 from kscl.runtime.machine import usable_cores, without_kernels
-from kscl.runtime.processes.distributed import waiting_on_hosts
-from kscl.runtime.processes.lifetime import (
+from kscl.runtime.processes import (
     EXIT_BUG,
     POLL_SECONDS,
+    StopRequest,
     end_with_parent,
     end_with_torchrun,
     leave,
+    stop_requests,
 )
-from kscl.runtime.processes.ranks import wait_for_all
-from kscl.runtime.processes.signals import StopRequest, stop_requests
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 SET_BY_TORCHRUN = "TORCHELASTIC_RUN_ID"

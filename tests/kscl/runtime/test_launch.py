@@ -18,9 +18,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from kscl.errors import KsclError
 from kscl.records.health import examine
-from kscl.runtime.processes.distributed import rank
-from kscl.runtime.processes.launch import launch, visible_gpu
-from kscl.runtime.processes.ranks import any_rank, on_first_rank
+from kscl.runtime.distributed import any_rank, on_first_rank, rank
+from kscl.runtime.launch import launch, visible_gpu
 from tests.helpers.commands import ROOT
 from tests.helpers.ranks import joined
 
@@ -77,7 +76,7 @@ def leave_early(_: object) -> int:
 
 SLOW_TO_IMPORT = """
 import sys, time
-from kscl.runtime.processes.launch import launch
+from kscl.runtime.launch import launch
 if __name__ == "__mp_main__":  # in a rank, which Ctrl-C in a terminal reaches as well
     print("importing", flush=True)
     time.sleep(2)
@@ -182,7 +181,7 @@ def test_a_gpu_that_the_installed_torch_has_no_code_for_is_told_before_anything_
     assert named in finding.fix
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("kscl.runtime.processes.launch.leave", lambda code: code)
+    monkeypatch.setattr("kscl.runtime.launch.leave", lambda code: code)
     assert launch(work, None, 1) == 2
     assert named in capsys.readouterr().err
 

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from kscl.runtime.processes import signals
-from kscl.runtime.processes.signals import stop_requests
+from kscl.runtime import processes as signals
+from kscl.runtime.processes import stop_requests
 
 
 def test_a_second_sigterm_is_taken_for_the_first_as_a_scheduler_and_a_launcher_send_one_each():

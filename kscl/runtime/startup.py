@@ -1,9 +1,10 @@
-"""Find packages of others with the name of one of ours: imported instead, or mixed with it."""
+"""What `import kscl` does first: name packages that hide ours, silence messages of libraries."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -93,3 +94,20 @@ def warn_of_hidden_packages() -> None:
         warnings.warn(in_words(name, place), RuntimeWarning, stacklevel=3)
     for name, file in overwritten_packages().items():
         warnings.warn(overwritten_in_words(name, file), RuntimeWarning, stacklevel=3)
+
+
+# The number of workers is a setting, and the run says how fast its images are read.
+WORKER_COUNT = r"This DataLoader will create \d+ worker processes"
+# Detectron2 asks whether it is traced; newer releases of torch log a warning about that question.
+TRACING_LOGGER = "torch.fx._symbolic_trace"
+TRACING = "is_fx_tracing will return true"
+
+
+def silence_library_messages() -> None:
+    """Add the filters; everything else is still shown."""
+    warnings.filterwarnings("ignore", WORKER_COUNT, UserWarning)
+    logging.getLogger(TRACING_LOGGER).addFilter(_is_shown)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(TRACING)
