@@ -53,7 +53,7 @@ def waiting_on_hosts() -> Iterator[None]:
 def host_group() -> dist.ProcessGroup | None:
     """Return the group in which ranks wait without a GPU and without a limit of time.
 
-    None, the group of all collectives, where `runtime.processes.launch` did not start the ranks.
+    None, the group of all collectives, where `runtime.launch` did not start the ranks.
     """
     return _host_group
 
