@@ -30,7 +30,9 @@ class Registry(Mapping[str, Part], Generic[Part]):
         """Add a part; a name that another part has is an error."""
         before = self.parts.get(name)
         if before is not None and not isinstance(before, str):
-            raise KsclError(f"There are two of the {self.what} '{name}'. Rename one of them.")
+            modules = [getattr(each, "__module__", "") for each in (before, part)]
+            where = f" ({' and '.join(modules)})" if all(modules) else ""
+            raise KsclError(f"There are two of the {self.what} '{name}'{where}. Rename one.")
         self.parts[name] = part
         return part
 
@@ -44,6 +46,10 @@ class Registry(Mapping[str, Part], Generic[Part]):
         assert not isinstance(part, str)  # its module has registered it
         return part
 
+    def loaded(self) -> dict[str, Part]:
+        """Return the parts whose modules were imported."""
+        return {name: part for name, part in self.parts.items() if not isinstance(part, str)}
+
     def __contains__(self, name: object) -> bool:
         return name in self.parts
 
@@ -54,9 +60,14 @@ class Registry(Mapping[str, Part], Generic[Part]):
         return len(self.parts)
 
 
+def imported_modules() -> list[str]:
+    """Return the modules that --import has brought."""
+    return os.environ.get(IMPORT_VARIABLE, "").split()
+
+
 def import_modules(names: Sequence[str] = ()) -> None:
     """Import modules that register parts, here and in all processes that this one starts."""
-    wanted = dict.fromkeys([*os.environ.get(IMPORT_VARIABLE, "").split(), *names])
+    wanted = dict.fromkeys([*imported_modules(), *names])
     if wanted and "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a file beside the command is found by its name
     for name in wanted:

@@ -1,10 +1,12 @@
-"""What all probes share: the registry, and a probe's way from its data to its records.
+"""What all probes share: a probe's way from its data to its records.
 
 A probe is one file in `linear_eval/probes/` (or any module that is imported with --import): a class
 that brings its keys, its rules, its protocol, what it trains and what it reports.
 
-    @probe("mine", "what it does, in a few words")
+    @task("mine", title="Classifier (mine)")
     class Mine(Probe):
+        # Its docstring is what --help says of it.
+        metrics = (Metric("top1", "mine", headline=True, per_image=True),)
         class Keys(Section): ...
         protocol_id = "mine"
         def settings(self): ...     # its part of the protocol
@@ -23,10 +25,10 @@ import json
 import logging
 import pkgutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import safetensors.torch
 from fvcore.common.config import CfgNode
@@ -34,7 +36,6 @@ from fvcore.common.config import CfgNode
 import linear_eval.probes
 from kscl.backbone_file import RANDOM, Loaded
 from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values
-from kscl.errors import KsclError
 from kscl.records.record import (
     RECORD_FILE,
     Protocol,
@@ -44,7 +45,7 @@ from kscl.records.record import (
     write_record,
 )
 from kscl.records.spread import mean_and_std
-from kscl.run.engine import Inputs, Task
+from kscl.run.task import TASKS, Inputs, Task
 from kscl.runtime.distributed import device, on_first_rank, rank, world_size
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOG_FILE, LOGGER
@@ -75,8 +76,6 @@ class Probe(Task):
     class Keys(Section):
         """The probe's own keys, inside a section of its own."""
 
-    name: ClassVar[str]
-    title: ClassVar[str]
     protocol_id: ClassVar[str]
     takes_subset: ClassVar[bool] = True  # DATA.SUBSET and the like choose its training images
     data_keys: ClassVar[str] = "DATA.TRAIN and DATA.VAL"
@@ -260,6 +259,7 @@ class Probe(Task):
             details["files"]["classifier"] = CLASSIFIER_FILE
         return make_record(
             kind=self.kind,
+            task=self.info(score.metrics),
             name=cfg.LABEL
             or backbone.get("method")
             or Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar")).stem,
@@ -272,34 +272,19 @@ class Probe(Task):
             inputs=self.inputs.files,
             details=details,
             without_effect=tuple(self.may_change),
+            modules=self.modules(),
         )
 
 
-# The registry
-
-PROBES: dict[str, type[Probe]] = {}
-Registered = TypeVar("Registered", bound=type[Probe])
-
-
-def probe(name: str, title: str, kind: str = "") -> Callable[[Registered], Registered]:
-    """Register a probe; `kind` is that of its records if it is not its name."""
-
-    def register(found: Registered) -> Registered:
-        found.name, found.title, found.kind = name, title, kind or name
-        known = PROBES.setdefault(name, found)
-        if known is not found:
-            modules = f"{known.__module__} and {found.__module__}"
-            raise KsclError(f"{modules} both register a probe {name}. Rename one.")
-        return found
-
-    return register
+# All probes
 
 
 def registered() -> dict[str, type[Probe]]:
     """Return all probes by name: those of `linear_eval/probes/`, and what else was imported."""
     for module in pkgutil.iter_modules(linear_eval.probes.__path__):
         importlib.import_module(f"{linear_eval.probes.__name__}.{module.name}")
-    return dict(sorted(PROBES.items()))
+    found = {name: it for name, it in TASKS.loaded().items() if issubclass(it, Probe)}
+    return dict(sorted(found.items()))
 
 
 def probe_of(cfg: CfgNode) -> Probe:
@@ -313,9 +298,9 @@ def schema() -> Schema:
     own = [found.Keys for found in probes.values()]
     rules = (*RULES, _check_subset, *(found.rules for found in probes.values()))
     found = Schema.of(LinearEval, *own, rules=rules)
-    titles = "; ".join(f"{name}: {each.title}" for name, each in probes.items())
+    said = [f"{name}: {(each.__doc__ or '').splitlines()[0]}" for name, each in probes.items()]
     chosen = found.keys["PROBE"]
-    chosen = replace(chosen, doc=f"{chosen.doc} {titles}.", choices=tuple(probes))
+    chosen = replace(chosen, doc=" ".join([chosen.doc, *said]), choices=tuple(probes))
     return replace(found, keys={**found.keys, "PROBE": chosen})
 
 
@@ -327,7 +312,7 @@ def load_linear_eval_config(
 
 
 def _check_subset(cfg: CfgNode) -> Iterable[Broken]:
-    chosen = PROBES.get(cfg.PROBE)
+    chosen = registered().get(cfg.PROBE)
     data = cfg.DATA
     limited = data.IMAGES_PER_CLASS > 0 or data.FRACTION < 1 or bool(data.SUBSET)
     if limited and chosen is not None and not chosen.takes_subset:

@@ -60,8 +60,16 @@ from kscl.backbone_file import RANDOM
 from kscl.cli import WORLD_SIZE_OPTION
 from kscl.config import plain, value_at
 from kscl.methods.encoder import build_backbone
-from kscl.records.record import LEAST_AP50, Record, make_record, write_record
-from kscl.run.engine import WORLD_SIZE, WORLD_SIZES, Flags, Inputs, Run, Stopped, Task, run
+from kscl.records.record import (
+    LEAST_AP50,
+    WORKING_AP50,
+    Metric,
+    Record,
+    make_record,
+    write_record,
+)
+from kscl.run.engine import WORLD_SIZE, WORLD_SIZES, Flags, Run, Stopped, run
+from kscl.run.task import Inputs, Task, task
 from kscl.runtime.distributed import local_world_size, on_first_rank, wait_for_all
 from kscl.runtime.files import only_run_in, sha256_of, write_atomically
 from kscl.runtime.precision import set_numerics
@@ -84,10 +92,18 @@ log = logging.getLogger(__name__)
 retinanet.sigmoid_focal_loss_jit = sigmoid_focal_loss
 
 
+@task("detection", title="Detector")
 class Detection(Task):
     """Fine-tunes and scores a detector; the state between two steps is Detectron2's trainer's."""
 
-    kind = "detection"
+    cost_stage = "detection"
+    hub_task = "object-detection"
+    metrics = (
+        Metric("AP50", "AP50", unranked_below=LEAST_AP50, working_from=WORKING_AP50),
+        Metric("AP", "AP", headline=True),
+        *(Metric(name, name) for name in ("AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100")),
+        *(Metric(f"mask/{name}", f"mask {name}") for name in ("AP50", "AP", "AP75")),
+    )
     may_change = WITHOUT_EFFECT
     workers_key = "DATALOADER.NUM_WORKERS"
     what_ranks_change = (
@@ -502,6 +518,7 @@ def write_trial_record(
     processes = [number for _, number in details.get(WORLD_SIZES, [(0, 1)])]
     record = make_record(
         kind=Detection.kind,
+        task=Detection.info(),
         name=name or Path(cfg.OUTPUT_DIR).name,
         protocol=protocol_of(cfg, processes, iterations),
         metrics=metrics,
@@ -521,6 +538,7 @@ def write_trial_record(
             "resampled_AP": headline["resampled_AP"],
         },
         without_effect=WITHOUT_EFFECT,
+        modules=Detection.modules(),
     )
     write_record(record, cfg.OUTPUT_DIR)
 

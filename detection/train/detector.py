@@ -21,7 +21,6 @@ from detection.errors import DetectionError
 from detection.train.protocol import WITHOUT_EFFECT
 from kscl.backbone_file import read_plain
 from kscl.config import CONFIG_FILE, config_values
-from kscl.engine.preview.check import existing_parent
 from kscl.errors import KsclError
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.run.checkpoint import (
@@ -35,8 +34,9 @@ from kscl.run.checkpoint import (
     step_of,
     write_tensors,
 )
-from kscl.run.engine import WORLD_SIZES, Task, changed_keys
-from kscl.runtime.files import sha256_of
+from kscl.run.engine import WORLD_SIZES, changed_keys
+from kscl.run.task import Task
+from kscl.runtime.files import existing_parent, sha256_of
 
 DETECTOR_FILE = "model_final.pth"
 DETECTOR_HASH = "detector_sha256"  # in the details of a record

@@ -44,7 +44,8 @@ from kscl.errors import KsclError
 from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.records.spread import mean_and_std
-from kscl.run.engine import Flags, Task, find_start
+from kscl.run.engine import Flags, find_start
+from kscl.run.task import Task
 from kscl.runtime.files import only_run_in
 from kscl.runtime.launch import launch
 

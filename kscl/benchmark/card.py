@@ -16,7 +16,7 @@ import yaml
 
 from kscl.backbone_file import Loaded
 from kscl.backbone_file.write import to_safetensors
-from kscl.benchmark.leaderboard.board import HEADLINE, Measure, ProtocolKey, Row
+from kscl.benchmark.leaderboard.board import Measure, ProtocolKey, Row
 from kscl.benchmark.leaderboard.linking import made_backbone
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.writing import cells
@@ -27,8 +27,6 @@ from kscl.runtime.files import write_atomically
 
 WEIGHTS_FILE, CONFIG_FILE, CARD_FILE = "model.safetensors", "config.json", "README.md"
 BADGE_FILE = "badge.svg"
-TASKS = {"detection": "object-detection"}  # the hub's names; every other kind classifies
-CLASSIFICATION = "image-classification"
 LETTER = 6.5  # pixels, in the badge
 PADDING = 10
 
@@ -38,6 +36,7 @@ class Result:
     """One number of the card."""
 
     protocol: ProtocolKey
+    task: str  # the hub's name for it
     label: str
     metric: str
     measure: Measure
@@ -97,10 +96,11 @@ def _row(loaded: Loaded, records: Sequence[str]) -> Row:
 def _results(row: Row) -> list[Result]:
     found = []
     for protocol, result in row.results.items():
-        metric = HEADLINE[protocol.kind]
+        metric = protocol.headline
         if metric in result.measures:
-            label = cells.metric_label(protocol.kind, metric)
-            found.append(Result(protocol, label, metric, result.measures[metric]))
+            about = result.records[0].record.task
+            label = next(it.label for it in about.metrics if it.name == metric)
+            found.append(Result(protocol, about.hub_task, label, metric, result.measures[metric]))
     return found
 
 
@@ -204,7 +204,7 @@ def _metadata(loaded: Loaded, results: Sequence[Result], license_name: str) -> d
             metric = {"type": it.metric, "name": it.label, "value": round(it.measure.mean, 4)}
             entries.append(
                 {
-                    "task": {"type": TASKS.get(it.protocol.kind, CLASSIFICATION)},
+                    "task": {"type": it.task},
                     "dataset": {"type": it.protocol.hash, "name": it.protocol.id},
                     "metrics": [metric | {"args": args}],
                 }

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from kscl.benchmark.leaderboard.board import HEADLINE, Measure
+from kscl.benchmark.leaderboard.board import Measure
 from kscl.benchmark.leaderboard.details import inside, is_random, machine, mapping, text
 from kscl.benchmark.leaderboard.linking import label, made_backbone, processes
 from kscl.benchmark.leaderboard.reading import RecordFile
@@ -21,7 +21,7 @@ from kscl.benchmark.submission.private import HIDDEN
 from kscl.config import leaves_without, nested
 from kscl.data.annotations import is_set_name, parse_source
 from kscl.errors import KsclError
-from kscl.records.provenance import code_version, library_versions, source_hash
+from kscl.records.provenance import code_version, library_versions
 from kscl.records.record import Record, find_records, read_record
 from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import hardware
@@ -171,9 +171,9 @@ def differences_here(start: Origin, settings: Settings, num_gpus: int | None = N
             found.append(f"{record.kind}: The number of processes was {processes(record)}.")
         file = RecordFile(record, start.path, start.folder, record.kind)
         if not settings.get(record.kind):
-            reasons = stale_reasons([file], source_hash).get(record.id, [])
+            reasons = stale_reasons([file]).get(record.id, [])
             found += [f"{record.kind}: {reason}" for reason in reasons]
-        now, then = code_version(record.kind), record.code
+        now, then = code_version(), record.code
         if now["commit"] != then.commit:
             found.append(f"{record.kind}: The commit was {then.commit} and is {now['commit']}.")
         if then.dirty:
@@ -231,7 +231,7 @@ def verdict(start: Origin, output_dir: Path) -> Verdict:
             f"The new number is not comparable with the old one: under {record.protocol.id} "
             f"{record.protocol.hash}, {differing}."
         )
-    metric = HEADLINE[record.kind]
+    metric = next(it.name for it in record.task.metrics if it.headline)
     old, new = record.metrics[metric], same[0].metrics[metric]
     measure = _measure(start, metric, output_dir.resolve())
     if measure is None:

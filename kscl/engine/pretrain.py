@@ -37,10 +37,11 @@ from kscl.methods.cost import num_views
 from kscl.methods.encoder import backbone_state_dict
 from kscl.methods.learner import Learner
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
-from kscl.records.provenance import code_version
+from kscl.records.provenance import source_hash
 from kscl.records.record import Protocol, Record, make_record, write_record
 from kscl.run.checkpoint import CHECKPOINT_FOLDER
-from kscl.run.engine import WORLD_SIZES, Inputs, Task
+from kscl.run.engine import WORLD_SIZES
+from kscl.run.task import Inputs, Task, task
 from kscl.runtime.distributed import device, first_rank_first, on_first_rank, rank, world_size
 from kscl.runtime.files import sha256_of
 from kscl.runtime.machine import keep_freed_memory
@@ -54,10 +55,11 @@ PROTOCOL = Protocol("pretrain", {"figures": "means over the last epoch", "versio
 SAMPLED_IMAGES = 64
 
 
+@task("pretrain", title="Pretraining")
 class Pretraining(Task):
     """Trains a backbone; the state between two steps is `TrainState`."""
 
-    kind = "pretrain"
+    cost_stage = "pretrain"
     # A run that too many unreadable images have stopped resumes when more of them are allowed.
     may_change = (*PRETRAIN.without_effect, "DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
     what_ranks_change = (
@@ -171,7 +173,7 @@ class Pretraining(Task):
             "seed": cfg.SEED,
             "config_hash": PRETRAIN.hash(cfg),
             "data": self.inputs.data["train"]["hash"],
-            "code": code_version()["source_hash"],
+            "code": source_hash(self.modules()),
             **({"start": self.inputs.files["weights"]} if self.inputs.files else {}),
             **(metrics or {}),
         }
@@ -219,6 +221,7 @@ class Pretraining(Task):
             log.warning("%s", warning)
         record = make_record(
             kind=self.kind,
+            task=self.info(),
             name=cfg.LABEL,
             protocol=PROTOCOL,
             metrics=metrics,
@@ -228,6 +231,7 @@ class Pretraining(Task):
             data=self.inputs.data,
             inputs=self.inputs.files,
             without_effect=PRETRAIN.without_effect,
+            modules=self.modules(),
             details={
                 "steps": state.step,
                 "epochs": epochs,

@@ -2,49 +2,37 @@
 
 A run calls `loaded_code` when it starts and writes its record hours later. A file that is edited in
 between did not make the number.
+
+A record names the modules that its number depends on (its task's, and plug-ins); the hash covers
+their syntax and that of all project modules that they import, without docstrings and comments. What
+a registry loads by name is not followed: another probe cannot change this one's number.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import kscl
+from kscl.registry import imported_modules
 
-# The packages that can change a number of each kind of record, and the folders in them that cannot.
-PRODUCERS = {
-    "pretrain": ("kscl",),
-    **dict.fromkeys(
-        ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune"), ("kscl", "linear_eval")
-    ),
-    "detection": ("kscl", "detection"),
-}
 PACKAGES = ("kscl", "linear_eval", "detection")
-CHANGE_NO_NUMBER = (
-    "kscl/benchmark/",
-    "kscl/commands/",
-    "kscl/datasets/",
-    "linear_eval/commands/",
-    "detection/commands/",
-)
 LIBRARIES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "detectron2",
-    "fvcore",
-    "iopath",
-    "numpy",
+    *("torch", "torchvision", "timm", "detectron2", "fvcore", "iopath", "numpy"),
     "scikit-learn",
 )
+IGNORED_FIELDS = ("ctx", "kind", "type_comment")
+WITH_DOCSTRING = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Code(NamedTuple):
@@ -52,68 +40,136 @@ class Code(NamedTuple):
 
     commit: str | None
     dirty: bool | None
-    digests: dict[str, bytes]  # of every Python file, by its path
+    sources: dict[str, bytes]  # by module
+
+
+class Syntax(NamedTuple):
+    """What counts of a source file."""
+
+    digest: bytes
+    imports: tuple[str, ...]
 
 
 @functools.cache
 def loaded_code() -> Code:
-    """Look at the code of this process once; call it where a run starts, on every rank.
+    """Read the code of this process once; call it where a run starts, on every rank.
 
-    It takes some 20 ms, so that a --help does not wait for it.
+    It takes some 20 ms: nothing is parsed before a record is written.
     """
     home = _home()
-    digests = _digests(home)
+    sources = read_sources(home) | plug_in_sources(imported_modules())
     commit, dirty = commit_of(home)
     if commit is None:
         commit, dirty = _from_installation(home)
-    return Code(commit, dirty, digests)
+    return Code(commit, dirty, sources)
 
 
-def code_version(kind: str | None = None) -> dict[str, object]:
-    """Return version, commit, whether the packages differ from it, and a hash of the source itself.
+def code_version() -> dict[str, object]:
+    """Return version and commit, and whether the packages differ from it.
 
     Documents and configs may differ: a record holds its settings itself. In a checkout git answers.
     An installed package carries the commit it was built from, and is dirty when a file differs from
     what was installed; None means that it cannot be known.
     """
-    return {
-        "version": kscl.__version__,
-        "commit": loaded_code().commit,
-        "dirty": loaded_code().dirty,
-        "source_hash": source_hash(kind),
-    }
+    code = loaded_code()
+    return {"version": kscl.__version__, "commit": code.commit, "dirty": code.dirty}
 
 
-def source_hash(kind: str | None = None) -> str:
-    """Return the hash of the running code that can change a number of this kind of record."""
-    return _hash(loaded_code().digests, kind)
+def source_hash(modules: Sequence[str]) -> str | None:
+    """Return the hash of the running code that these modules use.
 
-
-def source_hash_of(home: Path, kind: str | None = None) -> str:
-    """Hash the Python files below `home` that can change a number of this kind; all without a kind.
-
-    Equal code has equal hashes, committed or not.
+    None if one is neither of the project nor imported: nothing is known of it then.
     """
-    return _hash(_digests(home), kind)
+    return hash_of_closure(modules, loaded_code().sources)
 
 
-def _digests(home: Path) -> dict[str, bytes]:
+def hash_of_closure(modules: Iterable[str], sources: Mapping[str, bytes]) -> str | None:
+    """Hash the syntax of modules and of all that they import among the sources."""
+    found: dict[str, bytes] = {}
+    waiting = [part for name in modules for part in _with_parents(name)]
+    if not set(modules) <= sources.keys():
+        return None
+    while waiting:
+        name = waiting.pop()
+        if name in sources and name not in found:
+            found[name], imports = _syntax(sources[name])
+            waiting += imports
+    lines = b"".join(name.encode() + b"\0" + found[name] for name in sorted(found))
+    return hashlib.sha256(lines).hexdigest()[:16]
+
+
+def read_sources(home: Path) -> dict[str, bytes]:
+    """Return the source of every module of the project below `home`."""
     return {
-        path.relative_to(home).as_posix(): hashlib.sha256(path.read_bytes()).digest()
+        _module(path, home): path.read_bytes()
         for package in PACKAGES
         for path in sorted((home / package).rglob("*.py"))
     }
 
 
-def _hash(digests: Mapping[str, bytes], kind: str | None) -> str:
-    digest = hashlib.sha256()
-    packages = PRODUCERS[kind] if kind else PACKAGES
-    for name, content in digests.items():
-        if name.split("/")[0] not in packages:
+def plug_in_sources(modules: Iterable[str]) -> dict[str, bytes]:
+    """Return the source of modules from outside, and of what is in the same package or folder."""
+    found: dict[str, bytes] = {}
+    for name in modules:
+        top = name.partition(".")[0]
+        try:
+            spec = importlib.util.find_spec(top)
+        except ValueError:
+            spec = None
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             continue
-        if kind is None or not name.startswith(CHANGE_NO_NUMBER):
-            digest.update(f"{name}\0".encode() + content)
-    return digest.hexdigest()[:16]
+        path = Path(spec.origin)
+        is_package = bool(spec.submodule_search_locations)
+        files = path.parent.rglob("*.py") if is_package else path.parent.glob("*.py")
+        home = path.parent.parent if is_package else path.parent
+        found |= {_module(file, home): file.read_bytes() for file in files}
+    return found
+
+
+def _module(path: Path, home: Path) -> str:
+    return ".".join(path.relative_to(home).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _with_parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+@functools.cache
+def _syntax(source: bytes) -> Syntax:
+    imports: list[str] = []
+    words = _words(ast.parse(source), imports)
+    digest = hashlib.sha256("\0".join(words).encode("utf-8", "surrogatepass")).digest()
+    return Syntax(digest, tuple(imports))
+
+
+def _words(node: Any, imports: list[str]) -> Iterator[str]:
+    """Yield the syntax tree as words, and note what it imports; docstrings are left out."""
+    if isinstance(node, list):
+        for item in node:
+            yield from _words(item, imports)
+    elif not isinstance(node, ast.AST):
+        yield repr(node)
+    elif not _is_for_type_checkers(node):
+        if isinstance(node, ast.Import):
+            imports += [part for it in node.names for part in _with_parents(it.name)]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imports += _with_parents(node.module)
+            imports += [f"{node.module}.{it.name}" for it in node.names]
+        yield type(node).__name__
+        for name in node._fields:
+            value = getattr(node, name, None)
+            if value is None or value == [] or name in IGNORED_FIELDS:
+                continue
+            if name == "body" and isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node):
+                value = value[1:]
+            yield name
+            yield from _words(value, imports)
+        yield ")"
+
+
+def _is_for_type_checkers(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
 
 
 def commit_of(home: Path) -> tuple[str | None, bool | None]:

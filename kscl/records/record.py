@@ -12,7 +12,7 @@ import datetime
 import hashlib
 import json
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.config import config_hash, config_values
 from kscl.errors import KsclError, printable
-from kscl.records.provenance import code_version, library_versions
+from kscl.records.provenance import code_version, library_versions, source_hash
 from kscl.records.shape import MAX_DEPTH, is_too_deep, listed, one_line, shown, wrong_places
 from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import costs, hardware
@@ -29,9 +29,6 @@ from kscl.runtime.machine import costs, hardware
 SCHEMA = "kscl-record"
 VERSION = 1
 RECORD_FILE = "record.json"
-KINDS = (
-    *("pretrain", "linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection"),
-)
 LEAST_AP50 = 5.0  # percent: a detector below it is not ranked
 WORKING_AP50 = 25.0  # percent: a detector below it misses or mislabels most objects
 MAX_BYTES = 64 * 2**20  # a record holds thinned curves and one bit per test image, never more
@@ -56,6 +53,31 @@ class Protocol:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """A number that a task reports, and how the leaderboard shows and compares it."""
+
+    name: str
+    label: str
+    digits: int = 2
+    headline: bool = False  # ranks the rows; every evaluation has one
+    lower_is_better: bool = False
+    per_image: bool = False  # the percentage of test images that were right
+    unranked_below: float | None = None  # such a result says nothing about its row
+    working_from: float | None = None  # below it the network has hardly begun to learn
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """What a reader of the record needs to know about the task: the leaderboard imports none."""
+
+    name: str
+    title: str
+    stage: str
+    hub_task: str
+    metrics: list[Metric]  # in the order of the columns; others are not shown as columns
+
+
+@dataclass(frozen=True)
 class RecordedConfig:
     """The settings of a run, and a hash of those that can change a result."""
 
@@ -70,6 +92,7 @@ class CodeVersion:
     version: str
     commit: str | None  # None where it cannot be known
     dirty: bool | None
+    modules: list[str]  # whose syntax, with all that they import, is hashed
     source_hash: str
 
 
@@ -80,7 +103,8 @@ class Record:
     schema: str
     version: int
     id: str  # sha256 of all other fields
-    kind: str  # one of KINDS
+    kind: str
+    task: TaskInfo
     name: str
     created: str  # when the run ended, ISO 8601 with a time zone
     seconds: float
@@ -117,6 +141,7 @@ class Found:
 def make_record(
     *,
     kind: str,
+    task: TaskInfo,
     name: str,
     protocol: Protocol,
     metrics: Mapping[str, float],
@@ -127,12 +152,14 @@ def make_record(
     inputs: Mapping[str, str] | None = None,
     details: Mapping[str, Any] | None = None,
     without_effect: tuple[str, ...],
+    modules: Sequence[str] = (),
 ) -> Record:
     """Return a complete record of a run that has just ended on this machine.
 
     `data` maps a role ("train", "test") to a fingerprint; `inputs` maps a role ("backbone") to
     the sha256 of the file that an earlier stage made; `details` holds what is not a single number.
-    The fingerprints enter the protocol's hash: numbers on other data are never comparable.
+    `modules` are those of the task and of what it loads by name: their code makes the number. The
+    fingerprints enter the protocol's hash: numbers on other data are never comparable.
     """
     from kscl.runtime.precision import numerics  # with torch, which readers of records do without
 
@@ -142,6 +169,7 @@ def make_record(
         "schema": SCHEMA,
         "version": VERSION,
         "kind": kind,
+        "task": dataclasses.asdict(task),
         "name": name,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": float(seconds),
@@ -152,7 +180,11 @@ def make_record(
         "config": {"hash": config_hash(cfg, without_effect), "values": config_values(cfg)},
         "data": {role: dict(print_) for role, print_ in data.items()},
         "inputs": dict(inputs or {}),
-        "code": dict(code_version(kind if kind in KINDS else None)),
+        "code": {
+            **code_version(),
+            "modules": list(modules),
+            "source_hash": source_hash(modules) or "unknown",
+        },
         "libraries": library_versions(),
         "hardware": hardware(),
     }
@@ -222,7 +254,10 @@ def parse_record(content: object) -> Record:
         raise RecordError("Its content does not fit its id: it was changed after it was written.")
     protocol = Protocol(content["protocol"]["id"], content["protocol"]["definition"])
     config, code = RecordedConfig(**content["config"]), CodeVersion(**content["code"])
-    return Record(**{**content, "protocol": protocol, "config": config, "code": code})
+    metrics = [Metric(**about) for about in content["task"]["metrics"]]
+    task = TaskInfo(**{**content["task"], "metrics": metrics})
+    nested = {"task": task, "protocol": protocol, "config": config, "code": code}
+    return Record(**{**content, **nested})
 
 
 def record_id(content: Json) -> str:
@@ -233,10 +268,11 @@ def record_id(content: Json) -> str:
 def _wrong_values(content: Json) -> list[str]:
     """List what is wrong with content whose types are right."""
     problems = []
-    if content["kind"] not in KINDS:
-        problems.append(f"kind is {shown(content['kind'])}, not one of {', '.join(KINDS)}")
     if not content["metrics"]:
         problems.append("metrics is empty: nothing was measured")
+    headlines = [about["name"] for about in content["task"]["metrics"] if about["headline"]]
+    if content["kind"] != "pretrain" and [n in content["metrics"] for n in headlines] != [True]:
+        problems.append(f"task.metrics must have one headline that was measured, got {headlines}")
     if content["seconds"] < 0:
         problems.append(f"seconds is {content['seconds']}, which is negative")
     if not _is_time(content["created"]):

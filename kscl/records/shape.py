@@ -23,6 +23,7 @@ WORDS: dict[Any, str] = {
     float: f"a finite number below {LARGE:g}",
     bool: "true or false",
     dict: "an object",
+    list: "a list",
     type(None): "null",
 }
 
@@ -39,6 +40,12 @@ def wrong_places(content: object, wanted: Any, name: str = "") -> Iterator[str]:
         if of_value is not Any:
             for key, value in content.items():
                 yield from wrong_places(value, of_value, f"{name}.{one_line(key)}")
+    elif typing.get_origin(wanted) is list:
+        if not isinstance(content, list):
+            yield f"{name} is {shown(content)}, not {WORDS[list]}"
+            return
+        for number, value in enumerate(content):
+            yield from wrong_places(value, typing.get_args(wanted)[0], f"{name}.{number}")
     else:
         choices = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
         if not any(_is(content, choice) for choice in choices):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 from fvcore.common.config import CfgNode
@@ -24,7 +24,7 @@ from kscl.cli import WORLD_SIZE_OPTION
 from kscl.config import CONFIG_FILE, config_values, leaves, save_config
 from kscl.errors import KsclError
 from kscl.records.provenance import loaded_code
-from kscl.records.record import RECORD_FILE, Record, RecordError, read_record
+from kscl.records.record import RECORD_FILE, RecordError, read_record
 from kscl.registry import import_modules
 from kscl.run.checkpoint import (
     CHECKPOINT_FOLDER,
@@ -33,8 +33,8 @@ from kscl.run.checkpoint import (
     save_checkpoint,
     step_of,
 )
+from kscl.run.task import Task
 from kscl.runtime.distributed import LateVote, any_rank, on_first_rank, rank, world_size
-from kscl.runtime.failures import explained
 from kscl.runtime.files import only_run_in
 from kscl.runtime.launch import launch
 from kscl.runtime.logs import LOGGER, set_up_logging
@@ -48,88 +48,6 @@ WORLD_SIZE, WORLD_SIZES = "world_size", "world_sizes"  # entries of a checkpoint
 
 class Stopped(Exception):
     """The run was asked to stop; its last checkpoint is on disk."""
-
-
-@dataclass
-class Inputs:
-    """What a run reads: a resumed run, and one that has ended, must have read the same."""
-
-    data: dict[str, dict[str, Any]]  # role → fingerprint
-    files: dict[str, str] = field(default_factory=dict)  # role → SHA-256
-    other: dict[str, Any] = field(default_factory=dict)  # what no hash above covers
-
-    def identity(self) -> dict[str, Any]:
-        """Return all of it by role."""
-        data = {role: known["hash"] for role, known in self.data.items()}
-        return {**data, **self.files, **self.other}
-
-
-class Task:
-    """What a run computes; all ranks call `open`, `prepare`, `steps` and `finish` in this order."""
-
-    kind: ClassVar[str]  # of the record
-    may_change: Sequence[str] = ()  # keys that may change on resume
-    hints: Mapping[str, str] = {}  # key → what to do if it was changed on purpose
-    workers_key: ClassVar[str] = "DATA.NUM_WORKERS"
-    what_ranks_change: ClassVar[str] = ""  # what differs on another number of processes
-    keep: int = 2  # checkpoints
-    resumes_without_checkpoint: ClassVar[bool] = False  # its state is in a cache, or it has none
-
-    def __init__(self, cfg: CfgNode) -> None:
-        self.cfg = cfg
-        self.folder = Path(cfg.OUTPUT_DIR)
-        self.inputs = Inputs({})
-        self.run: Run  # set by the engine before `prepare`
-
-    def explained(self) -> contextlib.AbstractContextManager[None]:
-        """Return a block in which a failure that a user can fix becomes an error with its fix."""
-        return explained(self.workers_key)
-
-    def open(self) -> Inputs:
-        """Open data and weights and return what they are; refuse all that can be refused."""
-        raise NotImplementedError
-
-    def name_of(self, role: str) -> str:
-        """Return what the user calls an input: the key that names it, and its value."""
-        return role
-
-    def can_compare(self, record: Record) -> bool:
-        """Return whether `open` is worth trying for a run that has ended with this record."""
-        return True
-
-    def names_the_same(self, record: Record) -> bool:
-        """Return whether the config names the data and weights that the record's did."""
-        raise NotImplementedError
-
-    def recorded(self, record: Record) -> dict[str, Any]:
-        """Return the identity of the inputs of a run that has ended."""
-        return Inputs(record.data, record.inputs).identity()
-
-    def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Build what the steps need, from what a checkpoint holds if there is one ({} if not).
-
-        Nothing is written yet, and nothing of the checkpoint is kept.
-        """
-        raise NotImplementedError
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds, on rank 0; all ranks call it."""
-        raise NotImplementedError
-
-    def steps(self) -> Iterator[int]:
-        """Take steps; a `yield` of their number says that the state is complete.
-
-        All ranks advance equally often.
-        """
-        raise NotImplementedError
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is due after this step."""
-        raise NotImplementedError
-
-    def finish(self) -> None:
-        """Write what the run leaves; the record comes last."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -177,3 +177,8 @@ def is_locked(folder: Path) -> bool:
     except OSError:  # no such file, or a file system without locks
         return False
     return False
+
+
+def existing_parent(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    return next(p for p in (folder, *folder.absolute().parents) if p.exists())

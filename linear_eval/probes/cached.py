@@ -38,14 +38,15 @@ from torch import Tensor
 from kscl.config import Broken, Section, key
 from kscl.engine.schedule import cosine_factor, step_factor
 from kscl.errors import KsclError
-from kscl.records.record import Protocol
+from kscl.records.record import Metric, Protocol
 from kscl.rng import Stream, permutation, random_words
+from kscl.run.task import task
 from kscl.runtime.distributed import device
 from kscl.runtime.logs import LOGGER, SECONDS_BETWEEN_LINES
 from linear_eval.config import CENTER, FLIP
 from linear_eval.features import Features
 from linear_eval.images import FIXED_CROP, hold_out, slot
-from linear_eval.probe import VIEW_WORDS, Json, Probe, probe, random_crop_words, schedule_words
+from linear_eval.probe import VIEW_WORDS, Json, Probe, random_crop_words, schedule_words
 from linear_eval.score import Classifier, Outcome, beyond_noise, ranked_classes, score
 
 log = logging.getLogger(LOGGER)
@@ -135,9 +136,14 @@ class Fitted:
     losses: list[float]
 
 
-@probe("cached", "a linear classifier trained on stored features", kind="linear")
+@task("cached", title="Classifier (linear probe)", kind="linear")
 class Cached(Probe):
-    """Chooses a point of the grid within train and trains it on all of train."""
+    """Train a linear classifier on stored features, with settings chosen within train."""
+
+    metrics = (
+        Metric("top1", "top-1", headline=True, per_image=True),
+        Metric("top5", "top-5", per_image=True),
+    )
 
     class Keys(Section):
         class CACHED(Section):

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from kscl.config import Broken, Section, key
 from kscl.methods.batch_norm import synchronize_batch_norm
-from kscl.records.record import Protocol
+from kscl.records.record import Metric, Protocol
+from kscl.run.task import task
 from kscl.runtime.distributed import world_size
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import autocast
 from kscl.views.normalize import normalize_exactly
 from linear_eval.images import LabeledImages, ViewsOfImages, geometry, load_batches
-from linear_eval.probe import Json, probe
+from linear_eval.probe import Json
 from linear_eval.probes.online import Progress, ViewTraining, linear_head
 from linear_eval.score import Outcome, ranked_classes, score
 from linear_eval.subsets import PUBLISHED
@@ -47,9 +48,14 @@ class Network(nn.Module):
             return self.head(features)
 
 
-@probe("finetune", "the whole network trained further")
+@task("finetune", title="Classifier (fine-tuned on few labels)")
 class Finetune(ViewTraining):
-    """A copy of the backbone and a new head, trained together."""
+    """Train the whole network further, with a new head."""
+
+    metrics = (
+        Metric("top1", "fine-tuned top-1", headline=True, per_image=True),
+        Metric("top5", "fine-tuned top-5", per_image=True),
+    )
 
     class Keys(Section):
         class FINETUNE(Section):

@@ -6,17 +6,20 @@ from collections.abc import Mapping
 
 from kscl.config import Section, key
 from kscl.engine.knn import knn_predict
-from kscl.records.record import Protocol
+from kscl.records.record import Metric, Protocol
+from kscl.run.task import task
 from kscl.runtime.distributed import device
 from linear_eval.config import CENTER
-from linear_eval.probe import Json, Probe, probe
+from linear_eval.probe import Json, Probe
 from linear_eval.probes.cached import stored_views
 from linear_eval.score import Outcome, score
 
 
-@probe("knn", "nearest neighbors, without training")
+@task("knn", title="Classifier (nearest neighbors)")
 class Knn(Probe):
-    """A vote among the k nearest train images, for each k."""
+    """Let the k nearest train images vote, without training, for each k."""
+
+    metrics = (Metric("top1", "kNN", headline=True, per_image=True),)
 
     class Keys(Section):
         class KNN(Section):

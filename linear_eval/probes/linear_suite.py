@@ -24,13 +24,15 @@ from torch import Tensor
 from kscl.config import Broken, Section, key
 from kscl.data.annotations import parse_source, shared_class_names
 from kscl.errors import KsclError
+from kscl.records.record import Metric
+from kscl.run.task import task
 from kscl.runtime.distributed import device, on_first_rank
 from kscl.runtime.logs import LOGGER
 from linear_eval.annotated import IGNORED, PRESENT, is_annotated, open_annotated
 from linear_eval.backbone import freeze
 from linear_eval.config import CENTER
 from linear_eval.images import LabeledImages, check_same_classes, hold_out, open_class_folders
-from linear_eval.probe import Data, Json, Probe, probe
+from linear_eval.probe import Data, Json, Probe
 from linear_eval.probes.cached import Rows, fit_binary, fit_logistic, outputs_of
 from linear_eval.score import Outcome, Score, eleven_point_precision
 
@@ -70,9 +72,15 @@ class Tried:
     last: Solution | None = None
 
 
-@probe("linear_suite", "logistic regression on many sets")
+@task("linear_suite", title="Classifier (many sets)")
 class LinearSuite(Probe):
-    """One set after another; the roles of the data are SET/train, SET/val and SET/test."""
+    """Fit logistic regression on many sets, one after another.
+
+    The roles of the data are SET/train, SET/val and SET/test.
+    """
+
+    metrics = (Metric("mean", "mean of sets", headline=True),)
+    all_metrics_are_columns = True  # one per set
 
     class Keys(Section):
         class LINEAR_SUITE(Section):

@@ -26,7 +26,8 @@ from kscl.config import leaves
 from kscl.data.loader import Batch, StepSampler
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import SyncBatchNorm
-from kscl.records.record import Protocol
+from kscl.records.record import Metric, Protocol
+from kscl.run.task import task
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
 from linear_eval.backbone import Frozen
@@ -37,7 +38,6 @@ from linear_eval.probe import (
     VIEW_WORDS,
     Json,
     Probe,
-    probe,
     random_crop_words,
     schedule_words,
     schema,
@@ -190,9 +190,14 @@ def refuse_idle_ranks(network: nn.Module, images: int, batch_size: int) -> None:
         )
 
 
-@probe("online", "a linear classifier trained on augmented images", kind="linear")
+@task("online", title="Classifier (linear probe)", kind="linear")
 class Online(ViewTraining):
-    """A linear layer on frozen features of new views."""
+    """Train a linear classifier on augmented images."""
+
+    metrics = (
+        Metric("top1", "top-1", headline=True, per_image=True),
+        Metric("top5", "top-5", per_image=True),
+    )
 
     def protocol(self, sizes: Mapping[str, int]) -> Protocol:
         """Return MoCo's protocol if nothing differs from it."""

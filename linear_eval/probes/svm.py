@@ -31,14 +31,16 @@ from threadpoolctl import threadpool_limits
 
 from kscl.config import Section, key
 from kscl.errors import KsclError
+from kscl.records.record import Metric
 from kscl.rng import Stream, random_words
+from kscl.run.task import task
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.processes import obey_parent_alone, start_method
 from linear_eval.annotated import ABSENT, IGNORED, PRESENT, open_annotated_pair
 from linear_eval.config import CENTER
 from linear_eval.features import Features
 from linear_eval.images import LabeledImages
-from linear_eval.probe import Data, Json, Probe, probe
+from linear_eval.probe import Data, Json, Probe
 from linear_eval.score import (
     Outcome,
     Score,
@@ -135,9 +137,11 @@ class AnnotatedProbe(Probe):
         return {"warnings": [warning]}
 
 
-@probe("svm", "SVMs on images with several classes each")
+@task("svm", title="Classifier (SVMs)")
 class Svm(AnnotatedProbe):
-    """One SVM per class on all of train."""
+    """Train one SVM per class on all images, which may have several classes each."""
+
+    metrics = (Metric("mAP", "SVM mAP", headline=True),)
 
     class Keys(Section):
         class SVM(Section):
@@ -201,12 +205,15 @@ class Svm(AnnotatedProbe):
         return [Outcome(result, details | self.edge_warnings(rows))]
 
 
-@probe("low_shot", "the same on k images of each class")
+@task("low_shot", title="Classifier (SVMs on few images)")
 class LowShot(AnnotatedProbe):
-    """SVMs on k images with a class and (classes − 1) k without it; one outcome per draw.
+    """Train SVMs on k images with a class and (classes − 1) k without it, for each draw.
 
     With k = 1 there are no folds, and the cost is LOW_SHOT.COST_OF_ONE.
     """
+
+    metrics = (Metric("mAP", "low-shot mAP", headline=True),)
+    all_metrics_are_columns = True  # one per k
 
     class Keys(Section):
         class LOW_SHOT(Section):

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,35 @@ from fvcore.common.config import CfgNode
 from kscl.benchmark.leaderboard.board import Board, Row
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.keys import PRETRAIN, load_config
-from kscl.records.record import RECORD_FILE, Json, Protocol, make_record
+from kscl.records.record import RECORD_FILE, Json, Metric, Protocol, TaskInfo, make_record
 
 LINEAR = Protocol("linear-cached", {"epochs": 100, "scorer": "top1"})
 KNN = Protocol("knn-20", {"k": 20, "temperature": 0.07})
 DETECTION = Protocol("shapes-tiny-c4", {"iterations": 600, "scorer": "voc-11-point"})
 IMAGENET = Protocol("imagenet-linear-moco", {"epochs": 100, "lr": 30})
 VOC = Protocol("voc0712-c4-24k-moco", {"iterations": 24000, "scorer": "voc-11-point"})
+
+TOP1 = Metric("top1", "top-1", headline=True, per_image=True)
+TOP5 = Metric("top5", "top-5", per_image=True)
+AP = (
+    Metric("AP50", "AP50", unranked_below=5.0, working_from=25.0),
+    Metric("AP", "AP", headline=True),
+    *(Metric(name, name) for name in ("AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100")),
+    *(Metric(f"mask/{name}", f"mask {name}") for name in ("AP50", "AP", "AP75")),
+)
+
+
+def _info(kind: str, title: str, *metrics: Metric, stage: str = "probe") -> TaskInfo:
+    hub_task = "object-detection" if stage == "detection" else "image-classification"
+    return TaskInfo(kind, title, stage, hub_task, list(metrics))
+
+
+INFO = {
+    "linear": _info("cached", "Classifier (linear probe)", TOP1, TOP5),
+    "knn": _info("knn", "Classifier (nearest neighbors)", replace(TOP1, label="kNN")),
+    "svm": _info("svm", "Classifier (SVMs)", Metric("mAP", "SVM mAP", headline=True)),
+    "detection": _info("detection", "Detector", *AP, stage="detection"),
+}
 
 DATA = {"train": {"hash": "aaaa", "files": 10, "bytes": 1000}}
 TEST_DATA = {"train": {"hash": "bbbb"}, "test": {"hash": "cccc"}}
@@ -55,6 +78,7 @@ def pretraining(*overrides: str, seed: int = 0, **changes: Any) -> Json:
     details = {"outputs": {"backbone": sha(overrides, seed)}, "curves": curves}
     fields: Json = {
         "kind": "pretrain",
+        "task": TaskInfo("pretrain", "Pretraining", "pretrain", "", []),
         "name": f"{cfg.LABEL} seed {seed}",
         "protocol": Protocol("pretrain", {}),
         "metrics": {
@@ -78,6 +102,7 @@ def evaluation(
 ) -> Json:
     fields: Json = {
         "kind": kind,
+        "task": INFO.get(kind),
         "name": f"{protocol.id} of {backbone[:6]}",
         "protocol": protocol,
         "metrics": metrics,

@@ -17,8 +17,8 @@ import torch
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.records.record import find_records, read_record
+from kscl.run.task import TASKS
 from kscl.runtime.files import sha256_of
-from linear_eval import probe as registry
 from linear_eval.commands.linear_eval import main
 from linear_eval.probe import load_linear_eval_config, registered
 from tests.helpers.commands import ROOT
@@ -279,15 +279,21 @@ def test_the_printed_config_can_be_fed_back(capsys, tmp_path):
 
 
 # A probe of one's own: everything about it is in one module.
-NEAREST_MEAN = """
+NEAREST_MEAN = '''
 import torch
 from kscl.config import Section, key
 from linear_eval.config import CENTER
-from linear_eval.probe import Probe, probe
+from kscl.records.record import Metric
+from kscl.run.task import task
+from linear_eval.probe import Probe
 from linear_eval.score import Outcome, ranked_classes, score
 
-@probe("nearest_mean", "the class whose mean is nearest", kind="knn")
+@task("nearest_mean", title="Classifier (nearest mean)")
 class NearestMean(Probe):
+    """Choose the class whose mean is nearest."""
+
+    metrics = (Metric("top1", "nearest mean", headline=True, per_image=True),)
+
     class Keys(Section):
         class NEAREST_MEAN(Section):
             POWER = key(2.0, "Power of the distance.", above=0)
@@ -304,13 +310,13 @@ class NearestMean(Probe):
         distance = torch.cdist(self.features["val"].of_view(CENTER), means)
         ranked = ranked_classes(-(distance**self.cfg.NEAREST_MEAN.POWER))
         return [Outcome(score(ranked, val.targets, val.classes))]
-"""
+'''
 
 
 def test_a_probe_of_ones_own_is_one_module(digits, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_probe.py").write_text(NEAREST_MEAN)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(registry, "PROBES", registered())
+    monkeypatch.setattr(TASKS, "parts", dict(TASKS.parts))
     words = overrides(digits, tmp_path / "run", "PROBE", "nearest_mean", "NEAREST_MEAN.POWER", 1.0)
     assert main(words) == 2
     assert "NEAREST_MEAN.POWER" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kscl.benchmark.leaderboard.board import HEADLINE, MeanRank, Measure, Row, Section
+from kscl.benchmark.leaderboard.board import MeanRank, Measure, Row, Section
 from kscl.benchmark.leaderboard.statistics import LEVEL
 from kscl.benchmark.leaderboard.usable import is_ranked
 
@@ -49,8 +49,9 @@ def mean_ranks(rows: Sequence[Row], sections: Sequence[Section]) -> list[MeanRan
             if key not in picks:
                 picks[key] = chance.integers(count, size=(DRAWS, count))
             means.append(np.asarray(measure.values)[picks[key]].mean(axis=1))
-        ranks = _ranks(np.array([[measure.mean for measure in measures]]))[0]
-        redrawn = _ranks(np.stack(means, axis=1))
+        sign = -1 if section.protocol.lower_is_better else 1
+        ranks = _ranks(sign * np.array([[measure.mean for measure in measures]]))[0]
+        redrawn = _ranks(sign * np.stack(means, axis=1))
         for i, row in enumerate(ranked):
             plain.setdefault(id(row), []).append(float(ranks[i]))
             drawn.setdefault(id(row), []).append(redrawn[:, i])
@@ -65,13 +66,11 @@ def mean_ranks(rows: Sequence[Row], sections: Sequence[Section]) -> list[MeanRan
 
 
 def _ranked(section: Section) -> list[Row]:
-    metric, protocol = HEADLINE[section.protocol.kind], section.protocol
-    having = [row for row in section.rows if metric in row.results[protocol].measures]
-    return [row for row in having if is_ranked(row, protocol)]
+    return [row for row in section.rows if is_ranked(row, section.protocol)]
 
 
 def _measure(section: Section, row: Row) -> Measure:
-    return row.results[section.protocol].measures[HEADLINE[section.protocol.kind]]
+    return row.results[section.protocol].measures[section.protocol.headline]
 
 
 def _ranks(means: np.ndarray) -> np.ndarray:

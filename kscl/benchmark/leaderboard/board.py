@@ -17,22 +17,8 @@ from kscl.benchmark.leaderboard.linking import Entry
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.statistics import UNTESTED, Pairs, PairTest, Standing, compare_all
+from kscl.records.record import Metric, TaskInfo
 
-# The metrics of each kind that have a column, in this order; others are in the JSON and the panel.
-METRICS: dict[str, tuple[str, ...]] = {
-    "linear": ("top1", "top5"),
-    "knn": ("top1",),
-    "svm": ("mAP",),
-    "low_shot": ("mAP",),
-    "linear_suite": ("mean",),
-    "finetune": ("top1", "top5"),
-    "detection": (
-        *("AP50", "AP", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100"),
-        *("mask/AP50", "mask/AP", "mask/AP75"),
-    ),
-}
-HEADLINE = {kind: metrics[0] for kind, metrics in METRICS.items()} | {"detection": "AP"}  # ranks
-OPEN_KINDS = ("low_shot", "linear_suite")  # every further metric, one per k or set, is a column too
 FIGURES = ("mean_rank", "minutes_per_epoch", "views_per_second")
 
 FROM_SCRATCH = "from scratch"  # the method of detectors that had no backbone's weights
@@ -49,11 +35,14 @@ class ProtocolKey:
     kind: str
     id: str
     hash: str  # of all that defines it, the data included
+    title: str  # of the task
+    headline: str  # the metric that ranks
+    lower_is_better: bool
 
     @property
     def order(self) -> tuple[object, ...]:
-        """Return a key that sorts protocols: probes first."""
-        return list(METRICS).index(self.kind), self.id, self.hash
+        """Return a key that sorts protocols: classifiers before detectors."""
+        return self.title, self.kind, self.id, self.hash, self.headline, self.lower_is_better
 
 
 @dataclass(frozen=True)
@@ -170,7 +159,7 @@ class Section:
 
     @cached_property
     def _headline_pairs(self) -> tuple[dict[int, int], Pairs]:
-        having, pairs = self.compared(HEADLINE[self.protocol.kind])
+        having, pairs = self.compared(self.protocol.headline)
         return {id(row): i for i, row in enumerate(having)}, pairs
 
     def test(self, row: Row, to: Row) -> PairTest | None:
@@ -181,23 +170,39 @@ class Section:
     @cached_property  # asked for by every row of every table
     def metrics(self) -> tuple[str, ...]:
         """Return the metrics that have a column: those that some row has, and the headline."""
-        found = {HEADLINE[self.protocol.kind]}
+        found = {self.protocol.headline}
         found.update(*(row.results[self.protocol].measures for row in self.rows))
         found.update(*(row.metrics for row in self.reported))
-        files = [file for row in self.rows for file in row.results[self.protocol].records]
-        return tuple(name for name in columns_of(self.protocol.kind, files) if name in found)
+        return tuple(name for name in self.about if name in found)
+
+    @cached_property
+    def about(self) -> dict[str, Metric]:
+        """Return the metrics that may have a column, in the order of the columns."""
+        return described(file for row in self.rows for file in row.results[self.protocol].records)
+
+    @property
+    def task(self) -> TaskInfo:
+        """Return what the records say about the task."""
+        return self.rows[0].results[self.protocol].records[0].record.task
+
+    def label(self, metric: str) -> str:
+        """Return the column name of a metric; one that records do not describe has its name."""
+        return self.about[metric].label if metric in self.about else metric.replace("/", " ")
 
     @cached_property
     def further_metrics(self) -> tuple[str, ...]:
-        """Return metrics of detections by other scorers, and of small, medium and large masks.
+        """Return metrics that have no column, such as those of a detector's other scorers.
 
         Only CSV and page have room for them.
         """
         found = {name for row in self.rows for name in row.results[self.protocol].measures}
-        scorers = sorted({name.partition("/")[0] for name in found if "/" in name})
-        names = (f"{scorer}/{metric}" for scorer in scorers for metric in METRICS["detection"])
-        kept = found.difference(self.metrics) if self.protocol.kind == "detection" else ()
-        return tuple(name for name in names if name in kept)
+        order = list(self.about)
+
+        def place(name: str) -> tuple[str, int, str]:
+            scorer, _, metric = name.rpartition("/")
+            return scorer, order.index(metric) if metric in order else len(order), name
+
+        return tuple(sorted(found.difference(self.metrics), key=place))
 
 
 @dataclass(frozen=True)
@@ -222,7 +227,10 @@ class Board:
     folders: list[str]  # that were read, as they were named
 
 
-def columns_of(kind: str, files: Iterable[RecordFile]) -> tuple[str, ...]:
-    """Return the metrics that may have a column, in the order of the columns."""
-    further = [name for file in files for name in file.record.metrics if kind in OPEN_KINDS]
-    return tuple(dict.fromkeys([*METRICS[kind], *further]))
+def described(files: Iterable[RecordFile]) -> dict[str, Metric]:
+    """Return the metrics that records describe, in the order of the columns."""
+    found: dict[str, Metric] = {}
+    for file in files:
+        for metric in file.record.task.metrics:
+            found.setdefault(metric.name, metric)
+    return found

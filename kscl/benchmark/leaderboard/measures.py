@@ -7,28 +7,25 @@ from dataclasses import replace
 from statistics import fmean
 
 from kscl.benchmark.leaderboard.board import (
-    HEADLINE,
-    METRICS,
     OVER_SEEDS,
     OVER_TRIALS,
     TEST_SAMPLING,
     Measure,
     ProtocolKey,
     Result,
+    described,
 )
 from kscl.benchmark.leaderboard.details import image_count, interval
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.statistics import bootstrap_interval, t_interval
 from kscl.records.spread import std
 
-COUNTED_OVER_IMAGES = ("top1", "top5")  # the metrics that are a fraction of n test images
-
 
 def measures_of(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Measure]]:
     """Yield every metric of a result: means over seeds, their spread and interval."""
     names = {name for file in result.records for name in file.record.metrics}
-    columns = METRICS[protocol.kind]
-    for metric in [*columns, *sorted(names.difference(columns))]:
+    about = described(result.records)
+    for metric in [*about, *sorted(names.difference(about))]:
         by_replicate: dict[str, list[float]] = {}
         for trial in result.trials:
             value = trial.mean(metric)
@@ -50,7 +47,10 @@ def measures_of(result: Result, protocol: ProtocolKey) -> Iterable[tuple[str, Me
         elif len(trials_of_one) > 1:
             measure = replace(measure, std=std(trials_of_one), std_is=OVER_TRIALS)
         else:
-            sampled = _sampling_interval(result.records, protocol, metric, measure.mean)
+            per_image = metric in about and about[metric].per_image
+            sampled = _sampling_interval(
+                result.records, metric, measure.mean, metric == protocol.headline, per_image
+            )
             if sampled:
                 measure = replace(measure, interval=sampled, interval_is=TEST_SAMPLING)
         yield metric, measure
@@ -66,16 +66,16 @@ def _in_percent(
 
 
 def _sampling_interval(
-    files: Sequence[RecordFile], protocol: ProtocolKey, metric: str, value: float
+    files: Sequence[RecordFile], metric: str, value: float, is_headline: bool, per_image: bool
 ) -> tuple[float, float] | None:
     """Return the interval over draws of test images: the evaluator's own, or from their number.
 
     The mean of a trial that was recorded several times has none of its own.
     """
-    given = interval(files[0].record, metric, metric == HEADLINE[protocol.kind])
+    given = interval(files[0].record, metric, is_headline)
     if len(files) > 1:
         given = None
     n = image_count(files[0].record)
-    if given is None and n is not None and metric in COUNTED_OVER_IMAGES:
+    if given is None and n is not None and per_image:
         return bootstrap_interval(value, n)
     return given

@@ -10,14 +10,12 @@ from statistics import fmean
 from kscl.benchmark.leaderboard.aggregate import mean_ranks
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
-    HEADLINE,
     Board,
     ProtocolKey,
     Result,
     Row,
     Section,
     TrialRecords,
-    columns_of,
 )
 from kscl.benchmark.leaderboard.linking import Entry, Link, links
 from kscl.benchmark.leaderboard.measures import measures_of
@@ -27,7 +25,6 @@ from kscl.benchmark.leaderboard.stale import stale_reasons
 from kscl.benchmark.leaderboard.statistics import standings
 from kscl.benchmark.leaderboard.tags import tags
 from kscl.benchmark.leaderboard.usable import is_ranked
-from kscl.records.provenance import source_hash
 
 
 def build_board(
@@ -37,7 +34,7 @@ def build_board(
     reading = read_folders(folders)
     rows = _rows(reading.records)
     if check_stale:
-        reasons = stale_reasons(reading.records, source_hash)
+        reasons = stale_reasons(reading.records)
         for row in rows:
             changes = [text for file in row.records for text in reasons.get(file.id, ())]
             row.stale = list(dict.fromkeys(changes))
@@ -79,8 +76,10 @@ def _rows(records: Sequence[RecordFile]) -> list[Row]:
 
 
 def _protocol(file: RecordFile) -> ProtocolKey:
-    protocol = file.record.protocol
-    return ProtocolKey(file.record.kind, protocol.id, protocol.hash)
+    record, protocol = file.record, file.record.protocol
+    headline = next(metric for metric in record.task.metrics if metric.headline)
+    ranked = (record.task.title, headline.name, headline.lower_is_better)
+    return ProtocolKey(record.kind, protocol.id, protocol.hash, *ranked)
 
 
 def _trial_key(file: RecordFile, found: Link) -> tuple[str, str]:
@@ -107,19 +106,20 @@ def _figures(pretrainings: Sequence[RecordFile]) -> dict[str, float]:
 def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) -> Section:
     mine = [row for row in rows if protocol in row.results]
     files = [file for row in mine for file in row.results[protocol].records]
-    headline = HEADLINE[protocol.kind]
+    sign = 1 if protocol.lower_is_better else -1
 
     def order(row: Row) -> tuple[float, tuple[object, ...]]:
-        measure = row.results[protocol].measures.get(headline)
-        return (-measure.mean if measure else float("inf")), row.entry.order
+        return sign * row.results[protocol].measures[protocol.headline].mean, row.entry.order
 
     definition = files[0].record.protocol.definition
     reported = reported_rows(protocol.id) if with_reported else []
     section = Section(protocol, definition, sorted(mine, key=order), reported)
-    for metric in columns_of(protocol.kind, files):
+    for metric, about in section.about.items():
         having, pairs = section.compared(metric)
         ranked = [i for i, row in enumerate(having) if is_ranked(row, protocol)]
-        for row, standing in zip(having, standings(pairs, ranked), strict=True):
+        for row, standing in zip(
+            having, standings(pairs, ranked, about.lower_is_better), strict=True
+        ):
             measures = row.results[protocol].measures
             measures[metric] = replace(measures[metric], standing=standing)
     return section

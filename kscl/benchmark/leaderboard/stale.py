@@ -15,6 +15,7 @@ from kscl.benchmark.leaderboard.linking import made_backbone
 from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
+from kscl.records.provenance import source_hash
 from kscl.runtime.files import sha256_of
 
 BACKBONE_FILE = "backbone.safetensors"
@@ -22,16 +23,15 @@ BACKBONE_FILE = "backbone.safetensors"
 Hash = Callable[[Path], str | None]
 
 
-def stale_reasons(
-    records: Sequence[RecordFile], source_hash: Callable[[str], str]
-) -> dict[str, list[str]]:
+def stale_reasons(records: Sequence[RecordFile]) -> dict[str, list[str]]:
     """Return record id → what changed since; a record that still holds is not in it."""
     # Many records share their data: each path is read once, and only for this call.
     data_hash, file_hash = functools.cache(_fingerprint), functools.cache(_sha256)
+    code_hash = functools.cache(source_hash)
     found = {}
     for file in records:
         reasons = [
-            *_code(file, source_hash(file.record.kind)),
+            *_code(file, code_hash(tuple(file.record.code.modules))),
             *_data(file, data_hash),
             *_backbone(file, file_hash),
         ]
@@ -45,9 +45,9 @@ def changed_data(file: RecordFile) -> list[str]:
     return _data(file, _fingerprint)
 
 
-def _code(file: RecordFile, now: str) -> list[str]:
+def _code(file: RecordFile, now: str | None) -> list[str]:
     then = file.record.code.source_hash
-    return [f"The code was {then} and is {now}."] if then != now else []
+    return [f"The code was {then} and is {now}."] if now and then != now else []
 
 
 def _data(file: RecordFile, hash_of: Hash) -> list[str]:

@@ -25,7 +25,7 @@ THE_TEST = (
     f"pretraining seeds as the units (trials on one backbone are averaged first), at {ALPHA:g}. "
     "Every row's comparisons with all others are corrected by Holm's method, and the larger of a "
     "pair's two corrected p counts. Intervals of differences are widened to match: they exclude 0 "
-    "exactly where the test shows a difference. Rank 1 is the row with the highest mean, "
+    "exactly where the test shows a difference. Rank 1 is the row with the best mean, "
     "and every row that this test cannot tell from it (not distinguishable); the ranks below are "
     "made in the same way from the rows that remain. A row with one pretraining seed takes no "
     "part: it has no rank and is never called different. Published rows are "
@@ -178,7 +178,9 @@ def holm(p: np.ndarray) -> np.ndarray:
     return corrected
 
 
-def standings(pairs: Pairs, ranked: Sequence[int] | None = None) -> list[Standing]:
+def standings(
+    pairs: Pairs, ranked: Sequence[int] | None = None, lower_is_better: bool = False
+) -> list[Standing]:
     """Return one standing per group; `THE_TEST` says it in words.
 
     Only the groups in `ranked` (indices; all by default) get a rank.
@@ -188,7 +190,8 @@ def standings(pairs: Pairs, ranked: Sequence[int] | None = None) -> list[Standin
     tested = [i for i in ranked if len(groups[i]) > 1]
     if len(tested) < 2:  # nothing to be better than
         return found
-    rest = sorted(tested, key=lambda i: -float(np.mean(groups[i])))
+    sign = 1 if lower_is_better else -1
+    rest = sorted(tested, key=lambda i: sign * float(np.mean(groups[i])))
     against_best = dict.fromkeys(tested, 1.0)
     while rest:
         best, *others = rest

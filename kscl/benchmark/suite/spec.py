@@ -18,6 +18,7 @@ from kscl.benchmark.suite.steps import length_problems, step_problems, with_step
 from kscl.config import COMMAND_LINE, find_config, one_line, raise_problems, read_mapping
 from kscl.errors import ConfigError
 from kscl.keys import load_config
+from kscl.run.task import evaluation_kinds
 
 Overrides = dict[str, Any]
 
@@ -128,7 +129,7 @@ KEYS_OF_SUITE = types_of_keys(Suite) | {"contenders": dict, "evaluations": dict}
 KEYS_OF_CONTENDER = types_of_keys(Contender, "name") | {"lengths": list | dict}
 KEYS_OF_EVALUATION = types_of_keys(Evaluation, "name")
 OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
-EVALUATION_KINDS = ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune", "detection")
+EVALUATION_KINDS = evaluation_kinds()
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 OTHER_STAGES = ("pretrain", "basis", "convert")
 STAGE_KINDS = ("shapes", *OTHER_STAGES, *EVALUATION_KINDS, "board")

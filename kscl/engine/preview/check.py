@@ -21,6 +21,7 @@ from kscl.engine.knn import KnnCheck
 from kscl.engine.pretrain import start_from_weights
 from kscl.engine.state import build_state, check_ranks, check_room
 from kscl.errors import KsclError
+from kscl.runtime.files import existing_parent
 
 
 def check_pretraining(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> list[Problem]:
@@ -93,8 +94,3 @@ def _unreadable(source: ImageSource, cfg: CfgNode) -> Iterator[Problem]:
         allowed = f"DATA.MAX_BAD_FRACTION = {cfg.DATA.MAX_BAD_FRACTION:g}"
         fix = f"This is more than {allowed} allows: fix or remove them, or allow more"
     yield Problem("unreadable image", "DATA.TRAIN", what, fix, fatal=stops)
-
-
-def existing_parent(folder: Path) -> Path:
-    """Return the folder, or the nearest one above it that exists."""
-    return next(p for p in (folder, *folder.absolute().parents) if p.exists())

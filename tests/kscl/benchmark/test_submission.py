@@ -30,7 +30,7 @@ from tests.helpers.leaderboard_records import (
 )
 
 ROOT = Path(__file__).parents[3]
-CODE = {"version": "1", "commit": "a" * 40, "dirty": False, "source_hash": "b" * 16}
+CODE = {"version": "1", "commit": "a" * 40, "dirty": False, "modules": [], "source_hash": "b" * 16}
 
 
 def changed(record: dict[str, Any], **fields: Any) -> dict[str, Any]:

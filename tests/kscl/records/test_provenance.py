@@ -1,4 +1,4 @@
-"""Where a number comes from, told in a checkout."""
+"""Which code made a number: its commit, and a hash that follows the meaning of the code."""
 
 from __future__ import annotations
 
@@ -14,55 +14,18 @@ import pytest
 
 from kscl.records import provenance
 from kscl.records.provenance import (
-    PACKAGES,
-    code_version,
     commit_of,
+    hash_of_closure,
     library_versions,
+    plug_in_sources,
+    read_sources,
     source_hash,
-    source_hash_of,
 )
-from kscl.records.record import KINDS
 from kscl.runtime.machine import hardware
 from tests.helpers.commands import ROOT
 
-PROBES = {"linear", "knn", "svm", "low_shot", "linear_suite", "finetune"}
-# Which kinds of records can change when a file in a folder does. Every folder of code is listed, so
-# that a new one is decided upon.
-KINDS_CHANGED_BY = {
-    "kscl": set(KINDS),
-    "kscl/backbone_file": set(KINDS),
-    "kscl/data": set(KINDS),
-    "kscl/data/annotated": set(KINDS),
-    "kscl/engine": set(KINDS),
-    "kscl/engine/preview": set(KINDS),
-    "kscl/methods": set(KINDS),
-    "kscl/records": set(KINDS),
-    "kscl/run": set(KINDS),
-    "kscl/runtime": set(KINDS),
-    "kscl/views": set(KINDS),
-    "linear_eval": PROBES,
-    "linear_eval/probes": PROBES,
-    "detection": {"detection"},
-    "detection/backbones": {"detection"},
-    "detection/convert": {"detection"},
-    "detection/data": {"detection"},
-    "detection/scoring": {"detection"},
-    "detection/train": {"detection"},
-    "kscl/benchmark": set(),
-    "kscl/benchmark/leaderboard": set(),
-    "kscl/benchmark/leaderboard/page": set(),
-    "kscl/benchmark/leaderboard/writing": set(),
-    "kscl/benchmark/start": set(),
-    "kscl/benchmark/slurm": set(),
-    "kscl/benchmark/submission": set(),
-    "kscl/benchmark/suite": set(),
-    "kscl/commands": set(),
-    "kscl/datasets": set(),
-    "kscl/datasets/own": set(),
-    "kscl/datasets/shapes": set(),
-    "linear_eval/commands": set(),
-    "detection/commands": set(),
-}
+TASKS = ("kscl.engine.pretrain", "linear_eval.probes.knn", "detection.train.detect")
+SOURCES = read_sources(ROOT)
 
 
 def git(folder: Path, *words: str) -> str:
@@ -80,16 +43,20 @@ def committed(folder: Path) -> str:
     return git(folder, "rev-parse", "HEAD")
 
 
-def version_told_in(folder: Path) -> dict:
-    """Return the code version that a new process tells whose packages are those of a folder."""
-    program = (
-        "import json; from kscl.records.provenance import code_version as v; print(json.dumps(v()))"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+def told_in(folder: Path, edit: str = "") -> dict:
+    """Return the version and hash that a new process tells whose packages are those of a folder."""
+    program = f"""
+import json
+from pathlib import Path
+from kscl.records.provenance import code_version, loaded_code, source_hash
+loaded_code()
+{edit}
+print(json.dumps(code_version() | {{"hash": source_hash(["kscl.methods.subspace"])}}))
+"""
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=folder,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": str(folder)},
         check=True,
         capture_output=True,
         text=True,
@@ -106,40 +73,15 @@ def checkout(tmp_path):
 
 
 def test_a_process_tells_the_commit_of_its_code_and_whether_it_was_changed(checkout):
+    unknown = told_in(checkout)
+    assert (unknown["commit"], unknown["dirty"]) == (None, None)
     commit = committed(checkout)
-    clean = version_told_in(checkout)
-    assert (clean["commit"], clean["dirty"]) == (commit, False)
-    with (checkout / "kscl/methods/subspace.py").open("a") as file:
-        file.write("# changed\n")
-    changed = version_told_in(checkout)
+    edit = "Path('kscl/methods/subspace.py').write_text('edited = True')"
+    clean = told_in(checkout, edit)  # what is edited after the start does not count
+    assert clean == unknown | {"commit": commit, "dirty": False}
+    changed = told_in(checkout)
     assert (changed["commit"], changed["dirty"]) == (commit, True)
-    assert changed["source_hash"] != clean["source_hash"]
-
-
-def test_what_is_edited_after_the_start_of_a_run_does_not_count(checkout):
-    commit = committed(checkout)
-    program = """
-import json
-from pathlib import Path
-from kscl.records.provenance import code_version, loaded_code
-loaded_code()
-for name in ("subspace.py", "new.py"):
-    with Path("kscl/methods", name).open("a") as file:
-        file.write("# edited during the run")
-print(json.dumps({kind: code_version(kind or None) for kind in ("pretrain", "")}))
-"""
-    before = {kind: source_hash_of(checkout, kind or None) for kind in ("pretrain", "")}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=checkout,
-        env={**os.environ, "PYTHONPATH": str(checkout)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    for kind, told in json.loads(done.stdout).items():
-        assert told["source_hash"] == before[kind] != source_hash_of(checkout, kind or None)
-        assert (told["commit"], told["dirty"]) == (commit, False)
+    assert changed["hash"] != clean["hash"]
 
 
 class Reached(Exception):
@@ -151,14 +93,6 @@ def engine(edit, monkeypatch):
     from kscl.run.engine import Flags, run
 
     run(None, Flags())
-
-
-def probe(edit, monkeypatch):
-    monkeypatch.setattr("kscl.run.engine.acquire", edit)
-    from kscl.run.engine import Flags, run
-    from linear_eval.probe import load_linear_eval_config, probe_of
-
-    run(probe_of(load_linear_eval_config()), Flags())
 
 
 def detect(edit, monkeypatch):
@@ -173,7 +107,7 @@ def test_every_run_looks_at_its_code_before_it_begins(tmp_path, monkeypatch, sta
     file = tmp_path / "kscl" / "code.py"
     file.parent.mkdir()
     file.write_text("1\n")
-    before = source_hash_of(tmp_path)
+    before = hash_of_closure(["kscl.code"], read_sources(tmp_path))
 
     def edit(*_, **__):
         file.write_text("2\n")
@@ -184,15 +118,9 @@ def test_every_run_looks_at_its_code_before_it_begins(tmp_path, monkeypatch, sta
     try:
         with pytest.raises(Reached):
             start(edit, monkeypatch)
-        assert source_hash() == before != source_hash_of(tmp_path)
+        assert source_hash(["kscl.code"]) == before
     finally:
         provenance.loaded_code.cache_clear()
-
-
-def test_code_that_is_neither_in_git_nor_installed_has_no_known_commit(checkout):
-    told = version_told_in(checkout)
-    assert (told["commit"], told["dirty"]) == (None, None)
-    assert told["source_hash"] == source_hash_of(checkout)
 
 
 def test_a_package_inside_somebody_elses_repository_does_not_take_its_commit(tmp_path):
@@ -201,17 +129,6 @@ def test_a_package_inside_somebody_elses_repository_does_not_take_its_commit(tmp
     (home / "kscl/code.py").write_text("1\n")
     committed(tmp_path)
     assert commit_of(home) == (None, None)
-
-
-def test_the_version_of_a_record_has_the_hash_of_its_kind():
-    for kind in (None, *KINDS):
-        assert code_version(kind)["source_hash"] == source_hash(kind) == source_hash_of(ROOT, kind)
-
-
-def test_each_kind_of_record_has_the_hash_of_the_code_that_can_change_it():
-    hashes = [source_hash(kind) for kind in ("pretrain", "linear", "detection", None)]
-    assert len(set(hashes)) == 4
-    assert source_hash("linear") == source_hash("knn")
 
 
 def test_libraries_and_hardware_are_named():
@@ -234,33 +151,55 @@ def test_code_is_changed_by_its_packages_and_by_no_document(tmp_path):
     assert commit_of(tmp_path) == (commit, True)
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    """A copy of all packages."""
-    folder = tmp_path_factory.mktemp("tree")
-    for package in PACKAGES:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
-    return folder
+def changed_by(module: str, more: bytes = b"\nedited = True\n") -> set[str]:
+    """Return the tasks whose hash an edit of a module changes."""
+    edited = SOURCES | {module: SOURCES[module] + more}
+    return {
+        task
+        for task in TASKS
+        if hash_of_closure([task], SOURCES) != hash_of_closure([task], edited)
+    }
 
 
-def hashes_of(tree: Path) -> dict:
-    return {kind: source_hash_of(tree, kind) for kind in (*KINDS, None)}
+@pytest.mark.parametrize(
+    ("module", "tasks"),
+    [
+        ("kscl", TASKS),
+        ("kscl.run.engine", TASKS),
+        ("kscl.data.source", TASKS),
+        ("linear_eval.features", TASKS[1:2]),
+        ("linear_eval.probes.svm", ()),  # another probe, which a registry loads by name
+        ("detection.scoring.voc07", TASKS[2:]),
+        ("kscl.benchmark.leaderboard.rows", ()),
+        ("kscl.commands.pretrain", ()),
+        ("kscl.datasets.voc", ()),
+    ],
+)
+def test_the_hash_of_a_task_covers_what_its_module_imports(module, tasks):
+    assert changed_by(module) == set(tasks)
 
 
-def test_it_is_decided_for_every_folder_of_code_whether_it_changes_numbers(tree):
-    folders = {path.parent.relative_to(tree).as_posix() for path in tree.rglob("*.py")}
-    assert folders == set(KINDS_CHANGED_BY)
+def test_rewording_changes_no_hash_and_any_other_edit_does():
+    source = b'"""One."""\n\ndef f(a):  # why\n    """Two."""\n    return a + 1\n'
+    reworded = b'"""Other."""\n\n\ndef f(\n    a,\n):\n    """Words."""\n    return a + 1  # so\n'
+
+    def of(text: bytes) -> str | None:
+        return hash_of_closure(["m"], {"m": text})
+
+    assert of(source) == of(reworded)
+    for one, other in ((b"+ 1", b"+ 2"), (b"+ 1", b"- 1"), (b"f(a)", b"f(b)"), (b"a + 1", b"'a'")):
+        assert of(source) != of(source.replace(one, other))
 
 
-@pytest.mark.parametrize("folder", KINDS_CHANGED_BY)
-def test_an_edited_file_changes_the_hash_of_the_kinds_whose_numbers_it_can_change(tree, folder):
-    before = hashes_of(tree)
-    path = sorted((tree / folder).glob("*.py"))[-1]
-    content = path.read_bytes()
-    path.write_bytes(content + b"# edited\n")
-    after = hashes_of(tree)
-    path.write_bytes(content)
-    changed = {kind for kind in before if before[kind] != after[kind]}
-    assert changed == KINDS_CHANGED_BY[folder] | {None}
-    assert hashes_of(tree) == before
+def test_a_plug_in_counts_with_what_is_beside_it(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine.py").write_text("import beside\nimport kscl.rng\n")
+    (tmp_path / "beside.py").write_text("x = 1\n")
+
+    def now() -> str | None:
+        return hash_of_closure(["mine"], SOURCES | plug_in_sources(["mine"]))
+
+    before = now()
+    (tmp_path / "beside.py").write_text("x = 2\n")
+    assert before != now()
+    assert source_hash(["not_on_this_machine"]) is None

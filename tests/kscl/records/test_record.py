@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -17,11 +18,13 @@ from kscl.records.record import (
     read_record,
     write_record,
 )
+from tests.helpers.leaderboard_records import INFO
 
 
 def a_record(**changes: object) -> Record:
     fields: dict = {
         "kind": "linear",
+        "task": INFO["linear"],
         "name": "moco_v2 on shapes",
         "protocol": Protocol("linear-cached", {"epochs": 100, "scorer": "top1"}),
         "metrics": {"top1": 41.5, "top5": 80},
@@ -45,6 +48,7 @@ def test_a_record_says_what_was_measured_and_from_what(tmp_path):
     assert record.config.values["METHOD"]["NUM_SHOTS"] == 5
     assert record.inputs == {"backbone": "00ff"}
     assert record.code.source_hash
+    assert record.task == INFO["linear"]
     assert record.libraries["torch"]
     assert record.hardware["cores"] >= 1
 
@@ -77,7 +81,8 @@ def test_the_same_protocol_on_other_data_has_another_hash():
         ({"metrics": {"top1": "41"}}, "not a finite number"),
         ({"metrics": {"top1": 10**400}}, "not a finite number"),
         ({"metrics": {"top1": True}}, "not a finite number"),
-        ({"kind": "guess"}, "not one of pretrain"),
+        ({"task": replace(INFO["linear"], metrics=[])}, "one headline"),
+        ({"task": INFO["detection"]}, "one headline that was measured"),
         ({"seed": "three"}, "seed is 'three'"),
         ({"details": {"x": object()}}, "plain finite values"),
     ],

@@ -12,7 +12,8 @@ from fvcore.common.config import CfgNode
 from kscl.config import config_values, save_config
 from kscl.errors import KsclError
 from kscl.run.checkpoint import CHECKPOINT_FOLDER, save_checkpoint
-from kscl.run.engine import Flags, Task, find_start
+from kscl.run.engine import Flags, find_start
+from kscl.run.task import Task
 from kscl.runtime import files as folder_lock
 from kscl.runtime.files import only_run_in
 

@@ -33,7 +33,7 @@ function columnsOf(data, protocol) {
     const digits = key === "views_per_second" ? 0 : 2;
     columns.push(figureColumn(key, label, digits));
   }
-  const stage = protocol < 0 || (data.protocols[protocol].kind === "detection" ? "detection" : "probe");
+  const stage = protocol < 0 || data.protocols[protocol].stage;
   for (const [key, label] of Object.entries(data.costs)) {
     const mine = stage === true || key.startsWith("pretrain") || key.startsWith(stage);
     if (mine) columns.push(costColumn(key, label));

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS
-from kscl.benchmark.leaderboard.board import FIGURES, HEADLINE, Board, Result, Row, Section
+from kscl.benchmark.leaderboard.board import FIGURES, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.details import (
     curves,
     inside,
@@ -61,7 +61,7 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
         "test": THE_TEST,
         "records": board.records,
         "figures": {name: cells.FIGURE_LABELS[name] for name in FIGURES},
-        "costs": {name: spent.label(name) for name in spent.all_names()},
+        "costs": spent.labels(board.rows),
         "not_compared": list(SAME_FOR_ALL_SEEDS),
         "board_command": f"python tools/leaderboard.py {shlex.join(folders)}",
         "intervals": EXPLANATION,
@@ -79,17 +79,17 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
 
 
 def _protocol(section: Section, name: str, letter: str, pool: _Pool) -> Json:
-    kind = section.protocol.kind
     return {
         "id": section.protocol.id,
         "hash": section.protocol.hash,
-        "kind": kind,
+        "kind": section.protocol.kind,
+        "stage": section.task.stage,
         "name": name,
         "letter": letter,
         "metrics": list(section.metrics),
         "labels": cells.metric_labels(section),
         "further_metrics": list(section.further_metrics),
-        "headline": HEADLINE[kind],
+        "headline": section.protocol.headline,
         "definition": pool.put(section.definition),
         "reported": [
             vars(row)
@@ -130,7 +130,7 @@ def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
         "machine": _machine(row.pretrainings),
         "stale": row.stale,
         "results": {
-            indices[protocol]: _result(result, HEADLINE[protocol.kind], row.doubts)
+            indices[protocol]: _result(result, protocol.headline, row.doubts)
             for protocol, result in row.results.items()
         },
         "n_pretrain": cells.n_pretrain(row),

@@ -9,10 +9,10 @@ from statistics import fmean
 import numpy as np
 from scipy.special import stdtrit
 
-from kscl.benchmark.leaderboard.board import HEADLINE, Board, Row, Section
+from kscl.benchmark.leaderboard.board import Board, Row, Section
 from kscl.benchmark.leaderboard.details import RANDOM
 from kscl.benchmark.leaderboard.statistics import LEVEL
-from kscl.benchmark.leaderboard.usable import best_ap50, lowest_ap50, too_low
+from kscl.benchmark.leaderboard.usable import lowest, not_working, too_low
 from kscl.benchmark.leaderboard.writing import cells
 from kscl.benchmark.leaderboard.writing.differences import (
     Difference,
@@ -21,17 +21,7 @@ from kscl.benchmark.leaderboard.writing.differences import (
     named_rows,
     shortest_name,
 )
-from kscl.records.record import WORKING_AP50
 
-TASKS = {
-    "linear": "Classifier (linear probe)",
-    "knn": "Classifier (nearest neighbors)",
-    "svm": "Classifier (SVMs)",
-    "low_shot": "Classifier (SVMs on few images)",
-    "linear_suite": "Classifier (many sets)",
-    "finetune": "Classifier (fine-tuned on few labels)",
-    "detection": "Detector",
-}
 ONE_SEED = "One seed: seed-to-seed variation not measured."
 ADVICE = (
     "For three seeds, write seeds: [0, 1, 2] in the file of the suite and run it again; what is "
@@ -71,20 +61,19 @@ def warnings(board: Board) -> list[str]:
     found = []
     for section in board.sections:
         low = [row for row in section.rows if too_low(row, section.protocol)]
-        who = [f"{cells.name(row)}, whose {_lowest(row, section)}, is" for row in low]
+        who = [f"{cells.name(row)}, whose {lowest(row, section.protocol)}, is" for row in low]
         who = ["every row is"] if len(low) == len(section.rows) else who
         found += [
             f"{_task(section, board)}: {it} too low to compare. Train longer, or bring more "
             "annotated images; what is too low is not ranked, and never called best."
             for it in who
         ]
-        best = best_ap50(section)
-        if best is not None and best < WORKING_AP50 and len(low) < len(section.rows):
-            found.append(
-                f"{_task(section, board)}: the best AP50 is {best:.1f}. Below {WORKING_AP50:g}, a "
-                "detector misses or mislabels most objects: this compares starts of training, not "
-                "working detectors."
-            )
+        if len(low) < len(section.rows):
+            found += [
+                f"{_task(section, board)}: the best {metric.label} is {best:.1f}. Below "
+                f"{metric.working_from:g}, this compares starts of training, not working networks."
+                for metric, best in not_working(section)
+            ]
     for row in board.rows:
         name = cells.name(row)
         found += [f"{name}: {text} No result of this row is called best." for text in row.doubts]
@@ -119,7 +108,7 @@ def as_dicts(found: Sequence[Answer]) -> list[dict[str, object]]:
 def _of_section(
     section: Section, name: str, baselines: Sequence[str], board: Board
 ) -> Iterator[Answer]:
-    metric = HEADLINE[section.protocol.kind]
+    metric = section.protocol.headline
     having = [row for row in section.rows if metric in row.results[section.protocol].measures]
     named = [baseline_rows(section, baseline) for baseline in baselines]
     # A name may fit no row here, or several, which the comparison refuses by name.
@@ -141,15 +130,16 @@ def _is_asked(row: Row, to: Row, baselines: Sequence[Row]) -> bool:
 
 
 def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Answer:
-    metric = HEADLINE[section.protocol.kind]
-    label = cells.METRIC_LABELS[section.protocol.kind, metric]
+    metric = section.protocol.headline
+    label = section.label(metric)
     one, other = (r.results[section.protocol].measures[metric].values for r in (row, to))
     who, whom = _name(row, section), _name(to, section)
     found = difference(section, row, to)
     test, seeds = found.test, min(found.seeds)
     shows = test is not None and test.shows
     low = [r for r in (row, to) if too_low(r, section.protocol)]
-    better = row if found.mean > 0 else to
+    gain = -found.mean if section.protocol.lower_is_better else found.mean
+    better = row if gain > 0 else to
     if len(low) == 2:
         said = f"{who} and {whom} are too low to compare ({fmean(one):.1f} and {fmean(other):.1f} "
         said += f"{label})"
@@ -167,7 +157,7 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
     else:
         ends = sorted(test.interval if found.mean > 0 else map(abs, test.interval))
         bounds = f"(95% interval {ends[0]:.1f} to {ends[1]:.1f}, {seeds} seeds)"
-        said = _verdict(row.is_pretrained, who, found.mean, label, whom) + f" {bounds}"
+        said = _verdict(row.is_pretrained, who, found.mean, gain, label, whom) + f" {bounds}"
         said += f"; {_too_low(low[0], section)}" if low else ""
     doubted = [_name(r, section) for r in (row, to) if r.doubts]
     said += f"; {' and '.join(doubted)}: see the warnings" if doubted else ""
@@ -194,10 +184,12 @@ def _over_images(found: Difference) -> str:
     return f"; 95% CI over test images {low:.1f} to {high:.1f}"
 
 
-def _verdict(is_pretrained: bool, who: str, difference: float, label: str, whom: str) -> str:
+def _verdict(
+    is_pretrained: bool, who: str, difference: float, gain: float, label: str, whom: str
+) -> str:
     """Return a difference that was shown in words: only pretraining adds or costs something."""
     size = abs(difference)
-    if not is_pretrained:
+    if not is_pretrained or gain != difference:
         order = "higher" if difference > 0 else "lower"
         return f"with {who} {label} is {size:.1f} {order} than with {whom}"
     if difference > 0:
@@ -206,11 +198,7 @@ def _verdict(is_pretrained: bool, who: str, difference: float, label: str, whom:
 
 
 def _too_low(row: Row, section: Section) -> str:
-    return f"the {_lowest(row, section)} of {_name(row, section)} is too low to compare"
-
-
-def _lowest(row: Row, section: Section) -> str:
-    return f"lowest AP50 {lowest_ap50(row, section.protocol):.1f}"
+    return f"the {lowest(row, section.protocol)} of {_name(row, section)} is too low to compare"
 
 
 def detectable(
@@ -227,7 +215,8 @@ def detectable(
 def _task(section: Section, board: Board) -> str:
     kind = section.protocol.kind
     several = sum(other.protocol.kind == kind for other in board.sections) > 1
-    return f"{TASKS[kind]} under {section.protocol.id}" if several else TASKS[kind]
+    title = section.protocol.title
+    return f"{title} under {section.protocol.id}" if several else title
 
 
 def _name(row: Row, section: Section) -> str:

@@ -5,20 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kscl.benchmark.leaderboard.board import FIGURES, METRICS, Measure, Row, Section
+from kscl.benchmark.leaderboard.board import FIGURES, Measure, Row, Section
 from kscl.config import leaves
 
-METRIC_LABELS = {
-    ("linear", "top1"): "top-1",
-    ("linear", "top5"): "top-5",
-    ("knn", "top1"): "kNN",
-    ("svm", "mAP"): "SVM mAP",
-    ("low_shot", "mAP"): "low-shot mAP",
-    ("linear_suite", "mean"): "mean of sets",
-    ("finetune", "top1"): "fine-tuned top-1",
-    ("finetune", "top5"): "fine-tuned top-5",
-    **{("detection", metric): metric.replace("/", " ") for metric in METRICS["detection"]},
-}
 FIGURE_LABELS = {
     "mean_rank": "mean rank kept",
     "minutes_per_epoch": "min/epoch",
@@ -152,12 +141,7 @@ def section_letters(sections: Sequence[Section]) -> list[str]:
 def metric_labels(section: Section, letter: str = "") -> list[str]:
     """Return the column names of a section's metrics."""
     suffix = f" ({letter})" if letter else ""
-    return [metric_label(section.protocol.kind, metric) + suffix for metric in section.metrics]
-
-
-def metric_label(kind: str, metric: str) -> str:
-    """Return the column name of a metric: that of a set is its name."""
-    return METRIC_LABELS.get((kind, metric), _cut(metric))
+    return [_cut(section.label(metric)) + suffix for metric in section.metrics]
 
 
 def n_pretrain(row: Row) -> str:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from statistics import fmean
 
-from kscl.benchmark.leaderboard.board import HEADLINE, Board, Result, Row, Section
+from kscl.benchmark.leaderboard.board import Board, Result, Row, Section
 from kscl.benchmark.leaderboard.details import per_class
 from kscl.benchmark.leaderboard.linking import SAME_FOR_ALL_SEEDS
 from kscl.benchmark.leaderboard.writing import cells
@@ -47,7 +47,7 @@ def comparison(board: Board, names: Sequence[str]) -> str:
 
 def pairs(section: Section) -> list[Json]:
     """Return the difference of every two of the section's best rows, by their index in it."""
-    metric = HEADLINE[section.protocol.kind]
+    metric = section.protocol.headline
     rows = section.rows[:PAIRED_ROWS]
     indices = [i for i, row in enumerate(rows) if metric in row.results[section.protocol].measures]
     return [
@@ -103,7 +103,7 @@ def _name(row: Row) -> str:
 
 
 def _section(section: Section, rows: Sequence[Row]) -> list[str]:
-    metric = HEADLINE[section.protocol.kind]
+    metric = section.protocol.headline
     having = {
         _name(row): row
         for row in rows
@@ -113,7 +113,7 @@ def _section(section: Section, rows: Sequence[Row]) -> list[str]:
         return []
     results = {name: row.results[section.protocol] for name, row in having.items()}
     first, *others = results
-    label = cells.metric_label(section.protocol.kind, metric)
+    label = section.label(metric)
     header = ["row", label, f"{label} − reference", *INTERVALS]
     lines = [[first, f"{results[first].measures[metric].mean:.2f}", "reference", *[""] * 4]]
     for name in others:

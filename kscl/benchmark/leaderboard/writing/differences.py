@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
-from kscl.benchmark.leaderboard.board import HEADLINE, Board, Measure, Result, Row, Section
+from kscl.benchmark.leaderboard.board import (
+    Board,
+    Measure,
+    Result,
+    Row,
+    Section,
+    described,
+)
 from kscl.benchmark.leaderboard.details import image_count, number, text
 from kscl.benchmark.leaderboard.statistics import LEVEL, PairTest, t_interval
 from kscl.benchmark.leaderboard.writing import cells
@@ -62,12 +70,12 @@ def differences(board: Board, baseline: str) -> str:
     """
     parts, is_there = [], False
     for section in board.sections:
-        metric = HEADLINE[section.protocol.kind]
+        metric = section.protocol.headline
         to = _baseline(section, baseline)
         if to is None:
             continue
         is_there = True
-        label = cells.metric_label(section.protocol.kind, metric)
+        label = section.label(metric)
         column = escaped(f"{label} − {baseline}'s")
         header = [*IDENTITY, column, *INTERVALS]
         lines = []
@@ -122,7 +130,7 @@ def _words(settings: str) -> set[str]:
 
 def baseline_rows(section: Section, baseline: str) -> list[Row]:
     """Return the rows of a protocol that a baseline fits and that have the metric of its rank."""
-    metric = HEADLINE[section.protocol.kind]
+    metric = section.protocol.headline
     found = named_rows(section.rows, baseline)
     return [row for row in found if metric in row.results[section.protocol].measures]
 
@@ -140,7 +148,7 @@ def _baseline(section: Section, baseline: str) -> Row | None:
 
 def difference(section: Section, row: Row, to: Row) -> Difference:
     """Return how a row differs from another one, by the metric that ranks them."""
-    metric = HEADLINE[section.protocol.kind]
+    metric = section.protocol.headline
     one, other = row.results[section.protocol], to.results[section.protocol]
     ours, theirs = one.measures[metric], other.measures[metric]
     return Difference(
@@ -175,12 +183,12 @@ def _by_seed(one: Measure, other: Measure) -> tuple[float, float] | None:
 
 def _by_image(one: Result, other: Result, metric: str) -> tuple[float, float] | None:
     """Pair results under one protocol, whose test images are the same in the same order."""
-    if metric not in OVER_IMAGES:
-        return None
-    ours, theirs = (_mean_over_seeds(result, OVER_IMAGES[metric]) for result in (one, other))
+    per_image = described(one.records)[metric].per_image
+    read = _right if per_image else functools.partial(_resampled, metric=metric)
+    ours, theirs = (_mean_over_seeds(result, read) for result in (one, other))
     if ours is None or theirs is None or len(ours) != len(theirs):
         return None
-    if metric == "AP":
+    if not per_image:
         low, high = np.percentile(ours - theirs, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
         return float(low), float(high)
     return t_interval(100 * (ours - theirs))
@@ -207,16 +215,12 @@ def _right(record: Record) -> np.ndarray | None:
     return hits.from_text(given, count) if given and count else None
 
 
-def _resampled_ap(record: Record) -> np.ndarray | None:
-    """Return the AP on each resample of the test images, the same ones for all detectors."""
-    given = record.details.get("resampled_AP")
+def _resampled(record: Record, metric: str) -> np.ndarray | None:
+    """Return a metric on each resample of the test images, the same ones for all records."""
+    given = record.details.get(f"resampled_{metric}")
     if not isinstance(given, list) or len(given) < 2 or None in map(number, given):
         return None
     return np.array(given, float)
-
-
-# What a record holds to tell how another draw of test images would change the metric.
-OVER_IMAGES = {"top1": _right, "AP": _resampled_ap}
 
 
 def shown_interval(bounds: Interval | None) -> str:

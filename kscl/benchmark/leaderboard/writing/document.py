@@ -81,7 +81,7 @@ def all_scorers(board: Board) -> str:
         results = [row.results[section.protocol] for row in section.rows]
         names = {name for result in results for name in result.measures}
         others = sorted({name.partition("/")[0] for name in names if "/" in name} - {"mask"})
-        if section.protocol.kind != "detection" or not others:
+        if not others:
             continue
         own = str(results[0].records[0].record.details.get("scorer", "its own"))
         columns = {text(f"{own} {metric}"): metric for metric in BY_ALL_SCORERS}

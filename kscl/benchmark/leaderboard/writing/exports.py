@@ -12,8 +12,6 @@ from typing import Any
 
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
-    HEADLINE,
-    METRICS,
     Board,
     Measure,
     Result,
@@ -24,7 +22,7 @@ from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
 from kscl.benchmark.leaderboard.writing import cells
 from kscl.benchmark.leaderboard.writing.differences import baseline_rows
-from kscl.benchmark.leaderboard.writing.spent import all_names, spent
+from kscl.benchmark.leaderboard.writing.spent import labels, spent
 from kscl.records.record import Json
 
 VERSION = 1
@@ -32,14 +30,11 @@ VERSION = 1
 # program or another ends a cell with.
 FORMULA = re.compile(r"""((?:^|[\x00-\x1f\x7f-\x9f\u2028\u2029"'`;|])\s*)([=+\-@＝＋－＠])""")
 
-ALL_METRICS = tuple(dict.fromkeys(metric for metrics in METRICS.values() for metric in metrics))
-
 
 def csv_columns(board: Board, baselines: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the header: of metrics and differences to a baseline, those that some row has."""
-    found = dict.fromkeys(metric for section in board.sections for metric in _metrics(section))
-    known = [metric for metric in ALL_METRICS if metric in found]
-    metrics = dict.fromkeys([*known, *found])  # then those of a k, a set or another scorer
+    shown = [metric for section in board.sections for metric in section.metrics]
+    metrics = dict.fromkeys([*shown, *(m for s in board.sections for m in s.further_metrics)])
     named = {name for section in board.sections for name in _baselines(section, baselines)}
     return (
         *("kind", "protocol_id", "protocol_hash", "source", "rank", "verdict", "p_holm"),
@@ -67,7 +62,7 @@ def _difference_columns(baseline: str) -> list[str]:
 
 def _differences(row: Row, section: Section, baselines: Mapping[str, Row]) -> Json:
     line: Json = {}
-    metric = HEADLINE[section.protocol.kind]
+    metric = section.protocol.headline
     measure = row.results[section.protocol].measures.get(metric)
     for baseline, to in baselines.items():
         if measure and to is not row:
@@ -81,7 +76,7 @@ def _differences(row: Row, section: Section, baselines: Mapping[str, Row]) -> Js
 
 def _costs_of(board: Board) -> list[str]:
     found = {name for row in board.rows for name in spent(row)}
-    return [name for name in all_names() if name in found]
+    return [name for name in labels(board.rows) if name in found]
 
 
 def as_csv(board: Board, baselines: Sequence[str] = ()) -> str:
@@ -122,7 +117,7 @@ def _csv_line(row: Row, section: Section) -> Json:
             low, high = measure.interval or (None, None)
             line |= {metric: measure.mean, f"{metric}_std": measure.std}
             line |= {f"{metric}_low": low, f"{metric}_high": high}
-    headline = result.measures.get(HEADLINE[section.protocol.kind])
+    headline = result.measures.get(section.protocol.headline)
     if headline:
         line |= {"rank": headline.standing.rank, "verdict": headline.standing.verdict}
         line |= {"p_holm": headline.standing.p, "interval": headline.interval_is}
@@ -178,7 +173,7 @@ def as_json(board: Board, title: str, answer: Json | None = None) -> str:
                 **_protocol(section),
                 "name": name,
                 "definition": section.definition,
-                "headline": HEADLINE[section.protocol.kind],
+                "headline": section.protocol.headline,
                 "columns": list(section.metrics),
                 "rows": [indices[id(row)] for row in section.rows],
                 "reported": [vars(row) for row in section.reported],

@@ -9,7 +9,6 @@ from kscl.benchmark.leaderboard.board import Row
 from kscl.benchmark.leaderboard.details import inside, number
 from kscl.benchmark.leaderboard.reading import RecordFile
 
-STAGES = ("pretrain", "probe", "detection")
 # Cost → its label and unit; `minutes` is in every record, the others where the machine tells.
 COSTS = {"minutes": "min", "memory": "GiB", "gpu_memory": "GPU GiB"}
 RECORDED = {
@@ -26,8 +25,8 @@ EXPLANATION = (
 def spent(row: Row) -> dict[str, float]:
     """Return `STAGE_COST` → its mean over the runs of the stage (a peak: the highest)."""
     found: dict[str, float] = {}
-    for stage in STAGES:
-        files = [file for file in row.records if _stage(file) == stage]
+    for stage in _stages([row]):
+        files = [file for file in row.records if file.record.task.stage == stage]
         for cost in COSTS:
             values = _values(files, cost)
             if values:
@@ -35,15 +34,13 @@ def spent(row: Row) -> dict[str, float]:
     return found
 
 
-def label(name: str) -> str:
-    """Return the column name of a cost: `pretrain_minutes` is `pretrain min`."""
-    stage, _, cost = name.partition("_")
-    return f"{stage} {COSTS[cost]}"
-
-
-def all_names() -> list[str]:
-    """Return every cost in the order of the columns."""
-    return [f"{stage}_{cost}" for stage in STAGES for cost in COSTS]
+def labels(rows: Sequence[Row]) -> dict[str, str]:
+    """Return the column name of every cost: `pretrain_minutes` is `pretrain min`."""
+    return {
+        f"{stage}_{cost}": f"{stage} {unit}"
+        for stage in _stages(rows)
+        for cost, unit in COSTS.items()
+    }
 
 
 def shown(value: float | None) -> str:
@@ -53,9 +50,11 @@ def shown(value: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def _stage(file: RecordFile) -> str:
-    kind = file.record.kind
-    return kind if kind in STAGES else "probe"
+def _stages(rows: Sequence[Row]) -> list[str]:
+    """Return the stages of all records, pretraining first."""
+    records = [file.record for row in rows for file in row.records]
+    found = sorted({(r.kind != "pretrain", r.task.title, r.task.stage) for r in records})
+    return list(dict.fromkeys(stage for _, _, stage in found))
 
 
 def _values(files: Sequence[RecordFile], cost: str) -> list[float]:

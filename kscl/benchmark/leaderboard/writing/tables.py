@@ -11,7 +11,6 @@ from tabulate import tabulate
 from kscl.benchmark.leaderboard.aggregate import WHAT_IT_IS
 from kscl.benchmark.leaderboard.board import (
     FIGURES,
-    HEADLINE,
     OVER_TRIALS,
     TEST_SAMPLING,
     Board,
@@ -90,7 +89,7 @@ def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
     lines = []
     for row in board.rows:
         values = [
-            _value(_measure(row, section, metric))
+            _value(_measure(row, section, metric), section.about[metric].digits)
             for section in board.sections
             for metric in section.metrics
         ]
@@ -104,10 +103,11 @@ def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
 def chosen_columns(board: Board, columns: Sequence[str]) -> str:
     """Return the overview with these columns only, in this order; costs are columns, too."""
     header, lines = overview_cells(board)
-    header += map(spent.label, spent.all_names())
+    costs = spent.labels(board.rows)
+    header += costs.values()
     for row, line in zip(board.rows, lines, strict=True):
         found = spent.spent(row)
-        line += [spent.shown(found.get(name)) for name in spent.all_names()]
+        line += [spent.shown(found.get(name)) for name in costs]
     unknown = [name for name in columns if name not in header]
     if unknown:
         there = ", ".join(without_empty_columns(header, lines)[0])
@@ -128,11 +128,12 @@ def summary_table(ranks: Sequence[MeanRank]) -> str:
 
 def cost_table(rows: Sequence[Row]) -> str:
     """Return what the stages of each row cost."""
-    header = [*IDENTITY, *map(spent.label, spent.all_names())]
+    costs = spent.labels(rows)
+    header = [*IDENTITY, *costs.values()]
     lines = []
     for row in rows:
         found = spent.spent(row)
-        values = [spent.shown(found.get(name)) for name in spent.all_names()]
+        values = [spent.shown(found.get(name)) for name in costs]
         lines.append([*identity(row), *values])
     return table(*without_empty_columns(header, lines))
 
@@ -144,14 +145,17 @@ def _section_table(section: Section) -> str:
     lines = []
     for row in section.rows:
         result = row.results[section.protocol]
-        headline = result.measures.get(HEADLINE[section.protocol.kind])
+        headline = result.measures.get(section.protocol.headline)
         rank = headline.standing.rank if headline else None
         p = headline.standing.p if headline else None
         lines.append(
             [
                 "" if rank is None else str(rank),
                 *identity(row),
-                *(_value(result.measures.get(metric)) for metric in section.metrics),
+                *(
+                    _value(result.measures.get(metric), section.about[metric].digits)
+                    for metric in section.metrics
+                ),
                 _interval(headline),
                 cells.p_value(p),
                 *cells.figures(row),
@@ -189,7 +193,7 @@ def _reported_cells(row: Reported, section: Section) -> list[str]:
 
 def marks(row: Row, section: Section) -> list[str]:
     """Return what a reader should know of a row's standing."""
-    headline = _measure(row, section, HEADLINE[section.protocol.kind])
+    headline = _measure(row, section, section.protocol.headline)
     found: list[str] = []
     if headline:
         verdict = headline.standing.verdict
@@ -233,10 +237,10 @@ def _measure(row: Row, section: Section, metric: str) -> Measure | None:
     return result.measures.get(metric) if result else None
 
 
-def _value(measure: Measure | None) -> str:
+def _value(measure: Measure | None, digits: int) -> str:
     if measure is None:
         return ""
-    shown = number_and_spread(measure.mean, measure.std)
+    shown = number_and_spread(measure.mean, measure.std, digits)
     if measure.std_is == OVER_TRIALS:
         shown += "°"
     if measure.standing.verdict == "best":

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from kscl.benchmark.leaderboard.board import (
-    HEADLINE,
     OVER_SEEDS,
     Board,
     Measure,
     Row,
     Section,
 )
-from kscl.benchmark.leaderboard.writing.cells import metric_label, percent, section_names
+from kscl.benchmark.leaderboard.writing.cells import percent, section_names
 from kscl.benchmark.leaderboard.writing.spent import spent
 from kscl.errors import KsclError
 
@@ -36,15 +35,14 @@ def draw_time(board: Board, output: Path, title: str) -> None:
     canvas.suptitle(title)
     axes = canvas.subplots(1, len(panels), squeeze=False)[0]
     for panel, (section, lines) in zip(axes, panels, strict=True):
-        kind = section.protocol.kind
         for number, (name, points) in enumerate(sorted(lines.items())):
             _draw_line(panel, name, sorted(points, key=lambda point: point[0]), number)
         for row in section.rows:
             if not row.pretrainings:
-                mean = row.results[section.protocol].measures[HEADLINE[kind]].mean
+                mean = row.results[section.protocol].measures[section.protocol.headline].mean
                 _draw_reference(panel, row.entry.method, mean)
         panel.set_title(names[id(section)], fontsize=8, color="0.4")
-        panel.set_ylabel(metric_label(kind, HEADLINE[kind]))
+        panel.set_ylabel(section.label(section.protocol.headline))
         panel.set_xscale("log", base=2)  # lengths of training are often twice each other
         panel.set_xlabel("minutes of pretraining")
         panel.xaxis.set_major_formatter("{x:g}")
@@ -69,7 +67,7 @@ def lines_of(section: Section) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for row in section.rows:
         if row.pretrainings:
-            measure = row.results[section.protocol].measures[HEADLINE[section.protocol.kind]]
+            measure = row.results[section.protocol].measures[section.protocol.headline]
             found.setdefault(_name(row), []).append((spent(row)["pretrain_minutes"], measure))
     return found
 

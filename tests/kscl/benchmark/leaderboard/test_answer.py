@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kscl.benchmark.leaderboard.board import HEADLINE, METRICS
 from kscl.benchmark.leaderboard.page import ANSWERS_SHOWN, page
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.writing.answer import (
@@ -25,7 +24,7 @@ from kscl.benchmark.leaderboard.writing.exports import as_csv
 from kscl.benchmark.leaderboard.writing.tables import markdown
 from kscl.commands.leaderboard import main
 from kscl.records.hits import to_text
-from kscl.records.record import Protocol
+from kscl.records.record import Metric, Protocol, TaskInfo
 from tests.helpers.leaderboard_records import (
     described,
     detection,
@@ -323,15 +322,30 @@ def test_a_row_whose_pretraining_is_doubted_is_never_called_best(tmp_path):
     assert verdicts == ["best", "not tested"]
 
 
-@pytest.mark.parametrize("kind", METRICS)
-def test_every_kind_of_evaluation_has_an_answer(tmp_path, kind):
-    metrics = {HEADLINE[kind]: 50.0, "AP50": 60.0}
-    write_all(
-        tmp_path,
-        [
-            evaluation(kind, Protocol(kind, {}), metrics, sha(name), details=described(name, 0))
-            for name in ("random", "other")
-        ],
-    )
-    (answer,) = answers(build_board([tmp_path], check_stale=False, with_reported=False))
-    assert answer.metric == HEADLINE[kind]
+def test_a_task_that_no_module_here_knows_has_its_title_label_and_direction(tmp_path):
+    error = Metric("error", "my error", digits=3, headline=True, lower_is_better=True)
+    task = TaskInfo("mine", "Mine", "mine", "image-classification", [error])
+    values = {"kscl": (9.0, 9.1, 9.2), "random": (20.0, 20.1, 20.2)}
+    found = [
+        evaluation(
+            "mine",
+            Protocol("mine", {}),
+            {"error": value},
+            sha(name, seed),
+            task=task,
+            details=described(name, seed),
+        )
+        for name, of_name in values.items()
+        for seed, value in enumerate(of_name)
+    ]
+    write_all(tmp_path, found)
+    board = build_board([tmp_path], check_stale=False, with_reported=False)
+    (section,) = board.sections
+    best, worst = (row.results[section.protocol].measures["error"] for row in section.rows)
+    assert (best.standing.verdict, best.standing.rank) == ("best", 1)
+    assert worst.standing.verdict == "below the best"
+    (answer,) = answers(board)
+    assert answer.sentence.startswith("Mine: with kscl my error is 11.0 lower than with random")
+    text = markdown(board, "x")
+    assert "my error" in text
+    assert "9.100 ± 0.100" in text

@@ -23,6 +23,7 @@ from tests.helpers.commands import tool
 from tests.helpers.faults.full_disk import small_files
 from tests.helpers.leaderboard_records import (
     DETECTION,
+    INFO,
     LINEAR,
     PNG,
     a_whole_board,
@@ -229,6 +230,7 @@ def test_formats_and_published_rows_can_be_left_out(tmp_path, capsys):
 def test_a_record_that_says_nothing_of_its_backbone_is_a_row_under_its_own_name(tmp_path):
     record = make_record(
         kind="linear",
+        task=INFO["linear"],
         name="bare",
         protocol=LINEAR,
         metrics={"top1": 50.0},

@@ -166,7 +166,7 @@ def test_whatever_a_valid_record_holds_the_board_is_made(
         "config": {"hash": "h", "values": {"METHOD": values, "SOLVER": prints, "LABEL": values}},
         "data": {"train": {"hash": "x", "files": prints, "path": values, "parts": values}},
         "hardware": {"gpus": values, "cpu": prints, "cores": values},
-        "code": {"version": "", "commit": None, "dirty": None, "source_hash": "x"},
+        "code": {"version": "", "commit": None, "dirty": None, "modules": [], "source_hash": "x"},
         "inputs": {"backbone": str(values)},
     }
     for record in (made, base_record):

@@ -8,7 +8,6 @@ import cv2
 import pytest
 from matplotlib.figure import Figure
 
-from kscl.benchmark.leaderboard.board import HEADLINE
 from kscl.benchmark.leaderboard.writing.time_figure import (
     _draw_line,
     _draw_reference,
@@ -50,7 +49,7 @@ def test_a_method_is_a_line_over_its_lengths(tmp_path: Path) -> None:
     assert "K=5" in name
     assert "40%" in name
     drawn = {measure.mean for points in lines.values() for _, measure in points}
-    headline = HEADLINE["linear"]
+    headline = section.protocol.headline
     pretrained = [row for row in section.rows if row.pretrainings]
     assert drawn == {row.results[section.protocol].measures[headline].mean for row in pretrained}
 
