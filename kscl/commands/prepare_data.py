@@ -22,7 +22,6 @@ from pathlib import Path
 
 from kscl import cli
 from kscl.data.annotations import ANNOTATION_FORMATS
-from kscl.datasets.imagenet import IMAGENET_CLASSES, check_imagenet
 
 EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
       --output-dir data/mine
@@ -34,28 +33,29 @@ EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations l
 then, after own: python tools/start.py data/mine; after voc: export DETECTRON2_DATASETS=datasets
 """
 
-PICTURE_SETS = ("cifar10", "stl10")
-
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare or check one data set."""
-    arguments = _parser().parse_args(argv)
-    if arguments.what == "own":
-        return _own(arguments)
-    root, archives = arguments.root, getattr(arguments, "archives", None) or arguments.root
-    if arguments.what == "imagenet":
-        print(check_imagenet(root, arguments.num_classes))
-    elif arguments.what == "voc":
-        from kscl.datasets.voc import prepare_voc, voc_archives
+    given = _parser().parse_args(argv)
+    if given.what == "own":
+        from kscl.datasets.own import Request, prepare_own
 
-        prepare_voc(root, archives, voc_archives(), arguments.mirror)
+        wanted = {each.name: getattr(given, each.name) for each in fields(Request)}
+        print(prepare_own(Request(**wanted | {"classes": tuple(given.classes)})))
+        print(f"Ready: {given.output_dir}. Next: python tools/start.py {given.output_dir}")
+        return 0
+    from kscl.datasets import public
+
+    if given.what == "imagenet":
+        print(public.check_imagenet(given.root, given.num_classes))
+        return 0
+    root, archives = given.root, given.archives or given.root
+    if given.what == "voc":
+        public.prepare_voc(root, archives, public.voc_archives(), given.mirror)
         print(f"Ready: {root}/VOC2007 and VOC2012; export DETECTRON2_DATASETS={root}")
     else:
-        from kscl.datasets import picture_folders
-
-        is_cifar10 = arguments.what == "cifar10"
-        prepare = picture_folders.prepare_cifar10 if is_cifar10 else picture_folders.prepare_stl10
+        prepare = {"cifar10": public.prepare_cifar10, "stl10": public.prepare_stl10}[given.what]
         print(f"Ready: {prepare(root, archives)}")
     return 0
 
@@ -64,14 +64,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = cli.parser(__doc__ or "", EXAMPLES)
     kinds = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     _add_own(kinds.add_parser("own", help="your own images", allow_abbrev=False))
-    for name in ("voc", "imagenet", *PICTURE_SETS):
+    for name in ("voc", "imagenet", "cifar10", "stl10"):
         kind = kinds.add_parser(name, help=f"the public set {name}", allow_abbrev=False)
         about = "where the data is, or will be"
         kind.add_argument("--root", type=Path, required=True, help=about)
         if name == "imagenet":
-            kind.add_argument(
-                "--num-classes", type=int, default=IMAGENET_CLASSES, help=argparse.SUPPRESS
-            )
+            kind.add_argument("--num-classes", type=int, default=1000, help=argparse.SUPPRESS)
             continue
         about = "where downloads are kept, or a copy of CIFAR-10 lies (default: --root)"
         kind.add_argument("--archives", type=Path, help=about)
@@ -103,12 +101,3 @@ def _add_own(own: argparse.ArgumentParser) -> None:
             option, dest="merge_case", action="store_const", const=value, default=None, help=about
         )
     cli.add_flag(own, "--skip-bad", "leave out images that have a problem")
-
-
-def _own(given: argparse.Namespace) -> int:
-    from kscl.datasets.own.prepare import Request, prepare_own
-
-    wanted = {each.name: getattr(given, each.name) for each in fields(Request)}
-    print(prepare_own(Request(**wanted | {"classes": tuple(given.classes)})))
-    print(f"Ready: {given.output_dir}. Next: python tools/start.py {given.output_dir}")
-    return 0

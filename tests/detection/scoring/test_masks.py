@@ -20,7 +20,7 @@ from detection.scoring.boxes import (
 )
 from kscl.data.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
 from kscl.data.masks import Polygons, extent, read_mask, run_lengths
-from kscl.datasets.shapes.write import polygons_of
+from kscl.datasets.shapes import polygons_of
 from kscl.errors import KsclError
 from tests.helpers.data.mask_pixels import mask_iou, pixels_of_polygons
 

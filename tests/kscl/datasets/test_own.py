@@ -15,9 +15,19 @@ from PIL import Image
 
 from kscl.commands.prepare_data import main
 from kscl.data.annotated.voc import read_voc
-from kscl.datasets.own import tiles
-from kscl.datasets.own.split import SAME, deal_groups, find_groups, parse_split, picture_hash
-from kscl.datasets.own.tiles import LEAST_SIDE, LEFT_OVER, STORED_SIDE, TILES, cut
+from kscl.datasets import own
+from kscl.datasets.own import (
+    LEAST_SIDE,
+    LEFT_OVER,
+    SAME,
+    STORED_SIDE,
+    TILES,
+    cut,
+    deal_groups,
+    find_groups,
+    parse_split,
+    picture_hash,
+)
 from kscl.errors import KsclError
 from tests.helpers.data.own_folders import (
     BOXES,
@@ -444,7 +454,7 @@ def test_photos_of_large_objects_stay_whole(tmp_path, capsys):
 
 
 def test_there_are_never_too_many_tiles(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiles, "MOST_TILES", 20)
+    monkeypatch.setattr(own, "MOST_TILES", 20)
     write_scenes(tmp_path, 8, side=40)
     assert prepare(tmp_path) == 0
     train = split_ids(tmp_path, "pretrain")

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from torchvision.datasets import CIFAR10, STL10
 
-import kscl.datasets.picture_folders as sets
+import kscl.datasets.public as sets
 from kscl.commands.prepare_data import main
 from kscl.config import shipped_configs
 from kscl.errors import KsclError

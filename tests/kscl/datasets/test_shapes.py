@@ -26,17 +26,19 @@ from kscl.commands.make_shapes import main
 from kscl.data.annotated.coco import read_coco
 from kscl.data.annotated.voc import read_voc
 from kscl.data.masks import RunLengths
+from kscl.datasets import shapes
+from kscl.datasets.drawing import CLASSES
 from kscl.datasets.shapes import (
     CLASS_NAMES,
     ShapesSettings,
+    draw,
     draw_contact_sheet,
     find_shapes,
     make_shapes,
+    plan,
+    polygons_of,
     verify_shapes,
-    write,
 )
-from kscl.datasets.shapes.draw import CLASSES
-from kscl.datasets.shapes.write import draw, plan, polygons_of
 from kscl.errors import KsclError
 from kscl.runtime import files as folder_lock
 from tests.helpers.data.mask_pixels import pixels_of_counts, pixels_of_polygons
@@ -332,7 +334,7 @@ def test_an_interrupted_run_is_made_good(
             yield written
 
     with monkeypatch.context() as patched:
-        patched.setattr(write, "progress", pull_the_plug)
+        patched.setattr(shapes, "progress", pull_the_plug)
         with pytest.raises(KeyboardInterrupt):
             make_shapes(tmp_path, SMALL)
     assert not (tmp_path / "shapes.json").exists()
@@ -399,15 +401,15 @@ def test_a_damaged_manifest_is_an_error_that_names_it(copy: Path, content: str) 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"unlabeled": 0}, "unlabeled is 0"),
-        ({"val": -1}, "val is -1"),
-        ({"num_classes": 21}, "num_classes is 21; it can be 1 to 20"),
-        ({"detection_size": 20}, "detection_size is 20; it can be 64"),
-        ({"min_objects": 6, "max_objects": 5}, "max_objects is 5; it can be 6"),
+        ({"unlabeled": 0}, "unlabeled must be 1 to 999999, got 0"),
+        ({"val": -1}, "val must be 1 to 999999, got -1"),
+        ({"num_classes": 21}, "num_classes must be 1 to 20, got 21"),
+        ({"detection_size": 20}, "detection_size must be 64 to"),
+        ({"min_objects": 6, "max_objects": 5}, "max_objects must be 6 to"),
         ({"train": 19}, "train shows 19 objects for 20 classes"),
         ({"detection_test": 3}, "detection_test shows 15 objects for 20 classes"),
-        ({"train": 0, "image_size": 1}, "train is 0"),
-        ({"train": 0, "image_size": 1}, "image_size is 1"),  # both are listed
+        ({"train": 0, "image_size": 1}, "train must be 1 to"),
+        ({"train": 0, "image_size": 1}, "image_size must be 32"),  # both are listed
     ],
 )
 def test_what_cannot_be_drawn_is_refused(

@@ -14,8 +14,7 @@ import pytest
 
 from detection.data.preflight import preflight
 from kscl.commands.prepare_data import main
-from kscl.datasets.imagenet import check_imagenet
-from kscl.datasets.voc import Archive, prepare_voc, voc_archives
+from kscl.datasets.public import Archive, check_imagenet, prepare_voc, voc_archives
 from kscl.errors import KsclError
 from tests.helpers.data.sets import write_voc
 
@@ -29,7 +28,7 @@ def make_archive(folder: Path, year: str, split: str, ids: list[str], file: str)
     with tarfile.open(folder / file, "w") as tar:
         tar.add(root.parent, "VOCdevkit")
     md5 = hashlib.md5((folder / file).read_bytes()).hexdigest()
-    return Archive(f"http://127.0.0.1:9/{file}", file, md5, year, {split: len(ids)})
+    return Archive(f"http://127.0.0.1:9/{file}", file, md5, year, split, len(ids))
 
 
 @pytest.fixture
@@ -109,19 +108,18 @@ def test_an_archive_that_would_write_elsewhere_is_refused(tmp_path):
     with tarfile.open(evil, "w") as tar:
         tar.add(tmp_path / "test.tar", "../../escaped")
     md5 = hashlib.md5(evil.read_bytes()).hexdigest()
-    bad = Archive(archive.url, "evil.tar", md5, "VOC2007", {"test": 1})
+    bad = Archive(archive.url, "evil.tar", md5, "VOC2007", "test", 1)
     with pytest.raises(KsclError, match="cannot be unpacked"):
         prepare_voc(tmp_path / "datasets", tmp_path, [bad])
     assert not (tmp_path.parent / "escaped").exists()
 
 
 def test_the_known_archives_are_voc_2007_and_2012():
-    files = {archive.file: archive.splits for archive in voc_archives()}
-    assert files == {
-        "VOCtrainval_06-Nov-2007.tar": {"trainval": 5011},
-        "VOCtest_06-Nov-2007.tar": {"test": 4952},
-        "VOCtrainval_11-May-2012.tar": {"trainval": 11540},
-    }
+    assert [(each.file, each.split, each.count) for each in voc_archives()] == [
+        ("VOCtrainval_06-Nov-2007.tar", "trainval", 5011),
+        ("VOCtest_06-Nov-2007.tar", "test", 4952),
+        ("VOCtrainval_11-May-2012.tar", "trainval", 11540),
+    ]
 
 
 def imagenet(root: Path, val: tuple[str, ...] = ("n01", "n02")) -> Path:

@@ -172,7 +172,7 @@ def changed_by(module: str, more: bytes = b"\nedited = True\n") -> set[str]:
         ("detection.scoring.voc07", TASKS[2:]),
         ("kscl.benchmark.leaderboard.rows", ()),
         ("kscl.commands.pretrain", ()),
-        ("kscl.datasets.voc", ()),
+        ("kscl.datasets.public", ()),
     ],
 )
 def test_the_hash_of_a_task_covers_what_its_module_imports(module, tasks):

@@ -1,8 +1,9 @@
-"""Write the drawn data set into a folder: plan it, draw it in one process or several, list it.
+"""A drawn data set of textured shapes, the same to the byte on every machine.
 
-Detection scenes are written in the layout of PASCAL VOC 2007 and as COCO files with a mask for
-every object. Objects that are difficult in VOC are crowds in COCO, which scorers ignore as well;
-their masks are run lengths, as those of COCO's crowds are.
+20 classes, each a pair of form and texture: unlabeled pictures to pretrain on, class folders for
+the linear probe, and crowded scenes for detection, in the layout of PASCAL VOC 2007 and as COCO
+files with a mask for every object. Objects that are difficult in VOC are crowds in COCO, which
+scorers ignore as well; their masks are run lengths, as those of COCO's crowds are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import io
 import json
 import multiprocessing
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -23,12 +24,12 @@ from typing import Any
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
-from kscl.data.annotated.voc import annotation_tree
-from kscl.data.annotations import AnnotatedObject
+from kscl.data.annotated.voc import annotation_tree, read_voc
+from kscl.data.annotations import AnnotatedImage, AnnotatedObject
 from kscl.data.masks import run_lengths
-from kscl.datasets.shapes.draw import (
+from kscl.datasets.drawing import (
     CLASS_NAMES,
     Chance,
     Picture,
@@ -85,7 +86,6 @@ class ShapesSettings:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The first `num_classes` of all classes."""
         return CLASS_NAMES[: self.num_classes]
 
     def check(self) -> None:
@@ -93,7 +93,7 @@ class ShapesSettings:
         ranges = {each.name: each.metadata["range"] for each in fields(self)}
         ranges["max_objects"] = (self.min_objects, ranges["max_objects"][1])
         wrong = [
-            f"{name} is {getattr(self, name)}; it can be {low} to {high}."
+            f"{name} must be {low} to {high}, got {getattr(self, name)}."
             for name, (low, high) in ranges.items()
             if not low <= getattr(self, name) <= high
         ]
@@ -108,6 +108,15 @@ class ShapesSettings:
         ]
         if wrong:
             raise KsclError("This data set cannot be drawn:\n  " + "\n  ".join(wrong))
+
+    def identity(self) -> dict[str, Any]:
+        """Return what identifies the data set, in its manifest."""
+        return {
+            "format": "kscl-shapes",
+            "generator_version": GENERATOR_VERSION,
+            **asdict(self),
+            "classes": list(self.class_names),
+        }
 
 
 @dataclass(frozen=True)
@@ -172,6 +181,9 @@ def draw(drawing: Drawing, settings: ShapesSettings) -> tuple[Picture, tuple[Sce
     return draw_portrait(drawing.labels[0], settings.image_size, chance), ()
 
 
+# The folder: found, filled, verified
+
+
 def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] | None:
     """Return the manifest of a folder that holds this data set with all its files, or None.
 
@@ -179,7 +191,7 @@ def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] 
     """
     folder = Path(output)
     settings.check()
-    with _explaining(folder):
+    with _explained(folder):
         if not _is_finished(folder, settings):
             return None
         wanted = [path for drawing in plan(settings) for path in drawing.paths]
@@ -197,7 +209,7 @@ def make_shapes(
     found = find_shapes(folder, settings)
     if found is not None:
         return found
-    with _explaining(folder), only_run_in(folder, "--output-dir"):
+    with _explained(folder), only_run_in(folder, "--output-dir"):
         return find_shapes(folder, settings) or _fill(folder, settings, workers)
 
 
@@ -205,7 +217,7 @@ def verify_shapes(output: str | Path) -> dict[str, Any]:
     """Read every file again; raise unless they are, to the byte, what the manifest says."""
     folder = Path(output)
     manifest = read_manifest(folder)
-    with _explaining(folder):
+    with _explained(folder):
         for key, parts in DIGESTS.items():
             files = [p for part in parts for p in (folder / part).rglob("*") if p.is_file()]
             hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
@@ -217,17 +229,24 @@ def verify_shapes(output: str | Path) -> dict[str, Any]:
     return manifest
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     """Return what a finished folder holds."""
-    if not (folder / MANIFEST).is_file():
+    path = folder / name
+    if not path.is_file():
         raise KsclError(
-            f"{folder} holds no finished data set: {MANIFEST} is missing. Run tools/make_shapes.py."
+            f"{folder} holds no finished data set: {name} is missing. Run tools/make_shapes.py."
         )
-    return _read_json(folder / MANIFEST)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is not an object")
+    except ValueError as error:
+        raise KsclError(f"{path} is not a manifest ({error}). Delete its folder.") from error
+    return content
 
 
 @contextmanager
-def _explaining(folder: Path) -> Iterator[None]:
+def _explained(folder: Path) -> Iterator[None]:
     """Turn errors of the machine into errors that say what to do."""
     try:
         yield
@@ -250,48 +269,24 @@ def _is_finished(folder: Path, settings: ShapesSettings) -> bool:
         folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
     ):
         return False
-    for name in (MANIFEST, UNFINISHED):
-        if (folder / name).is_file():
-            found = _read_json(folder / name)
-            changes = [
-                f"{key} is {found.get(key)!r}, but {value!r} is asked for"
-                for key, value in _description(settings).items()
-                if found.get(key) != value and key != "classes"
-            ]
-            if changes:
-                raise KsclError(
-                    f"{folder} holds another data set of this kind: {'; '.join(changes)}. "
-                    "Choose another output folder, or delete this one."
-                )
-            return name == MANIFEST
-    raise KsclError(
-        f"{folder} already holds something that is not this data set ({MANIFEST} is missing). "
-        "Choose another output folder."
-    )
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it is not an object")
-    except ValueError as error:
-        raise KsclError(f"{path} is not a manifest ({error}). Delete its folder.") from error
-    return content
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def _description(settings: ShapesSettings) -> dict[str, Any]:
-    """Return what identifies the data set."""
-    return {
-        "format": "kscl-shapes",
-        "generator_version": GENERATOR_VERSION,
-        **asdict(settings),
-        "classes": list(settings.class_names),
-    }
+    name = next((name for name in (MANIFEST, UNFINISHED) if (folder / name).is_file()), None)
+    if name is None:
+        raise KsclError(
+            f"{folder} already holds something that is not this data set ({MANIFEST} is missing). "
+            "Choose another output folder."
+        )
+    found = read_manifest(folder, name)
+    changes = [
+        f"{key} is {found.get(key)!r}, but {value!r} is asked for"
+        for key, value in settings.identity().items()
+        if found.get(key) != value and key != "classes"
+    ]
+    if changes:
+        raise KsclError(
+            f"{folder} holds another data set of this kind: {'; '.join(changes)}. "
+            "Choose another output folder, or delete this one."
+        )
+    return name == MANIFEST
 
 
 def _digest(hashes: Mapping[str, str]) -> str:
@@ -313,7 +308,8 @@ class Written:
 
 def _fill(folder: Path, settings: ShapesSettings, workers: int) -> dict[str, Any]:
     # What an interrupted run left is drawn again: its last file may be incomplete.
-    _write_json(folder / UNFINISHED, _description(settings))
+    manifest = settings.identity()
+    _write_json(folder / UNFINISHED, manifest)
     (folder / MANIFEST).unlink(missing_ok=True)
     drawings = plan(settings)
     hashes: dict[str, str] = {}
@@ -324,12 +320,16 @@ def _fill(folder: Path, settings: ShapesSettings, workers: int) -> dict[str, Any
             scenes.append(written)
     lists = _lists(scenes, settings.class_names)
     hashes |= _save(folder, {path: text.encode() for path, text in lists.items()})
-    manifest = {**_description(settings), "files": len(hashes)}
+    manifest["files"] = len(hashes)
     for key, parts in DIGESTS.items():
         manifest[key] = _digest({p: h for p, h in hashes.items() if p.split("/")[0] in parts})
     _write_json(folder / MANIFEST, manifest)
     (folder / UNFINISHED).unlink()
     return manifest
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def _written(
@@ -350,20 +350,16 @@ def _written(
 def _draw_and_save(folder: Path, settings: ShapesSettings, drawing: Drawing) -> Written:
     picture, objects = draw(drawing, settings)
     height, width, _ = picture.shape
-    contents = [_jpeg(picture)]
+    jpeg = io.BytesIO()
+    # The integer transform of libjpeg-turbo is bit-exact on all its code paths.
+    Image.fromarray(picture).save(
+        jpeg, "JPEG", quality=90, subsampling="4:2:0", optimize=False, progressive=False
+    )
+    contents = [jpeg.getvalue()]
     if drawing.is_scene:
         contents.append(_voc_annotation(drawing.name, width, height, objects))
     hashes = _save(folder, dict(zip(drawing.paths, contents, strict=True)))
     return Written(drawing, hashes, width, height, [_coco_object(each) for each in objects])
-
-
-def _jpeg(picture: Picture) -> bytes:
-    """Encode with the integer transform of libjpeg-turbo, bit-exact on all its code paths."""
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(
-        buffer, "JPEG", quality=90, subsampling="4:2:0", optimize=False, progressive=False
-    )
-    return buffer.getvalue()
 
 
 def _save(folder: Path, files: dict[str, bytes]) -> dict[str, str]:
@@ -373,28 +369,25 @@ def _save(folder: Path, files: dict[str, bytes]) -> dict[str, str]:
     return {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
 
 
-def _voc_annotation(name: str, width: int, height: int, objects: Iterable[SceneObject]) -> bytes:
+# The files of VOC and COCO
+
+
+def _voc_annotation(name: str, width: int, height: int, objects: Sequence[SceneObject]) -> bytes:
     """Return the XML of one scene, with the tags of the VOC 2007 development kit."""
-    tree = annotation_tree(
-        f"{name}.jpg",
-        (width, height),
-        [
-            AnnotatedObject(
-                CLASS_NAMES[each.label],
-                (each.box[0] - 1, each.box[1] - 1, each.box[2], each.box[3]),
-                each.difficult,
-                each.truncated,
-            )
-            for each in objects
-        ],
-    )
+    things = [
+        AnnotatedObject(
+            CLASS_NAMES[each.label],
+            (each.box[0] - 1, each.box[1] - 1, each.box[2], each.box[3]),
+            each.difficult,
+            each.truncated,
+        )
+        for each in objects
+    ]
+    tree = annotation_tree(f"{name}.jpg", (width, height), things)
     folder, source, segmented = Element("folder"), Element("source"), Element("segmented")
     folder.text, segmented.text = "VOC2007", "0"
-    for tag, text in (
-        ("database", "KSCL shapes"),
-        ("annotation", "KSCL shapes"),
-        ("image", "drawn"),
-    ):
+    about = {"database": "KSCL shapes", "annotation": "KSCL shapes", "image": "drawn"}
+    for tag, text in about.items():
         SubElement(source, tag).text = text
     for place, element in ((0, folder), (2, source), (4, segmented)):
         tree.insert(place, element)
@@ -433,18 +426,16 @@ def _lists(scenes: Sequence[Written], class_names: Sequence[str]) -> dict[str, s
         files[f"{VOC}/ImageSets/Main/{split}.txt"] = names
         for label, name in enumerate(class_names):
             files[f"{VOC}/ImageSets/Main/{name}_{split}.txt"] = "".join(
-                f"{each.drawing.name} {_presence(each.objects, label):2d}\n" for each in members
+                f"{each.drawing.name} {_presence(each, label):2d}\n" for each in members
             )
         files[f"coco/instances_{split}.json"] = _coco_file(members, class_names)
     return files
 
 
-def _presence(objects: Iterable[Mapping[str, Any]], label: int) -> int:
+def _presence(scene: Written, label: int) -> int:
     """Return 1 if the class is there, 0 if only as a difficult object, -1 if not."""
-    found = [each["iscrowd"] for each in objects if each["category_id"] == label + 1]
-    if not found:
-        return -1
-    return 0 if all(found) else 1
+    found = [each["iscrowd"] for each in scene.objects if each["category_id"] == label + 1]
+    return -1 if not found else int(not all(found))
 
 
 def _coco_file(scenes: Sequence[Written], class_names: Sequence[str]) -> str:
@@ -469,16 +460,7 @@ def _coco_file(scenes: Sequence[Written], class_names: Sequence[str]) -> str:
     return json.dumps(content, separators=(",", ":")) + "\n"
 
 
-Vertex = tuple[int, int]  # x, y of a corner of pixels
-
-_RIGHT, _DOWN, _LEFT, _UP = (1, 0), (0, 1), (-1, 0), (0, -1)
-# Where an edge may lead on, the sharpest right turn first: it keeps to the pixel on its right.
-_TURNS = {
-    _RIGHT: (_DOWN, _RIGHT, _UP),
-    _DOWN: (_LEFT, _DOWN, _RIGHT),
-    _LEFT: (_UP, _LEFT, _DOWN),
-    _UP: (_RIGHT, _UP, _LEFT),
-}
+Vertex = tuple[int, int]  # x, y of a corner of pixels; or a direction
 
 
 def polygons_of(mask: Pixels, left: int = 0, top: int = 0) -> list[list[int]]:
@@ -503,32 +485,112 @@ def _loops(mask: Pixels) -> list[list[Vertex]]:
     loops = []
     while edges:
         start = vertex = min(edges)
-        direction = min(edges[start])
+        dx, dy = min(edges[start])
         loop: list[Vertex] = []
         while not loop or vertex != start:
-            turn = next(each for each in _TURNS[direction] if each in edges[vertex])
-            if turn != direction or not loop:
+            # The sharpest right turn first: it keeps to the pixel on its right.
+            turns = (-dy, dx), (dx, dy), (dy, -dx)
+            turn = next(each for each in turns if each in edges[vertex])
+            if turn != (dx, dy) or not loop:
                 loop.append(vertex)
             edges[vertex].remove(turn)
             if not edges[vertex]:
                 del edges[vertex]
-            direction = turn
-            vertex = (vertex[0] + turn[0], vertex[1] + turn[1])
+            dx, dy = turn
+            vertex = (vertex[0] + dx, vertex[1] + dy)
         loops.append(loop)
     return loops
 
 
 def _edges(mask: Pixels) -> dict[Vertex, set[Vertex]]:
     """Return the directions of the edges at each corner, clockwise around the pixels."""
+    height, width = mask.shape
     padded = np.pad(mask, 1)
-    sides = (
-        (padded[:-2, 1:-1], (0, 0), _RIGHT),
-        (padded[1:-1, 2:], (1, 0), _DOWN),
-        (padded[2:, 1:-1], (1, 1), _LEFT),
-        (padded[1:-1, :-2], (0, 1), _UP),
-    )
     edges: dict[Vertex, set[Vertex]] = {}
-    for beside, (dx, dy), direction in sides:
+    for (dx, dy), (right, down) in (
+        ((1, 0), (0, 0)),  # along the top of a pixel, from its upper left corner
+        ((0, 1), (1, 0)),
+        ((-1, 0), (1, 1)),
+        ((0, -1), (0, 1)),
+    ):
+        beside = padded[1 - dx : 1 - dx + height, 1 + dy : 1 + dy + width]  # on the edge's left
         for y, x in np.argwhere(mask & ~beside).tolist():
-            edges.setdefault((x + dx, y + dy), set()).add(direction)
+            edges.setdefault((x + right, y + down), set()).add((dx, dy))
     return edges
+
+
+# One picture of the whole set, made from the files on disk
+
+_PAPER, _INK, _FAINT = (250, 249, 246), (38, 38, 42), (120, 118, 112)
+_PLAIN, _TRUNCATED, _DIFFICULT = (94, 232, 129), (255, 208, 64), (255, 92, 92)
+_CROP, _GAP, _MARGIN, _NAME_WIDTH = 58, 4, 22, 128
+_CROPS, _SCENES = 4, 4
+
+
+def draw_contact_sheet(folder: str | Path, path: str | Path) -> None:
+    """Draw crops of each class in two columns, and below them some scenes with their boxes."""
+    folder, path = Path(folder), Path(path)
+    classes = read_manifest(folder)["classes"]
+    rows = -(-len(classes) // 2)
+    column = _NAME_WIDTH + _CROPS * (_CROP + _GAP)
+    width = 2 * column + 3 * _MARGIN - 2 * _GAP
+    scenes_top = _MARGIN + rows * (_CROP + _GAP) + 40
+    scene_side = (width - 2 * _MARGIN - (_SCENES - 1) * _GAP * 2) // _SCENES
+    sheet = Image.new("RGB", (width, scenes_top + scene_side + _MARGIN), _PAPER)
+    pen = ImageDraw.Draw(sheet)
+    name_font, font = ImageFont.load_default(14), ImageFont.load_default(13)
+    for index, name in enumerate(classes):
+        left = _MARGIN + (index // rows) * (column + _MARGIN - _GAP)
+        top = _MARGIN + (index % rows) * (_CROP + _GAP)
+        pen.text((left, top + _CROP // 2), name, fill=_INK, font=name_font, anchor="lm")
+        crops = sorted((folder / "classes/train" / name).glob("*.jpg"))[:_CROPS]
+        for place, file in enumerate(crops):
+            crop = _resized(file, (_CROP, _CROP))
+            sheet.paste(crop, (left + _NAME_WIDTH + place * (_CROP + _GAP), top))
+    left, top = _MARGIN, scenes_top - 26
+    pen.text((left, top + 7), "Detection scenes", fill=_INK, font=name_font, anchor="lm")
+    left += _NAME_WIDTH
+    for color, meaning in (
+        (_PLAIN, "object"),
+        (_TRUNCATED, "truncated by the border"),
+        (_DIFFICULT, "difficult: tiny, or largely hidden"),
+    ):
+        pen.rectangle((left, top + 1, left + 12, top + 13), outline=color, width=3)
+        pen.text((left + 19, top + 7), meaning, fill=_FAINT, font=font, anchor="lm")
+        left += 40 + int(pen.textlength(meaning, font=font))
+    images = read_voc(folder / VOC, "trainval", classes).checked().images
+    # Square scenes fill their cell of the sheet.
+    square_first = sorted(images[: 8 * _SCENES], key=lambda image: image.width != image.height)
+    for place, image in enumerate(square_first[:_SCENES]):
+        left = _MARGIN + place * (scene_side + 2 * _GAP)
+        sheet.paste(_with_boxes(image, scene_side), (left, scenes_top))
+    buffer = io.BytesIO()
+    _in_few_colors(sheet).save(buffer, "PNG", optimize=True)
+    write_atomically(path, buffer.getvalue())
+
+
+def _resized(file: Path, size: tuple[int, int]) -> Image.Image:
+    with Image.open(file) as picture:
+        return picture.convert("RGB").resize(size, Image.Resampling.LANCZOS)
+
+
+def _with_boxes(image: AnnotatedImage, side: int) -> Image.Image:
+    assert image.path is not None
+    scale = side / max(image.width, image.height)
+    scene = _resized(image.path, (round(image.width * scale), round(image.height * scale)))
+    pen = ImageDraw.Draw(scene)
+    for each in image.objects:
+        x1, y1, x2, y2 = (value * scale for value in each.box)
+        color = _DIFFICULT if each.difficult else _TRUNCATED if each.truncated else _PLAIN
+        pen.rectangle((x1, y1, x2 - 1, y2 - 1), outline=color, width=2)
+    return scene
+
+
+def _in_few_colors(sheet: Image.Image) -> Image.Image:
+    """Reduce the sheet to a palette, a quarter of the size, in which marks keep their colors."""
+    marks = (_PAPER, _INK, _FAINT, _PLAIN, _TRUNCATED, _DIFFICULT)
+    method = Image.Quantize.MEDIANCUT
+    photographs = sheet.quantize(256 - len(marks), method=method).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*photographs, *(level for mark in marks for level in mark)])
+    return sheet.quantize(palette=palette, dither=Image.Dither.NONE)

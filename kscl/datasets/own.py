@@ -1,0 +1,710 @@
+"""Prepare a user's own images: read, check, split, write; the user's files never change.
+
+With annotations, the set is a VOC folder of links to the images. Images in one folder per class
+become links in classes/train and classes/val, for a probe.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Any
+from xml.etree.ElementTree import indent, tostring
+
+import cv2
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from tabulate import tabulate
+
+from kscl.data.annotated.voc import CLASSES_FILE, annotation_tree
+from kscl.data.annotations import (
+    ANNOTATION_FORMATS,
+    AnnotatedImage,
+    Files,
+    Problem,
+    UnusableImage,
+    image_size,
+    list_files,
+    list_problems,
+    read_files,
+)
+from kscl.data.formats import UnreadableImage, decode_image, is_image
+from kscl.data.source import read_file
+from kscl.errors import KsclError
+from kscl.runtime.files import whole_folder
+
+MANIFEST, REPORT = "own.json", "report.txt"
+TRAIN, TEST, PRETRAIN = "trainval", "test", "pretrain"
+SIDES = ("train", "val")  # of class folders
+CLASS_NAMES = "class names"  # the kind of problem that no image is to blame for
+SHOWN = 5  # odd files and near-duplicates
+REASONS_SHOWN = 3  # why files are not annotations
+FEW_OBJECTS = 10  # to train on or to test on: fewer say little
+THREADS = 8  # decoding waits for the disk, and OpenCV and Pillow release the GIL
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asks for."""
+
+    images: Path
+    annotations: Path | None  # None: the images are in one folder per class
+    output_dir: Path
+    split: str = "75/25"
+    seed: int = 0
+    format: str = ""  # "" detects it
+    classes: tuple[str, ...] = ()  # for a format that has only numbers
+    merge_case: bool | None = None  # None: not decided, so names that differ by case are refused
+    skip_bad: bool = False
+
+
+@dataclass
+class OwnSet:
+    """Annotated images, images without annotations, and all problems."""
+
+    format: str
+    files: Files
+    odd: list[Path]  # files of no known use
+    images: list[AnnotatedImage] = field(default_factory=list)
+    unlabeled: list[Path] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def prepare_own(request: Request) -> str:
+    """Write the set and return the report; one KsclError names all problems before it."""
+    fractions = parse_split(request.split)
+    for folder in filter(None, (request.images, request.annotations)):
+        if request.output_dir.resolve().is_relative_to(folder.resolve()):
+            raise KsclError(
+                f"--output-dir {request.output_dir} lies in {folder}, whose files are read: the "
+                "next start would take its links for more of your images. Choose a folder beside "
+                "it."
+            )
+    if request.annotations is None:
+        return _prepare_class_folders(request, fractions)
+    return _prepare_annotated(request, request.annotations, fractions)
+
+
+def _prepare_annotated(request: Request, annotations: Path, fractions: tuple[float, float]) -> str:
+    own = read_own(request, annotations)
+    _merge_case(own, request.merge_case)
+    left_out = _leave_out(own, request.skip_bad)
+    if not any(image.objects for image in own.images):
+        raise KsclError(f"{annotations}: no image has an object. Check --annotations.")
+    paths = [image.path for image in own.images if image.path is not None] + own.unlabeled
+    ids = make_ids(paths, request.images)
+    images = {ids[image.path]: image for image in own.images if image.path is not None}
+    groups = find_groups(paths)
+    named = [[ids[paths[index]] for index in group] for group in groups]
+    splits = _split(named, images, fractions, request.seed)
+    classes = sorted({thing.name for image in own.images for thing in image.objects})
+    alike = [[paths[index].name for index in group] for group in groups if len(group) > 1]
+    text = _report(own, images, splits, classes, left_out, alike)
+    size = {ids[path]: path.stat().st_size for path in paths}
+    lines = [f"{name} {size[name]} {image.objects}" for name, image in sorted(images.items())]
+    lines += sorted(f"{ids[path]} {size[ids[path]]}" for path in own.unlabeled)
+    about = {
+        **_about(request, own.format, classes, lines),
+        "annotations": str(annotations.resolve()),
+        "left_out": left_out,
+        "tiles": OBJECTS_WIDE,
+    }
+
+    def write(folder: Path) -> str:
+        _write_voc(folder, images, splits, classes)
+        for path in paths:
+            os.symlink(path.resolve(), folder / "JPEGImages" / f"{ids[path]}{path.suffix}")
+        pretrain = set(splits[PRETRAIN])
+        photos = {ids[path]: path for path in paths if ids[path] in pretrain}
+        side = object_side([images[name] for name in splits[TRAIN]])
+        tiles = write_tiles(folder / TILES, photos, side)
+        if not tiles:
+            return ""
+        return (
+            f"\nTiles to pretrain on: {tiles:,}, about {OBJECTS_WIDE:g} objects wide, of the "
+            f"{len(photos):,} images that are not to test on."
+        )
+
+    return _write_once(request.output_dir, about, text, write)
+
+
+def _prepare_class_folders(request: Request, fractions: tuple[float, float]) -> str:
+    """Write links to the images of every class."""
+    found = _by_class(request.images)
+    counts = Counter({name: len(paths) for name, paths in found.items()})
+    new, undecided = _unite_case(
+        counts, request.merge_case, "image", lambda name: str(found[name][0])
+    )
+    label = {path: new.get(name, name) for name, paths in found.items() for path in paths}
+    problems = check_images(dict.fromkeys(label))
+    _refuse([*undecided, *problems], request.skip_bad)
+    classes = sorted(set(label.values()))
+    for problem in problems:
+        del label[Path(problem.where)]
+    paths = sorted(label)
+    groups = find_groups(paths)
+    contents = [[[label[paths[i]]] for i in group] for group in groups]
+    sides = deal_groups(contents, fractions, request.seed)
+    side_of = {paths[i]: SIDES[s] for group, s in zip(groups, sides, strict=True) for i in group}
+    dealt = Counter((label[path], side) for path, side in side_of.items())
+    short = [name for name in classes if not all(dealt[name, side] for side in SIDES)]
+    if short:
+        raise KsclError(
+            f"Class folders of {request.images} with too few different images for both sides of "
+            f"the split: {', '.join(short)}. Add images, or remove the folders."
+        )
+    rows = [[name, *(dealt[name, side] for side in SIDES)] for name in classes]
+    text = f"{len(paths):,} images in {len(classes)} classes.\n{tabulate(rows, ['class', *SIDES])}"
+    if problems:
+        text += f"\nLeft out because of problems (--skip-bad):\n{list_problems(problems)}"
+    lines = [f"{label[path]} {path.name} {path.stat().st_size}" for path in paths]
+    ids = make_ids(paths, request.images)
+
+    def write(folder: Path) -> str:
+        for path, side in side_of.items():
+            place = folder / "classes" / side / label[path] / f"{ids[path]}{path.suffix}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.symlink(path.resolve(), place)
+        return ""
+
+    about = _about(request, "class folders", classes, lines)
+    return _write_once(request.output_dir, about, text, write)
+
+
+def _by_class(images: Path) -> dict[str, list[Path]]:
+    if not images.is_dir():
+        raise KsclError(f"{images} is not a folder. Check --images.")
+    found: dict[str, list[Path]] = defaultdict(list)
+    for name, path in list_files(images).items():
+        if is_image(name):
+            found[name.split("/", 1)[0] if "/" in name else ""].append(path)
+    if "" in found or len(found) < 2:
+        raise KsclError(
+            f"{images} does not have one folder per class, with all images inside them. Give "
+            "--annotations for boxes, or sort the images into folders; unlabeled images alone can "
+            "be pretrained on (tools/pretrain.py) but not compared."
+        )
+    return found
+
+
+# Reading: every problem is noted, none stops the rest
+
+
+def read_own(request: Request, annotations: Path) -> OwnSet:
+    """Read all annotations and decode all images."""
+    own = _find_files(request.images, annotations, request.format)
+    own.files.classes = request.classes
+    found = read_files(ANNOTATION_FORMATS[own.format], own.files)
+    own.images, own.problems = found.images, found.problems
+    sizes: dict[Path, tuple[int, int] | None] = {
+        image.path: (image.width, image.height) for image in own.images if image.path is not None
+    }
+    reported = {problem.where for problem in own.problems}
+    others = [path for path in own.files.images.values() if path not in sizes]
+    own.unlabeled = [path for path in others if str(path) not in reported]
+    problems = check_images(sizes | dict.fromkeys(own.unlabeled))
+    own.problems += [problem for problem in problems if problem.where not in reported]
+    return own
+
+
+def _find_files(images: Path, annotations: Path, wanted: str) -> OwnSet:
+    """List images and annotations; raise KsclError if the format is not clear."""
+    formats = ANNOTATION_FORMATS
+    suffixes = tuple(each.suffix for each in formats.values())
+    others = {n: p for n, p in list_files(images).items() if not n.lower().endswith(suffixes)}
+    pictures = {name: path for name, path in others.items() if is_image(name)}
+    if not pictures:
+        raise KsclError(f"{images} holds no image. Check --images.")
+    good: dict[str, dict[str, Path]] = defaultdict(dict)  # files by format
+    damaged: dict[str, dict[str, Path]] = defaultdict(dict)
+    reasons = []
+    stems = {PurePosixPath(name).stem for name in pictures}
+    labels = {
+        name: path
+        for name, path in list_files(annotations).items()
+        if name.lower().endswith(suffixes) or not is_image(name)
+    }
+    for name, path in labels.items():
+        for each in formats.values():
+            if not name.lower().endswith(each.suffix):
+                continue
+            reason = each.refusal(path)
+            if not reason:
+                good[each.name][name] = path
+            else:
+                reasons.append(f"{path.name} {reason}. ")
+                if each.is_damaged(path, stems):
+                    damaged[each.name][name] = path
+    kinds = [kind for kind in formats if good[kind] or (kind == wanted and damaged[kind])]
+    if not kinds or (wanted and wanted not in kinds):
+        expected = formats[wanted].files if wanted else ", ".join(f.files for f in formats.values())
+        raise KsclError(
+            f"{annotations} holds no annotations: expected {expected}. "
+            f"{''.join(reasons[:REASONS_SHOWN])}Check --annotations."
+        )
+    if len(kinds) > 1 and not wanted:
+        counts = ", ".join(f"{len(good[kind])} of {kind}" for kind in kinds)
+        raise KsclError(
+            f"{annotations} holds annotations in several formats ({counts}). Choose one with "
+            f"--format {kinds[0]}."
+        )
+    kind = wanted or kinds[0]
+    # Damaged files are reported with the other problems; else their images would be unlabeled.
+    used = good[kind] | damaged[kind]
+    companions = formats[kind].companions
+    odd = [path for name, path in others.items() if name not in pictures]
+    odd += [p for n, p in labels.items() if n not in used and p.name not in companions]
+    return OwnSet(kind, Files(images, pictures, annotations, used), list(dict.fromkeys(odd)))
+
+
+def check_images(sizes: Mapping[Path, tuple[int, int] | None]) -> list[Problem]:
+    """Decode images, and compare their sizes with the annotated ones where there are any."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return [p for p in threads.map(_image_problem, sizes, sizes.values()) if p is not None]
+
+
+def _image_problem(path: Path, annotated: tuple[int, int] | None) -> Problem | None:
+    try:
+        size = image_size(path, decode=True)
+    except UnusableImage as error:
+        return Problem("unreadable image", str(path), str(error), f"{error.fix}, or remove it")
+    if annotated is None or annotated == size:
+        return None
+    what = f"is {size[0]} x {size[1]} pixels as shown, but {annotated[0]} x {annotated[1]} in its "
+    fix = "Correct the size there if the boxes fit the image, otherwise annotate it again"
+    return Problem("image size", str(path), f"{what}annotation", fix)
+
+
+def _merge_case(own: OwnSet, merge: bool | None) -> None:
+    """Unite class names that differ only by case, or note them as problems."""
+
+    def first_with(name: str) -> str:
+        return next(i.annotation for i in own.images if name in {o.name for o in i.objects})
+
+    counts = Counter(thing.name for image in own.images for thing in image.objects)
+    new, problems = _unite_case(counts, merge, "object", first_with)
+    own.problems += problems
+    for index, image in enumerate(own.images):
+        renamed = tuple(replace(o, name=new.get(o.name, o.name)) for o in image.objects)
+        own.images[index] = replace(image, objects=renamed)
+
+
+def _unite_case(
+    counts: Counter[str], merge: bool | None, unit: str, first: Callable[[str], str]
+) -> tuple[dict[str, str], list[Problem]]:
+    """Return the new names of classes, and a problem for each name to decide on.
+
+    `counts` are of `unit`, object or image; the most frequent spelling is kept. `first` returns
+    where a name occurs.
+    """
+    spellings: dict[str, list[str]] = {}
+    for name, _ in counts.most_common():
+        spellings.setdefault(name.casefold(), []).append(name)
+    several = [names for names in spellings.values() if len(names) > 1]
+    if merge is not None:
+        return ({name: names[0] for names in several for name in names} if merge else {}), []
+    problems = []
+    for names in several:
+        what = " and ".join(
+            f"'{n}' ({counts[n]} {unit}{'s' if counts[n] > 1 else ''}, first in {first(n)})"
+            for n in names
+        )
+        fix = f"--merge-case makes them all '{names[0]}', --keep-case keeps them apart"
+        problems.append(Problem(CLASS_NAMES, what, "differ only by case", fix))
+    return {}, problems
+
+
+def _refuse(fatal: Sequence[Problem], skip_bad: bool) -> None:
+    """Raise KsclError with all problems, unless they are of images that may be left out."""
+    of_images = [problem for problem in fatal if problem.kind != CLASS_NAMES]
+    if len(of_images) == len(fatal) and (skip_bad or not fatal):
+        return
+    advice = ", or leave the images concerned out with --skip-bad." if of_images else "."
+    raise KsclError(
+        f"{len(fatal)} problem{'s' if len(fatal) > 1 else ''} found; nothing was written:\n"
+        f"{list_problems(fatal)}\nFix them{advice}"
+    )
+
+
+def _leave_out(own: OwnSet, skip_bad: bool) -> list[str]:
+    """Raise all fatal problems, or leave out the images and annotations that have one."""
+    fatal = [problem for problem in own.problems if problem.fatal]
+    _refuse(fatal, skip_bad)
+    where = {problem.where for problem in fatal}
+    per_file = Counter(image.annotation for image in own.images)
+    shared = [p for p in fatal if per_file[p.where] > 1]  # a COCO file names no single image
+    if shared:
+        raise KsclError(
+            f"--skip-bad cannot tell which images these are about:\n{list_problems(shared)}\n"
+            "Correct the file."
+        )
+    where |= {str(i.path) for i in own.images if i.annotation in where}
+    own.images = [image for image in own.images if str(image.path) not in where]
+    own.unlabeled = [path for path in own.unlabeled if str(path) not in where]
+    return sorted(where)
+
+
+def make_ids(paths: Iterable[Path], root: Path) -> dict[Path, str]:
+    """Name every image: by its file if that is unique, else by its path; no blanks, no suffix."""
+    names = {path: _plain(path.stem) for path in paths}
+    repeated = {name for name, count in Counter(names.values()).items() if count > 1}
+    names |= {p: _plain(os.path.relpath(p, root)) for p in names if names[p] in repeated}
+    taken: set[str] = set()
+    for path in sorted(names):
+        base, number = names[path], 2
+        while names[path] in taken:
+            names[path], number = f"{base}_{number}", number + 1
+        taken.add(names[path])
+    return names
+
+
+def _plain(text: str) -> str:
+    """Return a name without blanks: after one, a split file may have a class's presence."""
+    good = (c.isprintable() and not c.isspace() and c not in "/\\." for c in text)
+    return "".join(c if keep else "_" for c, keep in zip(text, good, strict=True)) or "_"
+
+
+# Splitting: near-duplicates stay on one side, every class is on both in proportion
+
+SIDE = 64  # pixels to which a picture is reduced before it is hashed
+FREQUENCIES = 16  # per direction
+# Fraction of the bits in which near-duplicates may differ. On 364 photos of one microscope, saving
+# again, halving or brightening a photo changes up to 3% of the bits and a shift by 5 pixels up to
+# 13%; the nearest other photo differs in 35% or more, except one real pair (9%).
+SAME = 0.2
+ROWS = 1024  # compared at a time
+
+
+def find_groups(paths: Sequence[Path]) -> list[list[int]]:
+    """Return groups of indices of nearly equal pictures; a picture without equal is its own."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        hashes = list(threads.map(_hash_file, paths))
+    readable = np.array([index for index, bits in enumerate(hashes) if bits is not None], int)
+    pairs = readable[_close_pairs([bits for bits in hashes if bits is not None])]  # (n, 2)
+    graph = coo_array((np.ones(len(pairs)), pairs.T), shape=(len(paths), len(paths)))
+    groups: dict[int, list[int]] = {}
+    for index, group in enumerate(connected_components(graph, directed=False)[1]):
+        groups.setdefault(group, []).append(index)
+    return list(groups.values())
+
+
+def picture_hash(picture: np.ndarray) -> np.ndarray:
+    """Return the signs of the low frequencies of an RGB picture: 255 values of +1 or -1."""
+    gray = cv2.cvtColor(picture, cv2.COLOR_RGB2GRAY)
+    small = cv2.resize(gray, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float32)
+    waves = cv2.dct(small)[:FREQUENCIES, :FREQUENCIES].ravel()[1:]  # without the mean
+    return np.where(waves > np.median(waves), 1, -1).astype(np.float32)
+
+
+def _hash_file(path: Path) -> np.ndarray | None:
+    picture = _readable(path)
+    return None if picture is None else picture_hash(picture)
+
+
+def _readable(path: Path) -> np.ndarray | None:
+    try:
+        return decode_image(read_file(path))
+    except (OSError, UnreadableImage):  # reported where the images are checked
+        return None
+
+
+def _close_pairs(hashes: list[np.ndarray]) -> np.ndarray:
+    """Return (n, 2), the pairs of hashes that differ in at most SAME of their values."""
+    matrix = np.stack(hashes) if hashes else np.zeros((0, 1), np.float32)
+    least = matrix.shape[1] * (1 - 2 * SAME)  # product of two rows: equal minus unequal values
+    pairs = [np.zeros((0, 2), int)]
+    for start in range(0, len(matrix), ROWS):
+        close = matrix[start : start + ROWS] @ matrix.T >= least
+        pairs.append(np.argwhere(close) + np.array((start, 0)))
+    return np.concatenate(pairs)
+
+
+def parse_split(text: str) -> tuple[float, float]:
+    """Return the two fractions of `75/25`."""
+    try:
+        train, test = (float(part) for part in text.split("/"))
+        if min(train, test) <= 0 or abs(train + test - 100) > 1e-6:
+            raise ValueError
+    except ValueError:
+        raise KsclError(
+            f"--split must be two positive percentages that add up to 100, got {text}. Write 75/25 "
+            "for three quarters to train on and one quarter to test on."
+        ) from None
+    return train / 100, test / 100
+
+
+def deal_groups(
+    groups: Sequence[Sequence[Sequence[Hashable]]], fractions: tuple[float, float], seed: int
+) -> list[int]:
+    """Return the side, 0 or 1, of every group: a list of images, each a list of classes.
+
+    This is iterative stratification (Sechidis et al., 2011) over groups instead of images: the
+    class with the fewest groups left is dealt out first, each group to the side that lacks most of
+    the class. An image without objects has the class "".
+    """
+    contents = [Counter(name for image in group for name in set(image) or {""}) for group in groups]
+    total: Counter[Hashable] = sum(contents, Counter())
+    wanted = [{name: part * count for name, count in total.items()} for part in fractions]
+    room = [part * sum(map(len, groups)) for part in fractions]
+    has: list[Counter[Hashable]] = [Counter(), Counter()]
+    sides: dict[int, int] = {}
+    order = list(range(len(groups)))
+    random.Random(seed).shuffle(order)
+    order.sort(key=lambda index: -len(groups[index]))  # large groups are the hardest to place
+
+    while len(sides) < len(groups):
+        left = [index for index in order if index not in sides]
+        counts = Counter(name for index in left for name in contents[index])
+        rarest = min(counts, key=lambda name: (counts[name], str(name)))
+        waiting = [index for index in left if rarest in contents[index]]
+        for position, index in enumerate(waiting):
+            without = [side for side in (0, 1) if not has[side][rarest]]
+            must = without if len(waiting) - position <= len(without) else [0, 1]
+            side = max(must, key=lambda s: (round(wanted[s][rarest], 9), round(room[s], 9), -s))
+            sides[index] = side
+            room[side] -= len(groups[index])
+            for name, count in contents[index].items():
+                wanted[side][name] -= count
+                has[side][name] += count
+    return [sides[index] for index in range(len(groups))]
+
+
+def _split(
+    groups: list[list[str]],
+    images: Mapping[str, AnnotatedImage],
+    fractions: tuple[float, float],
+    seed: int,
+) -> dict[str, list[str]]:
+    """Deal the annotated images out; the others are for pretraining, unless near a test image."""
+    labeled = [group for group in groups if any(name in images for name in group)]
+    contents = [
+        [[o.name for o in images[name].objects] for name in group if name in images]
+        for group in labeled
+    ]
+    sides = deal_groups(contents, fractions, seed)
+    if len(set(sides)) < 2:
+        raise KsclError(
+            "The images cannot be split: they are too few, or all nearly the same picture. Add "
+            "images, or give the parts more alike with --split 50/50."
+        )
+    near_test = {n for group, side in zip(labeled, sides, strict=True) if side for n in group}
+    every = sorted(name for group in groups for name in group)
+    return {
+        TRAIN: [name for name in every if name in images and name not in near_test],
+        TEST: [name for name in every if name in images and name in near_test],
+        PRETRAIN: [name for name in every if name not in near_test],
+    }
+
+
+# Tiles to pretrain on, where objects are small. Two random crops of a photo with many objects
+# mostly show different ones, so that nothing tells a network that they belong together. Two crops
+# of a tile that is two objects wide mostly share one.
+
+TILES = "tiles"
+OBJECTS_WIDE = 2.0  # side of a tile, in sides of an object of median size
+LARGE = 0.4  # side of such an object, relative to the short side: from here on photos stay whole
+LEAST_SIDE, STORED_SIDE = 48, 96  # pixels: of a tile, and of its file at most
+LEFT_OVER = 0.2  # of a tile's side: what is beyond the last tile is left out, to save a row of them
+MOST_TILES = 5000  # of all photos together, but at least one of each
+
+
+def object_side(images: Sequence[AnnotatedImage]) -> float:
+    """Return the median side of an object, relative to the short side of its image; 1 without."""
+    sides = [
+        np.sqrt((x2 - x1) * (y2 - y1)) / min(image.width, image.height)
+        for image in images
+        for x1, y1, x2, y2 in (thing.box for thing in image.objects)
+    ]
+    return float(np.median(sides)) if sides else 1.0
+
+
+def write_tiles(folder: Path, photos: Mapping[str, Path], side: float) -> int:
+    """Write the tiles of photos by id into a new folder; return their number.
+
+    `side` is that of an object, relative to the short side. None are written if objects are large.
+    A photo that cannot be read has none.
+    """
+    if side >= LARGE:
+        return 0
+    folder.mkdir()
+    most = max(1, MOST_TILES // len(photos))
+    written = 0
+    for name, path in photos.items():
+        picture = _readable(path)
+        tiles = [] if picture is None else list(cut(picture, OBJECTS_WIDE * side))
+        chosen = sorted(random.Random(name).sample(range(len(tiles)), min(most, len(tiles))))
+        for number in chosen:
+            _, data = cv2.imencode(".jpg", tiles[number][..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95))
+            (folder / f"{name}-{number}.jpg").write_bytes(data.tobytes())
+        written += len(chosen)
+    return written
+
+
+def cut(picture: np.ndarray, side: float) -> Iterator[np.ndarray]:
+    """Yield the tiles of a picture (h, w, 3), row by row; `side` is relative to the short side."""
+    height, width = picture.shape[:2]
+    pixels = min(height, width, max(LEAST_SIDE, round(side * min(height, width))))
+    for top in _starts(height, pixels):
+        for left in _starts(width, pixels):
+            tile = picture[top : top + pixels, left : left + pixels]
+            if pixels > STORED_SIDE:
+                tile = cv2.resize(tile, (STORED_SIDE, STORED_SIDE), interpolation=cv2.INTER_AREA)
+            yield tile
+
+
+def _starts(length: int, pixels: int) -> list[int]:
+    """Return where tiles begin that lie evenly from one end to the other, or one in the middle."""
+    number = math.ceil(length / pixels - LEFT_OVER)
+    if number <= 1:
+        return [(length - pixels) // 2]
+    return [round(x) for x in np.linspace(0, length - pixels, number)]
+
+
+# The report
+
+
+def _report(
+    own: OwnSet,
+    images: Mapping[str, AnnotatedImage],
+    splits: Mapping[str, Sequence[str]],
+    classes: Sequence[str],
+    left_out: Sequence[str],
+    alike: Sequence[Sequence[str]],
+) -> str:
+    """Describe a prepared set to the person who brought it."""
+    counts = {
+        split: Counter(o.name for name in splits[split] for o in images[name].objects)
+        for split in (TRAIN, TEST)
+    }
+    rows = []
+    for name in classes:
+        with_it = sum(any(o.name == name for o in i.objects) for i in images.values())
+        numbers = [found[name] for found in counts.values()]
+        rows.append([name, with_it, sum(numbers), *numbers])
+    lines = [
+        f"{len(own.files.images):,} images, {len(own.files.annotations):,} annotation files in the "
+        f"format {own.format}.",
+        tabulate(rows, ["class", "images", "objects", "to train on", "to test on"]),
+        _box_sizes(own.images),
+        f"Split: {len(splits[TRAIN])} images to train on, {len(splits[TEST])} to test on.",
+    ]
+    if alike:
+        lines.append(
+            f"Nearly the same picture, so kept on one side: {sum(map(len, alike))} images in "
+            f"{len(alike)} group{'s' if len(alike) > 1 else ''}; one is "
+            f"{', '.join(alike[0][:SHOWN])}."
+        )
+    if own.unlabeled:
+        lines.append(f"Without annotation, used for pretraining only: {_listed(own.unlabeled)}.")
+    for purpose, found in zip(("to train on", "to test on"), counts.values(), strict=True):
+        absent = [name for name in classes if not found[name]]
+        rare = [f"{name} ({found[name]})" for name in classes if 0 < found[name] < FEW_OBJECTS]
+        if absent:
+            lines.append(f"No object {purpose}: {', '.join(absent)}. Annotate more of them.")
+        if rare:
+            lines.append(f"Few objects {purpose}: {', '.join(rare)}. Their AP is mostly chance.")
+    if own.odd:
+        lines.append(f"Not used: {_listed(own.odd)}.")
+    if left_out:
+        lines.append(f"Left out because of problems (--skip-bad): {len(left_out)} files.")
+        lines.append(list_problems(problem for problem in own.problems if problem.fatal))
+    notes = [problem for problem in own.problems if not problem.fatal]
+    if notes:
+        lines.append(f"Notes:\n{list_problems(notes)}")
+    return "\n".join(lines)
+
+
+def _box_sizes(images: Sequence[AnnotatedImage]) -> str:
+    """Return the middle and the spread of the boxes' sizes, absolute and relative."""
+    boxes = np.array([thing.box for image in images for thing in image.objects])
+    sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
+    shown = np.sqrt([i.width * i.height for i in images for _ in i.objects])
+    low, middle, high = np.quantile(sides, [0.1, 0.5, 0.9])
+    part = np.quantile(sides / shown, [0.1, 0.5, 0.9])
+    return (
+        f"Boxes: {len(boxes):,}; side (root of the area) {middle:.0f} pixels, 80% within "
+        f"{low:.0f} to {high:.0f}; relative to the image {part[1]:.0%}, {part[0]:.0%} to "
+        f"{part[2]:.0%}."
+    )
+
+
+def _listed(paths: Sequence[Path]) -> str:
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return ", ".join(path.name for path in paths[:SHOWN]) + more
+
+
+# Writing
+
+
+def _about(
+    request: Request, kind: str, classes: Sequence[str], lines: Iterable[str]
+) -> dict[str, Any]:
+    """Return what the set is made from; `lines` describe the content of its files."""
+    digest = hashlib.sha256("".join(f"{line}\n" for line in lines).encode())
+    return {
+        "images": str(request.images.resolve()),
+        "format": kind,
+        "split": request.split,
+        "seed": request.seed,
+        "classes": list(classes),
+        "content": digest.hexdigest()[:16],
+    }
+
+
+def _write_once(
+    target: Path, about: Mapping[str, Any], report: str, write: Callable[[Path], str]
+) -> str:
+    """Fill the folder by `write`, which adds to the report, unless it holds this very set.
+
+    Raise KsclError if it holds anything else.
+    """
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        try:
+            before = dict(json.loads((target / MANIFEST).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            raise KsclError(
+                f"{target} holds something that is not a set of this tool. Choose another "
+                "--output-dir."
+            ) from None
+        changed = [key for key, value in about.items() if before.get(key) != value]
+        if changed:
+            raise KsclError(
+                f"{target} was made from other data or settings ({', '.join(changed)} differ). "
+                "Delete it, or choose another --output-dir."
+            )
+        return f"{report}\n{target} is there already, made from the same files."
+    with whole_folder(target) as folder:
+        report += write(folder)
+        (folder / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
+        (folder / REPORT).write_text(f"{report}\n", "utf-8")
+    return report
+
+
+def _write_voc(
+    folder: Path,
+    images: Mapping[str, AnnotatedImage],
+    splits: Mapping[str, Sequence[str]],
+    class_names: Sequence[str],
+) -> None:
+    """Write annotations and lists; images are by id."""
+    for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
+        (folder / name).mkdir(parents=True)
+    lists = {f"ImageSets/Main/{split}.txt": ids for split, ids in splits.items()}
+    for file, lines in {CLASSES_FILE: class_names, **lists}.items():
+        (folder / file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    for image_id, image in images.items():
+        assert image.path is not None
+        size = image.width, image.height
+        tree = annotation_tree(f"{image_id}{image.path.suffix}", size, image.objects)
+        indent(tree, "\t")
+        content = tostring(tree, encoding="utf-8") + b"\n"
+        (folder / "Annotations" / f"{image_id}.xml").write_bytes(content)
