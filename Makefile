@@ -8,7 +8,7 @@ SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
 FIGURE = $(PY) tools/leaderboard.py output/small/cifar10_equal_time --no-reported \
     --title "CIFAR-10, 2,000 images: linear top-1 against time" \
     --figure docs/accuracy_time.png --output-dir output/small/cifar10_equal_time/figure
-README_TABLE = $(PY) tools/leaderboard.py results/demo --no-stale-check --no-reported --output-dir output/readme \
+README_TABLE = $(PY) tools/leaderboard.py results/demo.records.jsonl --no-stale-check --no-reported --output-dir output/readme \
     --columns "method,epochs,K,pretrain min,top-1,AP (a),AP (b)" --insert README.md shapes
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
@@ -24,7 +24,7 @@ setup:  ## make .venv with the pinned versions and Detectron2 (the other targets
 demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
 	$(SUITE)/demo.yaml
 
-readme: setup  ## put the table of results/demo and a picture of the demo's page into the README
+readme: setup  ## put the table of the demo's submission and a picture of the demo's page into the README
 	$(README_TABLE)
 	$(SUITE)/demo.yaml
 	$(PY) -m tests.helpers.page.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
@@ -61,7 +61,7 @@ screen: setup  ## which settings are worth more seeds, on held-out images (an ho
 
 board: setup  ## check the submissions in results/ and make their leaderboard
 	$(PY) tools/check_submission.py
-	$(PY) tools/leaderboard.py results --no-stale-check --title "KSCL submissions" --output-dir output/board
+	$(PY) tools/leaderboard.py results --title "KSCL submissions" --output-dir output/board
 
 datasets/BCCD:
 	git clone --depth 1 https://github.com/Shenggan/BCCD_Dataset datasets/BCCD_Dataset

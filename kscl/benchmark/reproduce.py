@@ -17,7 +17,7 @@ from kscl.benchmark.leaderboard.reading import RecordFile
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.stale import changed_data, stale_reasons
 from kscl.benchmark.leaderboard.statistics import prediction_interval
-from kscl.benchmark.submission.private import HIDDEN
+from kscl.benchmark.submission import HIDDEN
 from kscl.config import leaves_without, nested
 from kscl.data.annotations import is_set_name, parse_source
 from kscl.errors import KsclError

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
-from kscl.benchmark.submission.check import check_results
-from kscl.benchmark.submission.layout import RESULTS
+from kscl.benchmark.submission import RESULTS, check_results
 
 EXAMPLES = """  python tools/check_submission.py
   python tools/check_submission.py --results results

@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         nargs="*",
         default=["output"],
         metavar="FOLDER",
-        help="folders below which records are read (default: output)",
+        help="folders below which records are read, or files of submissions (default: output)",
     )
     parser.add_argument(
         "--output-dir",

@@ -1,4 +1,4 @@
-"""Pack records into a folder under results/ for a pull request.
+"""Pack records into one file under results/ for a pull request.
 
 Absolute paths and the names of user and host are taken out. What tools/check_submission.py would
 refuse is refused here, and then nothing is written.
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kscl import cli
-from kscl.benchmark.submission.layout import RESULTS
-from kscl.benchmark.submission.pack import submit
+from kscl.benchmark.submission import RESULTS, submit
 
 EXAMPLES = """  python tools/submit.py output/cifar10 --name kscl_cifar10_2cores
   python tools/submit.py output/mine/kscl/seed0 --name mine --new-protocol
@@ -24,13 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
     about = "record files, or folders below which all records are taken"
     parser.add_argument("records", nargs="+", metavar="RECORDS", help=about)
-    parser.add_argument("--name", required=True, help="the name of the submission's folder")
+    parser.add_argument("--name", required=True, help="the name of the submission")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder of submissions (default: %(default)s)"
     )
     about = "add protocols that no submission was made under before to protocols.json"
     cli.add_flag(parser, "--new-protocol", about)
     given = parser.parse_args(argv)
-    folder = submit(given.records, given.name, given.results, new_protocols=given.new_protocol)
-    print(f"Written: {folder}. Look at it, add a README.md if you like, and open a pull request.")
+    path = submit(given.records, given.name, given.results, new_protocols=given.new_protocol)
+    print(
+        f"Written: {path}. Look at it, describe it in {given.name}.md if you like, and open a pull"
+    )
+    print("request.")
     return 0

@@ -29,6 +29,7 @@ from kscl.runtime.machine import costs, hardware
 SCHEMA = "kscl-record"
 VERSION = 1
 RECORD_FILE = "record.json"
+RECORDS_FILE = ".records.jsonl"  # ends the name of a file with one record per line; FILE:3 is one
 LEAST_AP50 = 5.0  # percent: a detector below it is not ranked
 WORKING_AP50 = 25.0  # percent: a detector below it misses or mislabels most objects
 MAX_BYTES = 64 * 2**20  # a record holds thinned curves and one bit per test image, never more
@@ -206,26 +207,56 @@ def write_record(record: Record, path: str | Path, part: str = "") -> Path:
 
 
 def read_record(path: str | Path) -> Record:
-    """Return the record in this file; raise a RecordError that names the file and the reason."""
+    """Return the record in this file; raise a RecordError that names the file and the reason.
+
+    The third of a submission is `results/NAME.records.jsonl:3`.
+    """
+    file, line = file_and_line(Path(path))
     try:
-        return parse_record(_json_in(Path(path)))
+        content = _content_of(file)
+        if line is not None:
+            lines = content.split(b"\n")
+            if not 1 <= line <= len(lines):
+                raise RecordError(f"There is no such line: it has {len(lines)}.")
+            content = lines[line - 1]
+        return parse_record(_from_json(content))
     except RecordError as error:
         raise RecordError(f"{printable(str(path))}: {error}") from error
 
 
+def file_and_line(path: Path) -> tuple[Path, int | None]:
+    """Return the file that a record is in, and its line in a file of several."""
+    name, _, line = path.name.rpartition(":")
+    is_line = name.endswith(RECORDS_FILE) and line.isdecimal()
+    return (path.with_name(name), int(line)) if is_line else (path, None)
+
+
 def find_records(folder: str | Path) -> Found:
-    """Read every record below a folder; report and skip a broken or foreign file."""
+    """Read every record below a folder, or in a file of several.
+
+    A broken or foreign file or line is reported and skipped.
+    """
     root = Path(folder)
-    if not root.is_dir():
+    if not (root.is_dir() or (root.is_file() and root.name.endswith(RECORDS_FILE))):
         raise RecordError(f"{folder}: There is no such folder of records.")
     found = Found()
-    for path in sorted(root.rglob("*.json")):
-        if path.name != RECORD_FILE and not path.name.endswith(f".{RECORD_FILE}"):
+    for path in sorted(root.rglob("*.json*")) if root.is_dir() else [root]:
+        several = path.name.endswith(RECORDS_FILE)
+        if not (several or path.name == RECORD_FILE or path.name.endswith(f".{RECORD_FILE}")):
             continue
         try:
-            found.records[path] = parse_record(_json_in(path))
+            content = _content_of(path)
         except RecordError as error:
             found.problems[path] = str(error)
+            continue
+        lines = content.split(b"\n") if several else [content]
+        for number, line in enumerate(lines, 1):
+            place = Path(f"{path}:{number}") if several else path
+            try:
+                if line.strip() or not several:
+                    found.records[place] = parse_record(_from_json(line))
+            except RecordError as error:
+                found.problems[place] = str(error)
     return found
 
 
@@ -294,8 +325,8 @@ def _is_time(text: str) -> bool:
         return False
 
 
-def _json_in(path: Path) -> object:
-    """Return the JSON content of a file of a sensible size; raise a RecordError otherwise."""
+def _content_of(path: Path) -> bytes:
+    """Return the content of a file of a sensible size; raise a RecordError otherwise."""
     try:
         status = path.stat()
         # A pipe would be waited for and a device read without end.
@@ -307,6 +338,10 @@ def _json_in(path: Path) -> object:
         raise RecordError(f"It cannot be read: {error.strerror}.") from error
     if len(content) > MAX_BYTES:
         raise RecordError(f"It is larger than {MAX_BYTES:,} bytes, which a record never is.")
+    return content
+
+
+def _from_json(content: bytes) -> object:
     try:
         return json.loads(content.decode("utf-8"), parse_constant=_refuse_constant)
     except RecursionError as error:

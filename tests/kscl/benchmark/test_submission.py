@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.submission.check import check_results
-from kscl.benchmark.submission.pack import submit
-from kscl.benchmark.submission.private import without_private
+from kscl.benchmark.submission import MAX_BYTES, check_results, submit, without_private
 from kscl.commands import check_submission
 from kscl.commands import submit as submit_command
 from kscl.errors import KsclError
-from kscl.records.record import Protocol, find_records, record_id
+from kscl.records.record import Protocol, find_records, read_record, record_id
 from tests.helpers.leaderboard_records import (
     DATA,
     backbone_of,
@@ -69,8 +67,7 @@ def test_a_submission_is_a_board_without_a_trace_of_its_maker(tmp_path, results)
     assert "alice" not in text
     assert str(tmp_path) not in text
     assert "…/photos" in text
-    assert len(list(results.glob("first/certificates/*.json"))) == 2
-    assert len(list(results.glob("first/configs/*.yaml"))) == 6
+    assert len((results / "first.records.jsonl").read_text().splitlines()) == 6
 
 
 def test_names_and_paths_are_taken_out_of_any_text(monkeypatch):
@@ -91,23 +88,14 @@ def test_names_and_paths_are_taken_out_of_any_text(monkeypatch):
     }
 
 
-def only_file(results: Path, kind: str) -> Path:
-    return sorted(results.glob(f"first/{kind}-*.record.json"))[0]
-
-
-def rewrite(path: Path, **fields: Any) -> None:
-    """Put a changed record, with its config, in the place of another."""
-    record = json.loads(path.read_text())
-    details = {**record["details"], **fields.pop("details", {})}
-    new = changed(record, details=details, **fields)
-    name = f"{new['kind']}-{new['id'][:16]}"
-    stem = path.name.removesuffix(".record.json")
-    path.with_name(f"{name}.record.json").write_text(json.dumps(new))
-    for folder, suffix in (("configs", "yaml"), ("certificates", "json")):
-        beside = path.parent / folder / f"{stem}.{suffix}"
-        if beside.exists():
-            beside.rename(beside.with_name(f"{name}.{suffix}"))
-    path.unlink()
+def rewrite(results: Path, **fields: Any) -> None:
+    """Put a changed record in the place of the first probe's."""
+    path = results / "first.records.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    place = next(i for i, record in enumerate(records) if record["kind"] == "linear")
+    details = {**records[place]["details"], **fields.pop("details", {})}
+    records[place] = changed(records[place], details=details, **fields)
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
 
 
 OTHER_PROTOCOL = vars(Protocol("linear-cached", {"epochs": 7}))
@@ -130,35 +118,48 @@ OTHER_PROTOCOL = vars(Protocol("linear-cached", {"epochs": 7}))
     ],
 )
 def test_a_record_that_cannot_be_trusted_is_refused(results, fields, said, capsys):
-    rewrite(only_file(results, "linear"), **fields)
+    rewrite(results, **fields)
     assert check_submission.main(["--results", str(results)]) == 1
     shown = capsys.readouterr().out
     assert said in shown
-    assert "first/linear-" in shown
+    assert "first.records.jsonl:" in shown
 
 
-def test_a_changed_number_a_changed_config_and_a_foreign_file_are_refused(results):
-    path = only_file(results, "linear")
-    path.write_text(path.read_text().replace('"top1": 5', '"top1": 9'))
-    config = next(iter((results / "first" / "configs").glob("pretrain-*.yaml")))
-    config.write_text(config.read_text().replace("NUM_SHOTS: 5", "NUM_SHOTS: 9"))
-    (results / "first" / "run.py").write_text("")
-    (results / "first" / "link").symlink_to("/etc/passwd")
-    problems = "\n".join(check_results(results)[1])
-    for words in (
-        "fit its id",
-        "other values than the record",
-        "run.py: It belongs",
-        "link: It is",
-    ):
-        assert words in problems
+def test_a_changed_number_and_foreign_files_are_refused(results):
+    path = results / "first.records.jsonl"
+    path.write_text(path.read_text().replace('"top1":5', '"top1":9', 1))
+    (results / "first.md").write_text("What it is.")
+    (results / "run.py").write_text("")
+    (results / "link.records.jsonl").symlink_to("/etc/passwd")
+    (results / "folder").mkdir()
+    (results / "large.records.jsonl").write_bytes(b" " * (MAX_BYTES + 1))
+    (results / "empty.records.jsonl").write_text("")
+    problems = check_results(results)[1]
+    assert sorted(problem.split(":")[0] for problem in problems) == [
+        "empty.records.jsonl",
+        "first.records.jsonl",
+        "folder",
+        "large.records.jsonl",
+        "link.records.jsonl",
+        "run.py",
+    ]
+    assert any("fit its id" in problem for problem in problems)
+
+
+def test_a_record_of_a_submission_is_named_by_its_line(results):
+    path = results / "first.records.jsonl"
+    found = find_records(path).records
+    assert [read_record(place).id for place in found] == [record.id for record in found.values()]
+    for line in (0, 99):
+        with pytest.raises(KsclError, match=f"records.jsonl:{line}: There is no such line"):
+            read_record(f"{path}:{line}")
 
 
 def test_what_was_submitted_before_is_refused(tmp_path, results):
-    for path in ("output/run_0001", "results/first"):
+    for path in ("output/run_0001", "results/first.records.jsonl"):
         with pytest.raises(KsclError, match="duplicate"):
             submit([str(tmp_path / path)], "again", results)
-    assert not (results / "again").exists()
+    assert not (results / "again.records.jsonl").exists()
 
 
 def test_a_new_protocol_needs_a_word(tmp_path, capsys):

@@ -28,7 +28,7 @@ from kscl.benchmark.leaderboard.writing import cells, spent
 from kscl.benchmark.leaderboard.writing.compare import class_means, pairs
 from kscl.benchmark.leaderboard.writing.differences import EXPLANATION
 from kscl.benchmark.leaderboard.writing.exports import entry_of, measured
-from kscl.records.record import Json
+from kscl.records.record import Json, file_and_line
 
 CURVE_POINTS = 60
 CURVE_RUNS = 5  # of one row; more lines on top of each other show nothing more
@@ -188,7 +188,7 @@ def _record(file: RecordFile, folder: Path, pool: _Pool) -> Json:
         "libraries": pool.put(record.libraries),
         "hardware": pool.put(record.hardware),
         "certificate": pool.put(details["certificate"]) if "certificate" in details else None,
-        "file": {"shown": file.shown, "link": _link(file.path, folder)},
+        "file": {"shown": file.shown, "link": _link(file_and_line(file.path)[0], folder)},
         "command": f"python tools/reproduce.py {shlex.quote(_from_here(file.path, file.shown))}",
         "files": [{"shown": role, "link": _link(path, folder)} for role, path in files if path],
     }
