@@ -75,20 +75,18 @@ class Key:
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
         items = value if isinstance(value, list | tuple) else [value]
-        if isinstance(self.default, list | tuple) and not self._is_shaped(items):
-            return f"must be {self.allowed}"
+        shaped = not isinstance(self.default, list | tuple) or self._is_shaped(items)
         bounded = self.range_text and not self.or_list
-        if bounded and not all(self._is_inside(item) for item in items):
-            return f"must be {self.allowed}"
-        return None
+        inside = not bounded or all(self._is_inside(item) for item in items)
+        return None if shaped and inside else f"must be {self.allowed}"
 
     def _is_shaped(self, items: Sequence[Any]) -> bool:
         if self.length and len(items) != self.length:
             return False
-        if not (self.distinct or self.rising):
-            return True
+        if self.rising and sorted(items) != list(items):
+            return False
         different = len(items) > 0 and len({*map(repr, items)}) == len(items)
-        return different and (not self.rising or sorted(items) == list(items))
+        return different or not (self.distinct or self.rising)
 
     def _is_inside(self, value: Any) -> bool:
         if not isinstance(value, int | float):
@@ -135,31 +133,15 @@ class Section:
     """The base of a section: its attributes are keys, and sections inside it."""
 
 
-def keys_of(declaration: type, prefix: str = "") -> dict[str, Key]:
-    """Return the keys of a class and of the sections in it, by full name, in their order."""
-    found: dict[str, Key] = {}
-    for name, value in _declared(declaration):
-        if isinstance(value, Key):
-            found[f"{prefix}{name}"] = value
-        elif isinstance(value, type) and issubclass(value, Section):
-            found |= keys_of(value, f"{prefix}{name}.")
-    return found
-
-
-def section_docs(declaration: type, prefix: str = "") -> dict[str, str]:
-    """Return the docstrings of the sections in a class, by full name."""
-    found: dict[str, str] = {}
-    for name, value in _declared(declaration):
-        if isinstance(value, type) and issubclass(value, Section):
-            if value.__doc__ and value.__doc__ != Section.__doc__:
-                found[f"{prefix}{name}"] = " ".join(value.__doc__.split())
-            found |= section_docs(value, f"{prefix}{name}.")
-    return found
-
-
-def _declared(declaration: type) -> Iterator[tuple[str, Any]]:
+def _declared(declaration: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (full name, key or section) of a class and of the sections in it, in their order."""
     for base in reversed(declaration.__mro__):
-        yield from vars(base).items()
+        for name, value in vars(base).items():
+            if isinstance(value, Key):
+                yield f"{prefix}{name}", value
+            elif isinstance(value, type) and issubclass(value, Section):
+                yield f"{prefix}{name}", value
+                yield from _declared(value, f"{prefix}{name}.")
 
 
 @dataclass(frozen=True)
@@ -175,22 +157,24 @@ class Schema:
     @classmethod
     def of(cls, *declarations: type, rules: Sequence[Rule] = ()) -> Schema:
         """Return the schema of classes that declare keys."""
-        keys = {name: one for part in declarations for name, one in keys_of(part).items()}
-        docs = {name: text for part in declarations for name, text in section_docs(part).items()}
+        found = [pair for declaration in declarations for pair in _declared(declaration)]
+        keys = {name: one for name, one in found if isinstance(one, Key)}
+        sections = [(name, one.__doc__ or "") for name, one in found if name not in keys]
+        docs = {name: " ".join(doc.split()) for name, doc in sections if doc}
         return cls(keys, docs, tuple(rules))
 
     def defaults(self, node: type[CfgNode] = CfgNode) -> CfgNode:
         """Return a new tree with every key, of nodes of this type."""
         if self.make is not None:
             return self.make()
-        cfg = tree = node()
+        tree = node()
         for name, declared in self.keys.items():
             *sections, last = name.split(".")
             cfg = tree
             for section in sections:
                 cfg = cfg.setdefault(section, node())
-            free = node(new_allowed=True) if declared.any_key else None
-            cfg[last] = copy.deepcopy(declared.default) if free is None else free
+            default = copy.deepcopy(declared.default)
+            cfg[last] = node(new_allowed=True) if declared.any_key else default
         return tree
 
     @property
@@ -334,10 +318,10 @@ class _Merge:
         if declared.optional and value is None:
             return None
         default = known if declared.default is None or known is not None else declared.default
-        if declared.optional and declared.default is None:
-            default = []
         if declared.or_list:
             default = 0
+        elif declared.optional and declared.default is None:
+            default = []
         try:
             return as_type_of(default, value, self.schema.check_items)
         except TypeError as error:
@@ -353,11 +337,11 @@ class _Merge:
 
     def describe(self, names: tuple[str, ...], text: str) -> str:
         """Return a broken rule with the values it concerns and where they came from."""
-        values = []
-        for name in names:
-            origin = self.origin.get(name, "default")
-            values.append(f"{name} is {value_at(self.cfg, name)!r} ({origin})")
-        text = f"{', '.join(values)}: {text}" if values else text
+        values = ", ".join(
+            f"{name} is {value_at(self.cfg, name)!r} ({self.origin.get(name, 'default')})"
+            for name in names
+        )
+        text = f"{values}: {text}" if values else text
         return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
