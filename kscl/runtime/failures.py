@@ -59,7 +59,8 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
     if any(words in text for words in NO_SHARED_MEMORY):
         return _shared_memory(workers_key)
     dead = DEAD_WORKER.search(text)
-    met_in_loader = dead or _met_in_loader(error)
+    from_worker = "in DataLoader worker process" in text
+    met_in_loader = dead or (_loader_frames(error) and not from_worker)
     if met_in_loader and -signal.SIGBUS in _exit_codes(error):  # which PyTorch may not have seen
         return _shared_memory(workers_key)
     if dead:
@@ -68,7 +69,7 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
     if met_in_loader and isinstance(error, ConnectionError | EOFError | FileNotFoundError):
         return _dead_worker("", f"died ({type(error).__name__})", workers_key)
     if isinstance(error, OSError):
-        return _of_file(error)
+        return _explain_file_error(error)
     torch = sys.modules.get("torch")  # an error of its own can only come after its import
     out_of_memory = torch is not None and isinstance(error, torch.OutOfMemoryError)
     if out_of_memory or ("CUDA" in text and NO_MEMORY[-1] in text):
@@ -85,23 +86,18 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
     return None
 
 
-def _met_in_loader(error: Exception) -> bool:
-    """Return whether the main process met the error while it waited for a worker's batch."""
-    waited = any(_is_loaders(frame) for frame, _ in traceback.walk_tb(error.__traceback__))
-    return waited and "in DataLoader worker process" not in str(error)
+def _loader_frames(error: Exception) -> list[FrameType]:
+    """Return the frames in which the main process waited for a worker's batch."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [frame for frame in frames if frame.f_globals.get("__name__") == LOADER]
 
 
 def _exit_codes(error: Exception) -> set[int]:
     """Return how those workers ended that have, of the loaders in the traceback."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if _is_loaders(frame)]
-    loaders = {id(frame.f_locals.get("self")): frame.f_locals.get("self") for frame in frames}
-    workers = [worker for loader in loaders.values() for worker in getattr(loader, "_workers", ())]
-    wait([worker.sentinel for worker in workers], PATIENCE)  # that one has died may come to us late
-    return {worker.exitcode for worker in workers if worker.exitcode is not None}
-
-
-def _is_loaders(frame: FrameType) -> bool:
-    return frame.f_globals.get("__name__") == LOADER
+    loaders = [frame.f_locals.get("self") for frame in _loader_frames(error)]
+    workers = {each.sentinel: each for it in loaders for each in getattr(it, "_workers", ())}
+    wait(list(workers), PATIENCE)  # news of a death may come late
+    return {worker.exitcode for worker in workers.values() if worker.exitcode is not None}
 
 
 def _dead_worker(number: str, cause: str, workers_key: str) -> str:
@@ -111,7 +107,7 @@ def _dead_worker(number: str, cause: str, workers_key: str) -> str:
     )
 
 
-def _of_file(error: OSError) -> str | None:
+def _explain_file_error(error: OSError) -> str | None:
     where = f"{error.filename}: " if error.filename else ""
     if error.errno in DISK_FULL:
         return (

@@ -26,7 +26,7 @@ Item = TypeVar("Item")
 
 
 class _JsonLines(logging.Formatter):
-    """One object per line: time, level, message, and what was passed in `extra={"data": …}`."""
+    """One object per line: time, level, message, and `extra={"data": …}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -34,8 +34,7 @@ class _JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "message": record.getMessage(),
         }
-        data = getattr(record, "data", None)
-        if data:
+        if data := getattr(record, "data", None):
             line["data"] = data
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -43,10 +42,7 @@ class _JsonLines(logging.Formatter):
 
 
 class _Lines(logging.Formatter):
-    """The time and the message; a name in it may hold anything and reaches no terminal as it is."""
-
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(message)s", "%H:%M:%S")
+    """The time and the message, escaped: a file's name in it may hold what a terminal obeys."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record), kept="\n\t")
@@ -79,7 +75,7 @@ def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> loggi
         return logger
     logger.setLevel(logging.INFO)
     console = _AboveTheBar()
-    console.setFormatter(_Lines())
+    console.setFormatter(_Lines("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(console)
     if output_dir is not None:
         folder = Path(output_dir)

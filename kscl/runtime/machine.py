@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -88,14 +89,16 @@ def _pinned(package: str) -> str:
     return f"{package}=={importlib.metadata.version(package).partition('+')[0]}"
 
 
+def _cpu_info() -> str:
+    """Return what Linux says about the CPU; nothing elsewhere."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/cpuinfo").read_text()
+    return ""
+
+
 def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    found = re.search(r"^model name.*?:(.*)", _cpu_info(), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 log = logging.getLogger(__name__)
@@ -110,17 +113,9 @@ def avoid_broken_amx() -> None:
 
     An instruction that is announced and missing would end the process.
     """
-    if LIMIT not in os.environ and announces_amx() and not amx_works():
+    if LIMIT not in os.environ and " amx_bf16" in _cpu_info() and not amx_works():
         os.environ[LIMIT] = WITHOUT_TILES
         log.info("This CPU announces AMX but cannot run it: bf16 runs without (%s).", LIMIT)
-
-
-def announces_amx() -> bool:
-    """Return whether the CPU announces AMX for bf16."""
-    try:
-        return " amx_bf16" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
 
 
 @functools.cache

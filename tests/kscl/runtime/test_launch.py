@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,9 +16,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from kscl.errors import KsclError
-from kscl.records.health import examine
 from kscl.runtime.distributed import any_rank, on_first_rank, rank
-from kscl.runtime.launch import launch, visible_gpu
+from kscl.runtime.launch import launch
 from tests.helpers.commands import ROOT
 from tests.helpers.ranks import joined
 
@@ -128,70 +126,3 @@ def test_what_fails_on_rank_0_is_said_once_and_ends_all_ranks(tmp_path):
 def test_ranks_wait_for_rank_0_longer_than_a_collective_may_take(tmp_path):
     done = joined(leave_early, tmp_path)
     assert [code for code, _ in done] == [0, 0], done
-
-
-def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one_that_a_scheduler_shows(monkeypatch):
-    assert [visible_gpu(number, 8) for number in (0, 7)] == [0, 7]
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    assert visible_gpu(3, 1) == 0
-
-
-def test_more_ranks_than_gpus_are_refused_by_name(monkeypatch):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
-    for local_rank, gpus in ((1, 1), (4, 4)):
-        with pytest.raises(KsclError, match=f"LOCAL_RANK is {local_rank}.*CUDA_VISIBLE_DEVICES"):
-            visible_gpu(local_rank, gpus)
-
-
-@pytest.fixture
-def one_gpu(monkeypatch):
-    """Pretend a GPU of a given capability beside the wheels of CUDA 13; return a function."""
-    built = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
-
-    def pretend(*capability: int, also: tuple[str, ...] = ()) -> None:
-        for name, answer in {
-            "device_count": 1,
-            "get_device_capability": capability,
-            "get_device_name": "Tesla V100",
-            "get_arch_list": [*built, *also],
-            "get_device_properties": SimpleNamespace(name="Tesla V100", total_memory=2**35),
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-
-    return pretend
-
-
-def work(_: object) -> int:
-    return 7
-
-
-@pytest.mark.parametrize(
-    ("capability", "named"),
-    [((7, 0), "download.pytorch.org/whl/cu126"), ((13, 0), "pytorch.org/get-started")],
-)
-def test_a_gpu_that_the_installed_torch_has_no_code_for_is_told_before_anything_starts(
-    one_gpu, monkeypatch, capsys, capability, named
-):
-    one_gpu(*capability)
-    sm = f"sm_{capability[0]}{capability[1]}"
-    with pytest.raises(KsclError, match=rf"Tesla V100, is {sm}.*sm_75.*{named}"):
-        launch(work, None, 1)
-    (finding,) = [it for it in examine() if it.what == "GPU 0"]
-    assert finding.mark == "PROBLEM"
-    assert named in finding.fix
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr("kscl.runtime.launch.leave", lambda code: code)
-    assert launch(work, None, 1) == 2
-    assert named in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("capability", "also"),
-    [((7, 5), ()), ((8, 9), ()), ((12, 1), ()), ((13, 0), ("compute_120",)), ((7, 0), ("sm_70",))],
-)
-def test_a_gpu_runs_code_of_its_major_version_and_code_for_all_later_ones(
-    one_gpu, capability, also
-):
-    one_gpu(*capability, also=also)
-    assert launch(work, None, 1) == 7
