@@ -6,6 +6,7 @@ Detectron2 reads YAML with code execution allowed; here a file is data, read by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ NORM_KEYS = (
     "MODEL.RETINANET.NORM",
 )
 WEIGHTS_KEY = "MODEL.WEIGHTS"
+GRID_KEY = "KSCL.LR_GRID"
 RETINANET = "RetinaNet"
 META_ARCHITECTURES = ("GeneralizedRCNN", RETINANET)
 # What Detectron2 does and this project does not: the only value of a key, and why.
@@ -165,6 +167,10 @@ def check_detection(cfg: CfgNode) -> Iterator[Broken]:
             ("MODEL.MASK_ON", "MODEL.META_ARCHITECTURE"),
             "RetinaNet has no masks: set MASK_ON False, or take a protocol of Mask R-CNN",
         )
+    grid = cfg.KSCL.LR_GRID
+    rates = {rate for rate in grid if isinstance(rate, int | float) and 0 < rate < math.inf}
+    if grid and (len(rates) < len(grid) or len(rates) < 2):
+        yield (GRID_KEY,), "must be at least two different learning rates above 0"
 
 
 def detection_schema(*rules: Rule) -> Schema:

@@ -202,15 +202,15 @@ def install_from_source() -> None:
 
 def install(from_source: bool = False, wheel: Path | None = None, force: bool = False) -> str:
     """Install Detectron2 unless one imports already; return a sentence on what there is now."""
-    present = importable_version()
-    if present and not force:
-        return f"Kept: Detectron2 {installed_as() or present} imports already."
+    before = installed_as()
+    if not force and (present := importable_version()):
+        return f"Kept: Detectron2 {before or present} imports already."
     if from_source:
         install_from_source()
     else:
         install_pinned(wheel)
     if importable_version() is None:
-        if not present:
+        if before is None:
             pip("uninstall", "-q", "-y", "detectron2")
         raise KsclError(
             "Detectron2 was installed but does not import: its requirements are missing or do not "

@@ -66,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--lr-grid",
+        type=_rates,
         metavar="RATES",
         help="choose SOLVER.BASE_LR among these, such as 0.01,0.02,0.04, on a fifth of the "
         "training images; a protocol of its own",
@@ -135,16 +136,18 @@ def _with_torchrun(arguments: argparse.Namespace, words: Sequence[str]) -> str:
     )
 
 
+def _rates(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
+
+
 def _adapted(arguments: argparse.Namespace) -> tuple[CfgNode, int, str]:
-    from detection.config import load_detection_config
-    from detection.train.lr_search import parse_grid
+    from detection.config import GRID_KEY, load_detection_config
     from detection.train.trials import adapt
 
-    cfg = load_detection_config(arguments.config_file, arguments.overrides)
+    grid = [GRID_KEY, str(arguments.lr_grid)] if arguments.lr_grid else []
+    cfg = load_detection_config(arguments.config_file, [*arguments.overrides, *grid])
     if arguments.eval_only:
         cfg.SOLVER.REFERENCE_WORLD_SIZE = 0  # nothing is trained that could be scaled
-    if arguments.lr_grid is not None:
-        cfg.KSCL.LR_GRID = parse_grid(arguments.lr_grid)
     return adapt(cfg, arguments.num_gpus)
 
 

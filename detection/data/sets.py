@@ -1,4 +1,7 @@
-"""The annotated sets of one run: read once, checked, and handed down to all who need them."""
+"""The annotated sets of one run: read once, checked, and handed down to all who need them.
+
+A set is named as `kscl.data.annotations` says, or as it was registered with Detectron2 before.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from detectron2.config import CfgNode
+from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.build import filter_images_with_only_crowd_annotations
+from detectron2.structures import BoxMode
 
 from detection.config import classes_key
-from detection.data.catalog import Dicts, detectron2_dicts, source_of
 from detection.data.preflight import Report, preflight
-from detection.scoring.boxes import GroundTruth, make_ground_truth
+from detection.errors import DetectionError
+from detection.scoring.boxes import GroundTruth, make_ground_truth, segmentation
 from kscl.config import value_at
-from kscl.data.annotations import ANNOTATION_FORMATS, AnnotatedSet, Problem, Source
+from kscl.data.annotations import (
+    ANNOTATION_FORMATS,
+    AnnotatedObject,
+    AnnotatedSet,
+    Problem,
+    Source,
+    is_set_name,
+    parse_source,
+)
 from kscl.records.fingerprint import fingerprint
 
-ROLES = ("train", "test")
+Dicts = list[dict[str, Any]]
 Part = tuple[Source, AnnotatedSet]
 
 log = logging.getLogger(__name__)
@@ -66,7 +79,7 @@ def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
     report = check_sets(cfg).checked()
     parts = report.annotated
     (test,) = parts["test"]
-    fingerprints = {role: _fingerprint(parts[role]) for role in ROLES}
+    fingerprints = {role: _fingerprint(parts[role]) for role in parts}
     for path, reason in report.skipped.items():
         log.warning("%s %s. It is skipped.", path, reason)
     sets = RunSets(report.class_names, parts["train"], test, fingerprints, report.skipped)
@@ -87,6 +100,65 @@ def check_sets(cfg: CfgNode) -> Report:
     )
     report.problems += too_small_images(cfg, report)
     return report
+
+
+def source_of(name: str) -> Source:
+    """Return where a set is that was registered with Detectron2 or that a name stands for."""
+    if name not in DatasetCatalog or is_set_name(name):
+        return parse_source(name)
+    known = MetadataCatalog.get(name).as_dict()
+    if "dirname" in known:  # asked first: Detectron2's COCO evaluator adds a json_file to VOC sets
+        return Source(name, "voc", Path(known["dirname"]), split=known["split"])
+    if "image_root" in known:
+        root, file = Path(known["image_root"]), Path(known["json_file"])
+        return Source(name, "coco", root, annotations=file)
+    raise DetectionError(
+        f"{name} is registered, but neither as a VOC folder nor as a COCO file, so it cannot be "
+        "checked or scored. Use Detectron2's register_pascal_voc or register_coco_instances."
+    )
+
+
+def detectron2_dicts(annotated: AnnotatedSet, crowds: bool = False) -> Dicts:
+    """Return the images as Detectron2's own loaders do, with `difficult` beside each box.
+
+    VOC's difficult objects are trained on, as there; those of a set with `crowds` (COCO,
+    Cityscapes) are not. The scorers ignore both. An object has its mask if the set was read with
+    masks.
+    """
+    index = {name: number for number, name in enumerate(annotated.class_names)}
+    return [
+        {
+            "file_name": str(image.path),
+            "image_id": image.id,
+            "height": image.height,
+            "width": image.width,
+            "annotations": [
+                {
+                    "category_id": index[thing.name],
+                    "difficult": int(thing.difficult),
+                    **_box(thing, crowds),
+                    **_mask(thing),
+                }
+                for thing in image.objects
+                if thing.mask is None or _mask(thing)  # Detectron2 leaves such objects out too
+            ],
+        }
+        for image in annotated.images
+    ]
+
+
+def _box(thing: AnnotatedObject, crowds: bool) -> dict[str, Any]:
+    """Return the box in the mode of the file, which Detectron2 converts in single precision."""
+    if not crowds:
+        return {"bbox": list(thing.box), "bbox_mode": BoxMode.XYXY_ABS}
+    x1, y1, x2, y2 = thing.box
+    box = [x1, y1, x2 - x1, y2 - y1]
+    return {"bbox": box, "bbox_mode": BoxMode.XYWH_ABS, "iscrowd": int(thing.difficult)}
+
+
+def _mask(thing: AnnotatedObject) -> dict[str, Any]:
+    found = None if thing.mask is None else segmentation(thing.mask)
+    return {} if found is None else {"segmentation": found}
 
 
 def _fingerprint(parts: Sequence[Part]) -> dict[str, Any]:

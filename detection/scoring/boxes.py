@@ -1,30 +1,31 @@
-"""Save an inference pass: every box of a data set, detected or annotated, in one kind of file.
+"""Every box of a data set, detected or annotated, with its mask if it has one; saved in one file.
 
-The file is a .npz of plain arrays (no pickle): the boxes of all images one after the other, with
-the index of their image and class beside them, and their masks where there are any. What is needed
-to score them again is inside.
+The file is a .npz of plain arrays (no pickle): the boxes of all images in a row, with the index of
+their image and class beside them. It holds all that is needed to score them again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from detection.data.masks import Packed, columns_of_masks, masks_of_columns, packed
 from detection.errors import DetectionError
 from kscl.data.annotations import AnnotatedSet, check_class_names
+from kscl.data.masks import Mask, RunLengths, unpack_counts
 from kscl.runtime.files import read_arrays, write_atomically
 
 FORMAT = "kscl-boxes"
-VERSION = 2  # 1 had no masks, and still has none
+VERSION = 2
 
 Array = np.ndarray[Any, Any]
+Packed = dict[str, Any]  # {"size": [height, width], "counts": bytes}, as pycocotools has them
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +75,17 @@ class GroundTruth(BoxTable):
         return digest.hexdigest()[:16]
 
 
-# name in the file: (dtype, dimensions) of the columns each kind has
-_COLUMNS = {"image": (np.int64, 1), "category": (np.int64, 1)}
-_KINDS: dict[str, tuple[type[BoxTable], dict[str, tuple[type, int]]]] = {
-    "detections": (Detections, {"boxes": (np.float32, 2), "scores": (np.float32, 1)}),
-    "ground truth": (
-        GroundTruth,
-        {"boxes": (np.float64, 2), "difficult": (np.bool_, 1), "areas": (np.float64, 1)},
+Table = TypeVar("Table", Detections, GroundTruth)
+# table: its kind in a file, and the dtype of each column
+_KINDS: dict[type[BoxTable], tuple[str, dict[str, type]]] = {
+    Detections: (
+        "detections",
+        {"image": np.int64, "category": np.int64, "boxes": np.float32, "scores": np.float32},
+    ),
+    GroundTruth: (
+        "ground truth",
+        {"image": np.int64, "category": np.int64, "boxes": np.float64}
+        | {"difficult": np.bool_, "areas": np.float64},
     ),
 }
 
@@ -145,17 +150,17 @@ def _packed_masks(annotated: AnnotatedSet) -> tuple[Packed, ...] | None:
 
 def write_table(table: Detections | GroundTruth, path: str | Path) -> Path:
     """Write the file atomically; the same boxes give the same bytes."""
-    kind = next(name for name, (type_, _) in _KINDS.items() if type(table) is type_)
-    arrays = {name: getattr(table, name) for name in (*_COLUMNS, *_KINDS[kind][1])}
+    kind, columns = _KINDS[type(table)]
     texts = {"format": FORMAT, "kind": kind, "dataset": table.dataset}
     if isinstance(table, Detections):
         texts["ground_truth"] = table.ground_truth
+    arrays = {name: getattr(table, name) for name in columns}
     arrays |= {name: np.array(text, np.str_) for name, text in texts.items()}
     arrays["class_names"] = np.array(table.class_names, np.str_)
     arrays["image_ids"] = np.array(table.image_ids, np.str_)
-    arrays["version"] = np.array(1 if table.masks is None else VERSION, np.int64)
+    arrays["version"] = np.array(VERSION, np.int64)
     if table.masks is not None:
-        arrays |= columns_of_masks(table.masks)
+        arrays |= _mask_columns(table.masks)
     content = io.BytesIO()
     np.savez_compressed(content, **arrays)
     write_atomically(Path(path), content.getvalue())
@@ -164,16 +169,12 @@ def write_table(table: Detections | GroundTruth, path: str | Path) -> Path:
 
 def read_detections(path: str | Path) -> Detections:
     """Read what a model found; a file that is damaged or of another kind is an error."""
-    table = _read(path, "detections")
-    assert isinstance(table, Detections)
-    return table
+    return _read(path, Detections)
 
 
 def read_ground_truth(path: str | Path) -> GroundTruth:
     """Read what there is to be found; a file that is damaged or of another kind is an error."""
-    table = _read(path, "ground truth")
-    assert isinstance(table, GroundTruth)
-    return table
+    return _read(path, GroundTruth)
 
 
 def check_table(table: BoxTable, where: object) -> None:
@@ -184,10 +185,10 @@ def check_table(table: BoxTable, where: object) -> None:
     ranges = {"image": len(table.image_ids), "category": len(table.class_names)}
     for name, count in ranges.items():
         column = getattr(table, name)
-        if len(column) and not (column.min() >= 0 and column.max() < count):
-            wrong = column.min() if column.min() < 0 else column.max()
+        wrong = column[(column < 0) | (column >= count)]
+        if len(wrong):
             raise DetectionError(
-                f"{where}: a box has the {name} index {wrong}, but there are {count}. Use the "
+                f"{where}: a box has the {name} index {wrong[0]}, but there are {count}. Use the "
                 "class list that the model was built with; otherwise the file is damaged."
             )
     for name in ("boxes", "scores", "areas"):
@@ -242,7 +243,8 @@ def _joined(parts: Any, dtype: type) -> Array:
     return np.concatenate([np.asarray(part, dtype) for part in parts] or [np.zeros(0, dtype)])
 
 
-def _read(path: str | Path, kind: str) -> BoxTable:
+def _read(path: str | Path, type_: type[Table]) -> Table:
+    kind, dtypes = _KINDS[type_]
     try:
         content = read_arrays(path)
     except FileNotFoundError:
@@ -252,45 +254,109 @@ def _read(path: str | Path, kind: str) -> BoxTable:
             f"{path} is not readable as a file of {kind} ({error}). Make it again: it is damaged, "
             "or was written by something else."
         ) from error
-    text = {name: str(content.get(name, "")) for name in ("format", "kind", "dataset")}
-    if text["format"] != FORMAT or "version" not in content:
-        raise DetectionError(f"{path} is not a file of {kind}. Pass one that an evaluation wrote.")
-    version = int(content["version"])
-    if version > VERSION:
+    text = {name: str(content.get(name, "")) for name in ("format", "version", "kind", "dataset")}
+    if (text["format"], text["version"]) != (FORMAT, str(VERSION)):
         raise DetectionError(
-            f"{path} was written by a newer release (version {version}, this one reads up to "
-            f"{VERSION}). Upgrade to read it."
+            f"{path} is not a file of {kind} that this release reads ({FORMAT} {VERSION}), got "
+            f"{text['format']} {text['version']}. Make it again by an evaluation."
         )
     if text["kind"] != kind:
         raise DetectionError(f"{path} holds {text['kind']}, not {kind}. Pass the other file.")
-    type_, own_columns = _KINDS[kind]
-    columns = _checked_columns(content, {**_COLUMNS, **own_columns}, path)
+    _check_columns(content, dtypes, path)
+    columns: dict[str, Any] = {name: content[name] for name in dtypes}
     if kind == "detections":
         columns["ground_truth"] = str(content.get("ground_truth", ""))
-    columns["masks"] = masks_of_columns(content, path) if version > 1 else None
     table = type_(
         dataset=text["dataset"],
         class_names=tuple(str(name) for name in content["class_names"]),
         image_ids=tuple(str(name) for name in content["image_ids"]),
+        masks=_read_masks(content, path) if "mask_bytes" in content else None,
         **columns,
     )
     check_table(table, path)
     return table
 
 
-def _checked_columns(
-    content: dict[str, Array], wanted: dict[str, tuple[type, int]], path: str | Path
-) -> dict[str, Any]:
-    missing = [name for name in (*wanted, "class_names", "image_ids") if name not in content]
+def _check_columns(
+    content: Mapping[str, Array], dtypes: Mapping[str, type], path: str | Path
+) -> None:
+    missing = [name for name in (*dtypes, "class_names", "image_ids") if name not in content]
     if missing:
         raise DetectionError(f"{path}: {', '.join(missing)} is missing. Make the file again.")
     count = len(content["boxes"]) if content["boxes"].ndim else -1
-    for name, (dtype, dimensions) in wanted.items():
-        column = content[name]
-        shape = (count, 4) if dimensions == 2 else (count,)
+    for name, dtype in dtypes.items():
+        column, shape = content[name], (count, 4) if name == "boxes" else (count,)
         if column.dtype != dtype or column.shape != shape:
             raise DetectionError(
-                f"{path}: {name} is {column.dtype} of shape {column.shape}, not "
-                f"{np.dtype(dtype)} of shape {shape}. Make the file again."
+                f"{path}: {name} must be {np.dtype(dtype)} of shape {shape}, got {column.dtype} of "
+                f"shape {column.shape}. Make the file again."
             )
-    return {name: content[name] for name in wanted}
+
+
+def segmentation(mask: Mask) -> list[Any] | Packed | None:
+    """Return what Detectron2's dicts have: polygons as they are, or packed run lengths.
+
+    Polygons of fewer than three points, which only public benchmarks may have, are left out as its
+    own loader does; None if nothing is left.
+    """
+    if not isinstance(mask, RunLengths):
+        return [points.ravel() for points in mask.parts if len(points) >= 3] or None
+    return _packed_counts(mask.counts.tolist(), mask.height, mask.width)
+
+
+def packed(mask: Mask, height: int, width: int) -> Packed:
+    """Return the pixels of a mask as run lengths; polygons are filled as pycocotools does."""
+    from pycocotools import mask as coco_masks
+
+    found = segmentation(mask)
+    if isinstance(found, dict):
+        return found
+    if found is None:
+        return _packed_counts([height * width], height, width)
+    return dict(coco_masks.merge(coco_masks.frPyObjects(found, height, width)))
+
+
+def packed_pixels(pixels: Array) -> Packed:
+    """Return the run lengths of a mask that is given as pixels (height, width)."""
+    from pycocotools import mask as coco_masks
+
+    return dict(coco_masks.encode(np.asfortranarray(pixels, np.uint8)))
+
+
+def _packed_counts(counts: list[int], height: int, width: int) -> Packed:
+    from pycocotools import mask as coco_masks
+
+    runs = {"size": [height, width], "counts": counts}
+    return dict(coco_masks.frPyObjects(runs, height, width))
+
+
+def _mask_columns(masks: Sequence[Packed]) -> dict[str, Array]:
+    """Return the arrays of a file: sizes (N, 2), where each mask ends in the bytes (N,), bytes."""
+    return {
+        "mask_sizes": np.array([mask["size"] for mask in masks], np.int64).reshape(-1, 2),
+        "mask_ends": np.cumsum([len(mask["counts"]) for mask in masks], dtype=np.int64),
+        "mask_bytes": np.frombuffer(b"".join(mask["counts"] for mask in masks), np.uint8),
+    }
+
+
+def _read_masks(content: Mapping[str, Array], path: object) -> tuple[Packed, ...]:
+    """Return the masks of a file; pycocotools would compute with damaged ones without a word."""
+    masks = []
+    try:
+        for name, dtype in (("mask_sizes", "i8"), ("mask_ends", "i8"), ("mask_bytes", "u1")):
+            if content[name].dtype != dtype:
+                raise ValueError(f"{name} is {content[name].dtype}")
+        ends, text = content["mask_ends"].tolist(), content["mask_bytes"].tobytes()
+        bounds = zip([0, *ends[:-1]], ends, strict=True)
+        for (height, width), (start, end) in zip(
+            content["mask_sizes"].tolist(), bounds, strict=True
+        ):
+            counts = text[start:end]
+            if int(unpack_counts(counts.decode("ascii")).sum()) != height * width:
+                raise ValueError("a mask does not fill its image")
+            masks.append({"size": [height, width], "counts": counts})
+        if (ends[-1] if ends else 0) != len(text):
+            raise ValueError("there is more than the masks")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DetectionError(f"{path}: the masks are damaged ({error}). Make it again.") from error
+    return tuple(masks)

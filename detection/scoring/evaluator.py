@@ -3,135 +3,100 @@
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from detectron2.evaluation import DatasetEvaluator
 from detectron2.utils import comm
 
-from detection.data.catalog import ground_truth_of
-from detection.data.masks import Packed, packed_pixels
-from detection.errors import DetectionError
 from detection.scoring import ScorerResult, as_table, score
-from detection.scoring.boxes import GroundTruth, make_detections, write_table
-from detection.scoring.resample import RESAMPLED, resampled_ap
+from detection.scoring.boxes import (
+    Array,
+    GroundTruth,
+    Packed,
+    make_detections,
+    packed_pixels,
+    write_table,
+)
+from detection.scoring.resample import resampled_ap
 from detection.scoring.result import MASK_SCORER
 
 DETECTIONS_FILE = "detections.npz"
 GROUND_TRUTH_FILE = "ground_truth.npz"
 
-Found = dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]  # image id: boxes, scores, classes
-MaskLists = dict[str, list[Packed]]  # image id: a mask for each of its boxes
+# image id: boxes, scores, classes, and a mask for each box
+Found = dict[str, tuple[Array, Array, Array, list[Packed]]]
+
+log = logging.getLogger(__name__)
 
 
 class SavedPassEvaluator(DatasetEvaluator):
     """An evaluator for Detectron2's `inference_on_dataset(model, loader, this)`.
 
-    The scorer named first gives the `bbox` entry of the result, the one of masks `segm`, the others
-    have their own. All of it, curves too, is in `scores`; the files in `output_dir` can be scored
-    again. Masks are collected `with_masks`, which every test object must have then.
+    All scores, curves too, are in `scores`; the files in `folder` can be scored again. Masks are
+    collected if the test objects have any.
     """
 
     def __init__(
-        self,
-        dataset_name: str,
-        output_dir: str | Path | None = None,
-        scorers: Sequence[str] = (),
-        ground_truth: GroundTruth | None = None,
-        with_masks: bool = False,
+        self, truth: GroundTruth, folder: Path | None = None, scorers: Sequence[str] = ()
     ) -> None:
-        self.dataset_name = dataset_name
-        self.output_dir = None if output_dir is None else Path(output_dir)
-        self.scorers = tuple(scorers)
+        self.truth, self.folder, self.scorers = truth, folder, tuple(scorers)
         self.scores: dict[str, ScorerResult] = {}
-        self._truth = ground_truth
-        if self._truth is None and comm.is_main_process():
-            # Now: a bad file must not cost a pass.
-            self._truth = ground_truth_of(dataset_name, with_masks)
-        if with_masks and self._truth is not None and self._truth.masks is None:
-            raise DetectionError(
-                f"{dataset_name} has objects without a mask, so masks cannot be scored on it. Add "
-                "them to its annotations, or set MODEL.MASK_ON False."
-            )
-        self._found: Found = {}
-        self._masks: MaskLists | None = {} if with_masks else None
+        self.found: Found = {}
 
     def reset(self) -> None:
         """Forget what was collected."""
-        self._found = {}
-        self._masks = None if self._masks is None else {}
-        self.scores = {}
+        self.found, self.scores = {}, {}
 
     def process(self, inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Any]) -> None:
         """Collect the boxes of some images."""
         for image, output in zip(inputs, outputs, strict=True):
             instances = output["instances"].to("cpu")
-            self._found[str(image["image_id"])] = (
+            masks = [] if self.truth.masks is None else instances.pred_masks.numpy()
+            self.found[str(image["image_id"])] = (
                 instances.pred_boxes.tensor.float().numpy().copy(),
                 instances.scores.float().numpy().copy(),
                 instances.pred_classes.numpy().copy(),
+                [packed_pixels(mask) for mask in masks],
             )
-            if self._masks is not None:
-                if not instances.has("pred_masks"):
-                    raise DetectionError(
-                        "The detector gives no masks. Set MODEL.MASK_ON True, or evaluate boxes."
-                    )
-                masks = instances.pred_masks.numpy()
-                self._masks[str(image["image_id"])] = [packed_pixels(mask) for mask in masks]
 
-    def evaluate(self) -> OrderedDict[str, dict[str, float]] | None:
-        """Save and score what all ranks have collected; return None on ranks other than 0."""
-        gathered = comm.gather((self._found, self._masks), dst=0)
+    def evaluate(self) -> dict[str, float] | None:
+        """Save and score what all ranks have collected; return None on ranks other than 0.
+
+        The numbers have Detectron2's names: bbox/AP50 of the first scorer, segm/AP of the masks.
+        """
+        gathered = comm.gather(self.found, dst=0)
         if not comm.is_main_process():
             return None
-        assert self._truth is not None
-        found: Found = {image: boxes for part, _ in gathered for image, boxes in part.items()}
-        masks: MaskLists = {
-            image: of_image for _, part in gathered for image, of_image in (part or {}).items()
-        }
-        missing = [image for image in self._truth.image_ids if image not in found]
-        if missing:
-            raise DetectionError(
-                f"The pass over {self.dataset_name} saw {len(found)} of its "
-                f"{len(self._truth.image_ids)} images (not {missing[0]}, for one). Run it over the "
-                "whole set: a score on a part of it cannot be compared."
-            )
-        order = {image: index for index, image in enumerate(self._truth.image_ids)}
+        found = {image: columns for part in gathered for image, columns in part.items()}
         # In the order of the set, so that ties are the same on any number of ranks.
-        ordered = dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order))))
+        ordered = {image: found[image] for image in self.truth.image_ids}
         detections = make_detections(
-            self.dataset_name,
-            self._truth.class_names,
-            ordered,
-            self._truth.fingerprint,
-            None if self._masks is None else masks,
+            self.truth.dataset,
+            self.truth.class_names,
+            {image: columns[:3] for image, columns in ordered.items()},
+            self.truth.fingerprint,
+            None
+            if self.truth.masks is None
+            else {image: columns[3] for image, columns in ordered.items()},
         )
-        if self.output_dir is not None:
-            write_table(detections, self.output_dir / DETECTIONS_FILE)
-            write_table(self._truth, self.output_dir / GROUND_TRUTH_FILE)
-        self.scores = score(detections, self._truth, self.scorers)
+        if self.folder is not None:
+            write_table(detections, self.folder / DETECTIONS_FILE)
+            write_table(self.truth, self.folder / GROUND_TRUTH_FILE)
+        self.scores = score(detections, self.truth, self.scorers)
         headline = next(iter(self.scores))
-        if headline in RESAMPLED and self.output_dir is not None:  # not on the way
-            resampled = resampled_ap(headline, detections, self._truth)
-            self.scores[headline]["resampled_AP"] = resampled
-        logging.getLogger(__name__).info("%s\n%s", self.dataset_name, as_table(self.scores))
-        return _in_detectron2_format(self.scores)
+        if self.folder is not None:  # not on the way
+            self.scores[headline]["resampled_AP"] = resampled_ap(headline, detections, self.truth)
+        log.info("%s\n%s", self.truth.dataset, as_table(self.scores))
+        return _by_detectron2s_names(self.scores)
 
 
-def _in_detectron2_format(scores: Mapping[str, ScorerResult]) -> OrderedDict[str, dict[str, float]]:
-    """Return task → name → number, by Detectron2's names of tasks; unknown numbers are nan."""
-    results: OrderedDict[str, dict[str, float]] = OrderedDict()
+def _by_detectron2s_names(scores: Mapping[str, ScorerResult]) -> dict[str, float]:
+    numbers: dict[str, float] = {}
     for number, (scorer, result) in enumerate(scores.items()):
-        numbers = {
-            name: float("nan") if value is None else value
-            for name, value in result.items()
-            if value is None or isinstance(value, float)
-        }
-        numbers |= {f"AP-{name}": row["AP"] for name, row in result["per_class"].items()}
-        numbers |= {f"AP-{name}": float("nan") for name in result["absent_classes"]}
-        task = "segm" if scorer == MASK_SCORER else scorer
-        results["bbox" if number == 0 else task] = numbers
-    return results
+        task = "bbox" if number == 0 else "segm" if scorer == MASK_SCORER else scorer
+        named = {name: value for name, value in result.items() if isinstance(value, float)}
+        named |= {f"AP-{name}": row["AP"] for name, row in result["per_class"].items()}
+        numbers |= {f"{task}/{name}": value for name, value in named.items()}
+    return numbers

@@ -1,4 +1,4 @@
-"""Draw what was found: on one picture, or a run beside its annotations with AP and curves."""
+"""Draw boxes with labels: on one picture, or a run beside its annotations with AP and curves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
 
 from detection.errors import DetectionError
 from detection.scoring import score
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from detection.predict import Found
 
 COLUMNS = 4  # images side by side in the sheet
+INCHES = 3.2  # width of one of them
 DOTS_PER_INCH = 130
 HIT = 0.5  # IoU above which a box counts as right in the pictures and in the curves
 LIGHT = 0.6  # luminance above which white text cannot be read
 COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#800000")
 GAP = 1.0  # pixels between two labels
+DASH = 6  # its length in widths of the line
 ROUNDING = 1e-6  # pixels
 
 
@@ -87,86 +89,73 @@ def _plot(
     colors = _colors(len(truth.class_names))
     wrong = best_overlaps(detections, truth)[0] <= HIT
     shown = detections.scores >= min_score
-    titles = (
-        "annotated (dashed: difficult)" if truth.difficult.any() else "annotated",
-        f"found, score ≥ {min_score:g} (dashed: no such object)",
+    # title, table, which of its boxes are drawn, and which of them dashed
+    parts: tuple[tuple[str, Detections | GroundTruth, Array, Array], ...] = (
+        (
+            "annotated (dashed: difficult)" if truth.difficult.any() else "annotated",
+            *(truth, np.ones(len(truth), bool), truth.difficult),
+        ),
+        (
+            f"found, score ≥ {min_score:g} (dashed: no such object)",
+            *(detections, shown, wrong),
+        ),
     )
-    figure = plt.figure(figsize=(3.2 * COLUMNS, 5.2 * rows + 3.6), layout="constrained")
+    figure = plt.figure(figsize=(INCHES * COLUMNS, 5.2 * rows + 3.6), layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[5.2 * rows, 3.6])
     grid = top.add_gridspec(rows * 2, COLUMNS)
     for number, image in enumerate(images):
         row, column = divmod(number, COLUMNS)
         assert image.path is not None
-        for below, title in enumerate(titles):
+        with Image.open(image.path) as file:
+            picture = ImageOps.exif_transpose(file).convert("RGB")
+        for below, (title, table, drawn, dashed) in enumerate(parts):
             axes = top.add_subplot(grid[row * 2 + below, column])
-            with Image.open(image.path) as picture:
-                axes.imshow(ImageOps.exif_transpose(picture).convert("RGB"))
+            axes.imshow(_with_boxes(picture, table, image.id, drawn, dashed, colors))
             axes.set_title(title if below else f"{image.id}\n{title}", fontsize=7)
             axes.axis("off")
-            if below:
-                _draw_boxes(axes, detections, image.id, shown, wrong, colors)
-            else:
-                _draw_boxes(axes, truth, image.id, None, truth.difficult, colors)
     left, right = bottom.subplots(1, 2)
     _draw_bars(left, result, scorer)
     _draw_curves(right, result, truth.class_names, colors)
-    figure.draw_without_rendering()  # places the axes, and so gives the labels their sizes
-    for axes in top.axes:
-        _spread_labels(axes)
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=DOTS_PER_INCH)
     plt.close(figure)
 
 
-def _colors(count: int) -> Array:
-    """Return one color per class, as different as their number allows: (count, 4)."""
-    from matplotlib import colormaps
-
-    if count > 20:
-        return colormaps["turbo"](np.linspace(0, 1, count))
-    return colormaps["tab10" if count <= 10 else "tab20"](np.arange(count))
-
-
-def _draw_boxes(
-    axes: Any,
+def _with_boxes(
+    picture: Image.Image,
     table: Detections | GroundTruth,
     image: str,
-    shown: Array | None,  # (N,) bool; None for all
+    drawn: Array,  # (N,) bool
     dashed: Array,  # (N,) bool
-    colors: Array,
-) -> None:
-    from matplotlib.patches import Rectangle
-
-    for row in np.flatnonzero(table.image == table.image_ids.index(image)):
-        if shown is not None and not shown[row]:
-            continue
-        label = table.class_names[table.category[row]]
-        if isinstance(table, Detections):
-            label += f" {table.scores[row]:.2f}"
-        x1, y1, x2, y2 = table.boxes[row]
-        color = colors[table.category[row]]
-        style = "--" if dashed[row] else "-"
-        box = Rectangle((x1, y1), x2 - x1, y2 - y1, fill=False, ec=color, lw=1.3, ls=style)
-        axes.add_patch(box)
-        luminance = float(color[:3] @ (0.299, 0.587, 0.114))
-        axes.text(
-            x1, y1, label, fontsize=5, va="top", color="black" if luminance > LIGHT else "white",
-            bbox={"facecolor": color, "edgecolor": "none", "pad": 0.5},
-            clip_on=True, in_layout=False,
-        )  # fmt: skip
+    colors: list[str],
+) -> Image.Image:
+    """Return the picture as wide as its place in the sheet, with the boxes of this image."""
+    scale = INCHES * DOTS_PER_INCH / picture.width
+    mine = np.flatnonzero((table.image == table.image_ids.index(image)) & drawn)
+    labels = [table.class_names[table.category[row]] for row in mine]
+    if isinstance(table, Detections):
+        labels = [
+            f"{label} {table.scores[row]:.2f}" for label, row in zip(labels, mine, strict=True)
+        ]
+    return draw_boxes(
+        picture.resize((round(picture.width * scale), round(picture.height * scale))),
+        table.boxes[mine] * scale,
+        labels,
+        [colors[table.category[row]] for row in mine],
+        dashed[mine],
+    )
 
 
-def _spread_labels(axes: Any) -> None:
-    """Shift the labels of one image so that all can be read."""
-    patches = [text.get_bbox_patch() for text in axes.texts]
-    if not patches:
-        return
-    here = np.array([patch.get_window_extent().extents for patch in patches])
-    places = spread(here, axes.bbox.extents)
-    to_pixels = axes.transData
-    for text, moved in zip(axes.texts, places - here, strict=True):
-        corner = to_pixels.transform(text.get_position()) + moved[:2]
-        text.set_position(to_pixels.inverted().transform(corner))
+def _colors(count: int) -> list[str]:
+    """Return one color per class, as different as their number allows."""
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    if count > 20:
+        found = colormaps["turbo"](np.linspace(0, 1, count))
+    else:
+        found = colormaps["tab10" if count <= 10 else "tab20"](np.arange(count))
+    return [to_hex(color) for color in found]
 
 
 def _draw_bars(axes: Any, result: dict[str, Any], scorer: str) -> None:
@@ -189,7 +178,7 @@ def _draw_bars(axes: Any, result: dict[str, Any], scorer: str) -> None:
 
 
 def _draw_curves(
-    axes: Any, result: dict[str, Any], classes: tuple[str, ...], colors: Array
+    axes: Any, result: dict[str, Any], classes: tuple[str, ...], colors: list[str]
 ) -> None:
     for name, curves in result["curves"]["precision"].items():
         color = colors[classes.index(name)]
@@ -206,28 +195,16 @@ def _draw_curves(
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def draw_found(picture: np.ndarray, found: Iterable[Found], output: Path) -> None:
+def draw_found(picture: Array, found: Iterable[Found], output: Path) -> None:
     """Write the picture with a labeled box per object; a class has the same color everywhere."""
-    image = Image.fromarray(picture)
-    draw = ImageDraw.Draw(image)
-    line = max(1, round(max(image.size) / 400))
-    font = ImageFont.load_default(size=max(10, max(image.size) // 50))
     ordered = sorted(found, key=lambda thing: -thing.score)  # the surest get the nearest places
-    colors = [COLORS[zlib.crc32(thing.name.encode()) % len(COLORS)] for thing in ordered]
-    texts = [f"{thing.name} {thing.score:.2f}" for thing in ordered]
-    wanted = np.zeros((len(texts), 4))
-    for row, thing, text in zip(wanted, ordered, texts, strict=True):
-        x, y = np.floor(thing.box[:2])
-        right, bottom = draw.textbbox((0, 0), text, font=font)[2:]
-        height = bottom + 2 * line
-        row[:] = (x, y - height, x + right + 2 * line, y)
-    for thing, color in zip(ordered, colors, strict=True):
-        draw.rectangle(thing.box, outline=color, width=line)
-    places = np.round(spread(wanted, (0, 0, *image.size)))  # the labels above all boxes
-    for label, color, text in zip(places, colors, texts, strict=True):
-        x1, y1, x2, y2 = label.tolist()
-        draw.rectangle((x1, y1, x2 - 1, y2 - 1), fill=color)
-        draw.text((x1 + line, y1 + line), text, fill="white", font=font)
+    image = draw_boxes(
+        Image.fromarray(picture),
+        np.array([thing.box for thing in ordered]).reshape(-1, 4),
+        [f"{thing.name} {thing.score:.2f}" for thing in ordered],
+        [COLORS[zlib.crc32(thing.name.encode()) % len(COLORS)] for thing in ordered],
+        np.zeros(len(ordered), bool),
+    )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         image.save(output)
@@ -235,7 +212,49 @@ def draw_found(picture: np.ndarray, found: Iterable[Found], output: Path) -> Non
         raise DetectionError(f"{output} cannot be written: {error}. Choose another.") from error
 
 
-def spread(labels: np.ndarray, canvas: Sequence[float]) -> np.ndarray:
+def draw_boxes(
+    image: Image.Image,
+    boxes: Array,  # (N, 4)
+    labels: Sequence[str],
+    colors: Sequence[str],
+    dashed: Array,  # (N,) bool
+) -> Image.Image:
+    """Draw into the image and return it; the labels lie above all boxes, none over another."""
+    draw = ImageDraw.Draw(image)
+    line = max(1, round(max(image.size) / 400))
+    font = ImageFont.load_default(size=max(10, max(image.size) // 50))
+    wanted = np.zeros((len(labels), 4))
+    for row, box, label in zip(wanted, boxes, labels, strict=True):
+        x, y = np.floor(box[:2])
+        right, bottom = draw.textbbox((0, 0), label, font=font)[2:]
+        row[:] = (x, y - bottom - 2 * line, x + right + 2 * line, y)
+    for box, color, is_dashed in zip(boxes.tolist(), colors, dashed, strict=True):
+        if is_dashed:
+            _draw_dashed(draw, box, color, line)
+        else:
+            draw.rectangle(box, outline=color, width=line)
+    places = np.round(spread(wanted, (0, 0, *image.size)))
+    for place, color, label in zip(places, colors, labels, strict=True):
+        x1, y1, x2, y2 = place.tolist()
+        draw.rectangle((x1, y1, x2 - 1, y2 - 1), fill=color)
+        luminance = np.array(ImageColor.getrgb(color)) @ (0.299, 0.587, 0.114) / 255
+        text_color = "black" if luminance > LIGHT else "white"
+        draw.text((x1 + line, y1 + line), label, fill=text_color, font=font)
+    return image
+
+
+def _draw_dashed(draw: ImageDraw.ImageDraw, box: Sequence[float], color: str, line: int) -> None:
+    x1, y1, x2, y2 = box
+    step = DASH * line
+    for start in np.arange(x1, x2, 2 * step):
+        for y in (y1, y2):
+            draw.line((start, y, min(start + step, x2), y), fill=color, width=line)
+    for start in np.arange(y1, y2, 2 * step):
+        for x in (x1, x2):
+            draw.line((x, start, x, min(start + step, y2)), fill=color, width=line)
+
+
+def spread(labels: Array, canvas: Sequence[float]) -> Array:
     """Shift labels (N, 4), each as little as it can be, until none covers another.
 
     Earlier ones choose first. All stay on the canvas (x1, y1, x2, y2); one for which no room is
@@ -261,7 +280,7 @@ def spread(labels: np.ndarray, canvas: Sequence[float]) -> np.ndarray:
     return placed
 
 
-def _covers(corner: np.ndarray, size: np.ndarray, others: np.ndarray) -> bool:
+def _covers(corner: Array, size: Array, others: Array) -> bool:
     """Return whether a label here would cover one of the others by more than rounding."""
     begins = corner < others[:, 2:] - ROUNDING  # (N, 2)
     ends = corner + size > others[:, :2] + ROUNDING

@@ -1,7 +1,7 @@
 """The detection task: fine-tune a detector, score it once on the test set, write its record.
 
 An iteration is Detectron2's `run_step` between its hooks, and a step of the engine. Images, views
-and all that is drawn are functions of the seed and the iteration, so a resumed run ends in the same
+and all random draws are functions of the seed and the iteration, so a resumed run ends in the same
 bits.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,10 +20,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from detectron2.config import CfgNode
-from detectron2.engine import AMPTrainer, HookBase, SimpleTrainer, hooks
+from detectron2.engine import AMPTrainer, SimpleTrainer, hooks
 from detectron2.engine.defaults import default_writers
 from detectron2.evaluation import inference_on_dataset
-from detectron2.evaluation.testing import flatten_results_dict
 from detectron2.modeling import build_model
 from detectron2.modeling.meta_arch import retinanet
 from detectron2.solver import build_lr_scheduler, build_optimizer
@@ -176,11 +174,16 @@ class Detection(Task):
         is_exact = cfg.TEST.PRECISE_BN.ENABLED and bool(get_bn_modules(parallel))
         self.trainer.register_hooks(
             [
-                _SeedEachStep(cfg.SEED),
+                # Proposals and RoIs are drawn by the number of the step, also after a restart.
+                hooks.CallbackHook(
+                    before_step=lambda trainer: seed_everything(
+                        cfg.SEED, "step", trainer.iter, comm.get_rank()
+                    )
+                ),
                 hooks.IterationTimer(),
                 hooks.LRScheduler(optimizer, build_lr_scheduler(cfg, optimizer)),
                 *([self.exact_statistics()] if is_exact else []),
-                _EvaluateOnTheWay(self, is_exact),
+                hooks.CallbackHook(after_step=lambda _: self.evaluate_on_the_way(is_exact)),
             ]
         )
         if saved:
@@ -233,7 +236,7 @@ class Detection(Task):
             return
         if comm.is_main_process():
             forget_metrics_after(self.folder, self.start - 1)
-            trainer.register_hooks([_FirstLine(last), _Writer(self)])
+            trainer.register_hooks([_Writer(self)])
         trainer.data_loader = build_train_loader(
             *(cfg, self.dicts, cfg.SEED, cfg.DATALOADER.NUM_WORKERS),
             start=self.start,
@@ -317,15 +320,41 @@ class Detection(Task):
             write_atomically(self.folder / SCORES_FILE, json.dumps(scores, indent=1).encode())
         return scores
 
-    def infer(self, folder: Path | None) -> tuple[dict[str, ScorerResult], Any]:
-        """Return the scores of a pass over the test set, and the same in Detectron2's format."""
-        cfg = self.cfg
-        (name,) = cfg.DATASETS.TEST
-        masks = cfg.MODEL.MASK_ON
-        scorers = scorers_for(masks, cfg.KSCL.SCORER)
-        evaluator = SavedPassEvaluator(name, folder, scorers, self.sets.ground_truth, masks)
-        results = inference_on_dataset(self.model, _TestImages(self), evaluator)
-        return evaluator.scores, results
+    def infer(self, folder: Path | None) -> tuple[dict[str, ScorerResult], dict[str, float]]:
+        """Return the scores of a pass over the test set, and numbers by Detectron2's names."""
+        scorers = scorers_for(self.cfg.MODEL.MASK_ON, self.cfg.KSCL.SCORER)
+        evaluator = SavedPassEvaluator(self.sets.ground_truth, folder, scorers)
+        numbers = inference_on_dataset(self.model, _TestImages(self), evaluator)
+        return evaluator.scores, numbers
+
+    def evaluate_on_the_way(self, is_exact: bool) -> None:
+        """Score the detector every TEST.EVAL_PERIOD iterations, as if training ended there.
+
+        The training is left as it was: the statistics of BatchNorm and RetinaNet's normalizer are
+        put back, and every step seeds its own random streams.
+        """
+        done, model = self.trainer.iter + 1, self.model
+        if not self.is_evaluated(done):
+            return
+        began = time.monotonic()
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        normalizer = getattr(model, NORMALIZER, None)
+        try:
+            seed_everything(self.cfg.SEED, "evaluation", done, comm.get_rank())
+            if is_exact:
+                self.exact_statistics().update_stats()
+            _share_buffers(model)
+            log.info("Evaluation after iteration %d of %d:", done, self.cfg.SOLVER.MAX_ITER)
+            _, numbers = self.infer(None)  # none but on rank 0
+        finally:
+            with torch.no_grad():
+                for buffer, before in zip(model.buffers(), buffers, strict=True):
+                    buffer.copy_(before)
+            if normalizer is not None:
+                setattr(model, NORMALIZER, normalizer)
+        self.trainer.storage.put_scalars(**numbers, smoothing_hint=False)
+        wait_for_all()  # not in a collective of the GPUs: rank 0 scores alone
+        self.seconds_of_evaluations += time.monotonic() - began
 
 
 class _TestImages:
@@ -346,80 +375,25 @@ class _TestImages:
             yield batch
 
 
-class _SeedEachStep(HookBase):
-    """Seed what is drawn in a step (proposals, RoIs) by its number, also after a restart."""
+class _Writer(hooks.PeriodicWriter):
+    """Write the metrics every LINES_EVERY iterations, and after an evaluation.
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    The first iteration is printed too: on a slow machine the next line takes long.
+    """
 
-    def before_step(self) -> None:
-        seed_everything(self.seed, "step", self.trainer.iter, comm.get_rank())
-
-
-class _FirstLine(HookBase):
-    """Print a line after the first iteration: on a slow machine the next one takes long."""
-
-    def __init__(self, iterations: int) -> None:
-        self.printer = CommonMetricPrinter(iterations)
+    def __init__(self, task: Detection) -> None:
+        self.task, self.iterations = task, task.cfg.SOLVER.MAX_ITER
+        super().__init__(default_writers(task.cfg.OUTPUT_DIR, self.iterations), LINES_EVERY)
 
     def after_step(self) -> None:
         if self.trainer.iter == self.trainer.start_iter:
-            self.printer.write()
-
-
-class _Writer(hooks.PeriodicWriter):
-    """Write the metrics every LINES_EVERY iterations, and after an evaluation."""
-
-    def __init__(self, task: Detection) -> None:
-        writers = default_writers(task.cfg.OUTPUT_DIR, task.cfg.SOLVER.MAX_ITER)
-        super().__init__(writers, period=LINES_EVERY)
-        self.task = task
-
-    def after_step(self) -> None:
+            CommonMetricPrinter(self.iterations).write()
         super().after_step()
         done = self.trainer.iter + 1
         # Writers take the latest numbers, so the next evaluation would replace this one's.
         if done % LINES_EVERY and self.task.is_evaluated(done):
             for writer in self._writers:
                 writer.write()
-
-
-class _EvaluateOnTheWay(HookBase):
-    """Score the detector every TEST.EVAL_PERIOD iterations, as it would be if training ended then.
-
-    The training is left as it was: the statistics of BatchNorm and RetinaNet's normalizer are put
-    back, and a step draws nothing from random streams that an evaluation has used
-    (`_SeedEachStep`).
-    """
-
-    def __init__(self, task: Detection, is_exact: bool) -> None:
-        self.task, self.is_exact = task, is_exact
-
-    def after_step(self) -> None:
-        task, done = self.task, self.trainer.iter + 1
-        if not task.is_evaluated(done):
-            return
-        began = time.monotonic()
-        buffers = [buffer.clone() for buffer in task.model.buffers()]
-        normalizer = getattr(task.model, NORMALIZER, None)
-        try:
-            seed_everything(task.cfg.SEED, "evaluation", done, comm.get_rank())
-            if self.is_exact:
-                task.exact_statistics().update_stats()
-            _share_buffers(task.model)
-            log.info("Evaluation after iteration %d of %d:", done, task.cfg.SOLVER.MAX_ITER)
-            _, results = task.infer(None)  # None but on rank 0
-        finally:
-            with torch.no_grad():
-                for buffer, before in zip(task.model.buffers(), buffers, strict=True):
-                    buffer.copy_(before)
-            if normalizer is not None:
-                setattr(task.model, NORMALIZER, normalizer)
-        numbers = flatten_results_dict(results or {})  # by Detectron2's names, e.g. bbox/AP50
-        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        self.trainer.storage.put_scalars(**finite, smoothing_hint=False)
-        wait_for_all()  # not in a collective of the GPUs: rank 0 scores alone
-        task.seconds_of_evaluations += time.monotonic() - began
 
 
 def run_trial(job: tuple[CfgNode, dict[str, Any], Flags]) -> int:
@@ -504,7 +478,7 @@ def write_trial_record(
         details = {**details, "certificate": certificate.as_dict()}
     headline, per_class = scores[cfg.KSCL.SCORER], per_class_numbers(scores)
     metrics = metrics_of(scores, cfg.KSCL.SCORER)
-    rarely_found = [
+    remarks = [
         f"The class '{name}' is hardly found (AP50 below {RARELY_FOUND:g}). Train longer, or "
         "annotate more objects of it."
         for name, row in headline["per_class"].items()
@@ -512,9 +486,9 @@ def write_trial_record(
     ]
     if metrics["AP50"] < LEAST_AP50:
         low = f"AP50 is {metrics['AP50']:.1f}, too low to compare. Train longer or on more images."
-        details = {**details, "warnings": [low]}
-    elif rarely_found:
-        details = {**details, "warnings": rarely_found}
+        remarks = [low]
+    if remarks:
+        details = {**details, "warnings": remarks}
     processes = [number for _, number in details.get(WORLD_SIZES, [(0, 1)])]
     record = make_record(
         kind=Detection.kind,

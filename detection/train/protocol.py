@@ -9,7 +9,13 @@ from typing import Any
 
 from detectron2.config import CfgNode
 
-from detection.config import DETECTOR_KEYS, NORM_KEY, NORM_KEYS, load_detection_config
+from detection.config import (
+    DETECTOR_KEYS,
+    GRID_KEY,
+    NORM_KEY,
+    NORM_KEYS,
+    load_detection_config,
+)
 from detection.convert.routes import PLAIN_BUILDERS, PROTOCOL_BUILDERS
 from kscl.config import leaves_without, one_line, plain, shipped_configs, value_at
 from kscl.data.annotated.coco import COCO_NAMES
@@ -18,7 +24,7 @@ from kscl.records.record import Protocol
 
 BUILDER_KEY = "MODEL.BACKBONE.NAME"
 SCORER_KEY = "KSCL.SCORER"
-RATE_KEY, GRID_KEY = "SOLVER.BASE_LR", "KSCL.LR_GRID"
+RATE_KEY = "SOLVER.BASE_LR"
 # Where and how, not what: two runs that differ only here give the same numbers.
 WITHOUT_EFFECT = (
     "OUTPUT_DIR",

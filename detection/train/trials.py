@@ -1,13 +1,20 @@
 """From one command to its runs: adapt the config, check all of it, expand trials and rates.
 
 Every run has a config, a seed and a folder of its own; `detection.train.detect` does it.
+
+A learning rate may be chosen per backbone: on a part of the training images, never on the test set.
+Published numbers often hide such a search. Here it is a protocol of its own: its name says so, its
+grid is part of it, and the record says what every learning rate reached.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +22,9 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer
 
-from detection.config import NORM_KEYS, WEIGHTS_KEY
+from detection.config import GRID_KEY, NORM_KEYS, WEIGHTS_KEY
 from detection.convert.certificate import verify_start
-from detection.data.sets import RunSets, check_sets, read_run_sets
+from detection.data.sets import Part, RunSets, check_sets, read_run_sets
 from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
 from detection.train.detect import run_trial, score_detector
@@ -29,17 +36,9 @@ from detection.train.detector import (
     refuse_other_use,
     refuse_run_folder,
 )
-from detection.train.lr_search import (
-    GRID_KEY,
-    SEARCH_FOLDER,
-    check_grid,
-    images_to_divide,
-    search,
-    search_summary,
-)
 from kscl.cli import is_later
 from kscl.config import CONFIG_FILE, value_at
-from kscl.data.annotations import Problem
+from kscl.data.annotations import AnnotatedImage, Problem
 from kscl.errors import KsclError
 from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, read_record
@@ -51,6 +50,10 @@ from kscl.runtime.launch import launch
 
 STARTS = Flags()
 HEADLINE = ("AP50", "AP", "AP75")
+SEARCH_FOLDER = "lr_search"
+TRIAL = "-lr-trial"  # what the protocol's name ends in while one learning rate is tried
+HELD_OUT = 5  # one of so many training images is held out to choose on
+METRIC = "AP"
 MASK_HEADLINE = tuple(f"{MASK_PREFIX}{name}" for name in HEADLINE)
 
 
@@ -125,9 +128,6 @@ def check_trials(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
         except KsclError as error:
             problems.append(Problem(kind, where, str(error), ""))
 
-    with checking("config", GRID_KEY):
-        if cfg.KSCL.LR_GRID:
-            check_grid(list(cfg.KSCL.LR_GRID), GRID_KEY)
     with checking("data", "DATASETS"):
         if not any(is_later(name, later) for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
             report = check_sets(cfg)
@@ -154,7 +154,6 @@ def run_trials(
     """Check data, weights and detector, run every unfinished trial, and return the exit code."""
     loaded_code()  # what is edited from here on does not make these numbers
     if cfg.KSCL.LR_GRID:
-        check_grid(list(cfg.KSCL.LR_GRID), GRID_KEY)
         num_trials = max(1, num_trials)  # beside the folder of the search
     configs = trial_configs(cfg, num_trials)
     folders = [Path(trial_cfg.OUTPUT_DIR) for trial_cfg in configs]
@@ -177,14 +176,11 @@ def run_trials(
             return launch(run_trial, (trial_cfg, {**shared, "sets": parts}, flags), num_gpus)
 
         code, found = search(cfg, sets, try_rate)
-        if found is None:
+        if code:
             return code
-        print(search_summary(found), flush=True)
-        for trial_cfg in configs:
-            trial_cfg.defrost()
-            trial_cfg.SOLVER.BASE_LR = found["chosen"]
-            trial_cfg.freeze()
         shared["lr_search"] = found
+        cfg.SOLVER.BASE_LR = found["chosen"]
+        configs = trial_configs(cfg, num_trials)
     for trial_cfg in configs:
         if code := launch(run_trial, (trial_cfg, {**shared, "sets": sets}, flags), num_gpus):
             return code
@@ -241,3 +237,74 @@ def summary(folders: list[Path]) -> str:
     warned = [f"Warning: {text}" for it in records for text in it["details"].get("warnings", [])]
     line = f"{', '.join(parts)} ({count}, {records[0]['details']['scorer']})"
     return "\n".join(dict.fromkeys([line, *warned]))
+
+
+def images_to_divide(train: Sequence[Part]) -> list[AnnotatedImage]:
+    """Return all training images; raise an error if they are too few to hold one out."""
+    images = [image for _, annotated in train for image in annotated.images]
+    if len(images) < HELD_OUT:
+        raise DetectionError(
+            f"{GRID_KEY}: of {len(images)} training images none can be held out to choose a "
+            f"learning rate on. Use at least {HELD_OUT}."
+        )
+    return images
+
+
+def search_sets(sets: RunSets) -> RunSets:
+    """Return the training sets in two parts: to train on, and to choose the learning rate on."""
+    images = images_to_divide(sets.train)
+    order = sorted(images, key=lambda image: (zlib.crc32(str(image.id).encode()), str(image.id)))
+    held_out = {id(image) for image in order[: len(order) // HELD_OUT]}
+    train = [
+        (source, replace(annotated, images=[i for i in annotated.images if id(i) not in held_out]))
+        for source, annotated in sets.train
+    ]
+    source, first = sets.train[0]
+    chosen_on = [image for image in images if id(image) in held_out]
+    if len({image.id for image in chosen_on}) < len(chosen_on):  # two sets may use the same ids
+        chosen_on = [replace(image, id=str(number)) for number, image in enumerate(chosen_on)]
+    known = sets.fingerprints["train"]
+    return RunSets(
+        sets.class_names,
+        train,
+        (source, replace(first, images=chosen_on)),
+        {role: {**known, "hash": _digest(known["hash"], role)} for role in sets.fingerprints},
+    )
+
+
+def search(
+    cfg: CfgNode, sets: RunSets, run: Callable[[CfgNode, RunSets], int]
+) -> tuple[int, dict[str, Any]]:
+    """Try every learning rate of the grid; return the exit code, and what was found if it is 0."""
+    parts = search_sets(sets)
+    scores: dict[str, float] = {}
+    for rate in cfg.KSCL.LR_GRID:
+        trial = cfg.clone()
+        trial.SOLVER.BASE_LR = rate
+        trial.KSCL.LR_GRID = []
+        trial.KSCL.PROTOCOL = f"{cfg.KSCL.PROTOCOL or 'unnamed'}{TRIAL}"
+        trial.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / SEARCH_FOLDER / f"lr{rate:g}")
+        trial.freeze()
+        if code := run(trial, parts):
+            return code, {}
+        scores[f"{rate:g}"] = read_record(Path(trial.OUTPUT_DIR) / RECORD_FILE)["metrics"][METRIC]
+    best = max(cfg.KSCL.LR_GRID, key=lambda rate: (scores[f"{rate:g}"], -rate))
+    chosen_on = len(parts.test[1].images)
+    tried = ", ".join(f"{rate} gives {score:.2f}" for rate, score in scores.items())
+    print(
+        f"Learning rate {best:g} by {METRIC} on {chosen_on} held-out training images: {tried}.",
+        flush=True,
+    )
+    return 0, {
+        "chosen": best,
+        "grid": list(cfg.KSCL.LR_GRID),
+        METRIC: scores,
+        "scorer": cfg.KSCL.SCORER,
+        "trained_on": sum(len(annotated.images) for _, annotated in parts.train),
+        "chosen_on": chosen_on,
+        "chosen_on_what": "images of the training sets, held out from the trials",
+    }
+
+
+def _digest(fingerprint: str, role: str) -> str:
+    return hashlib.sha256(f"{SEARCH_FOLDER} {fingerprint} {role}".encode()).hexdigest()[:16]

@@ -9,17 +9,19 @@ from unittest import mock
 import numpy as np
 import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
+from detectron2.data.datasets.pascal_voc import register_pascal_voc
 from detectron2.evaluation import PascalVOCDetectionEvaluator, pascal_voc_evaluation
 from detectron2.structures import Boxes, Instances
 
-from detection.data.catalog import ground_truth_of, register_voc_folder
 from detection.scoring import score, voc07
 from detection.scoring.boxes import make_detections
 from tests.benchmarks.harness import figure, time_ratio
+from tests.helpers.data.scored_sets import truth_of
 from tests.helpers.data.sets import StableNumpy, random_detections, random_things, write_voc
 
 NAME = "benchmark of scoring"
 IMAGES, CLASSES, DETECTIONS = 5_000, 20, 100
+CLASS_NAMES = [f"class{index}" for index in range(CLASSES)]
 
 
 @figure(
@@ -36,7 +38,7 @@ def voc07_scorer_against_detectron2() -> float:
         root = write_voc(
             Path(folder), {"test": list(things)}, things, images=False, size=(300, 300)
         )
-        register_voc_folder(NAME, root, "test", [f"class{index}" for index in range(CLASSES)])
+        register_pascal_voc(NAME, str(root), "test", 2007, CLASS_NAMES)
         try:
             return _ratio(root, found)
         finally:
@@ -55,7 +57,7 @@ def _ratio(root: Path, found: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray
         theirs.process([{"image_id": image_id}], [{"instances": instances}])
         # It keeps what it has parsed.
         pascal_voc_evaluation.parse_rec(str(root / "Annotations" / f"{image_id}.xml"))
-    truth = ground_truth_of(NAME)
+    truth = truth_of(root, CLASS_NAMES)
     ours = make_detections(NAME, truth.class_names, found)
     results: dict[str, dict[str, float]] = {}
 

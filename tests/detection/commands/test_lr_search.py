@@ -12,11 +12,10 @@ from detectron2.config import CfgNode
 from detection.commands.train_net import main
 from detection.config import load_detection_config
 from detection.data.sets import RunSets, read_run_sets
-from detection.errors import DetectionError
-from detection.train.lr_search import parse_grid, search, search_sets
 from detection.train.protocol import protocol_of
-from detection.train.trials import adapt
+from detection.train.trials import adapt, search, search_sets
 from kscl.benchmark.leaderboard.rows import build_board
+from kscl.config import ConfigError
 from kscl.records.record import read_record, record_id
 from kscl.runtime.files import write_atomically
 from tests.helpers.detection_runs import arguments, start_train_net
@@ -105,15 +104,19 @@ def test_the_grid_is_part_of_the_protocol_and_scaled_with_the_learning_rate():
     assert scaled.KSCL.LR_GRID == [0.01, 0.02]
 
 
-@pytest.mark.parametrize("text", ["0.01", "0.01,0.01", "0.01,-1", "0.01,x", "", "0.01,inf"])
-def test_a_grid_that_gives_no_choice_is_refused(text):
-    with pytest.raises(DetectionError, match="--lr-grid"):
-        parse_grid(text)
+@pytest.mark.parametrize("grid", ["[0.01]", "[0.01, 0.01]", "[0.01, -1]", "[0.01, x]", "[1, .inf]"])
+def test_a_grid_that_gives_no_choice_is_refused(grid):
+    with pytest.raises(ConfigError, match=r"KSCL\.LR_GRID"):
+        load_detection_config("detection/shapes_tiny_c4.yaml", ["KSCL.LR_GRID", grid])
 
 
 def test_a_bad_grid_is_told_before_anything_starts(shop, tmp_path, capsys):
     assert main(arguments(shop, tmp_path / "run", "--lr-grid=0.01")) == 2
-    assert "--lr-grid" in capsys.readouterr().err
+    assert "KSCL.LR_GRID" in capsys.readouterr().err
+    for text in ("", "0.01,x"):
+        with pytest.raises(SystemExit):
+            main(arguments(shop, tmp_path / "run", f"--lr-grid={text}"))
+        assert "--lr-grid" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -123,8 +126,7 @@ FEW = ("DATASETS.TRAIN", "('voc:{}:val',)", "DATASETS.TEST", "('voc:{}:train',)"
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--lr-grid=0.01"], "--lr-grid 0.01: give at least two"),
-        (["KSCL.LR_GRID", "[0.01]"], "KSCL.LR_GRID: give at least two"),
+        (["--lr-grid=0.01"], "must be at least two different learning rates"),
         (["--lr-grid=0.01,0.02", *FEW], "of 2 training images none"),
     ],
 )

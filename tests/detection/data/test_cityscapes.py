@@ -6,18 +6,16 @@ import json
 
 import numpy as np
 import pytest
-from detectron2.data import DatasetCatalog, DatasetMapper
+from detectron2.data import DatasetMapper
 from PIL import Image
 
 from detection.commands.convert import main as convert
 from detection.commands.preflight import main as preflight
 from detection.commands.train_net import main as train_net
 from detection.config import load_detection_config
-from detection.data.catalog import ground_truth_of, register_datasets
-from detection.data.masks import packed
 from detection.data.sets import read_run_sets
 from detection.scoring import MASK_SCORER, score
-from detection.scoring.boxes import make_detections
+from detection.scoring.boxes import make_detections, make_ground_truth, packed
 from kscl.commands.prepare_data import main as prepare_data
 from kscl.data.annotated.cityscapes import CITYSCAPES_CLASSES
 from kscl.data.annotated.voc import read_voc
@@ -120,13 +118,11 @@ def test_the_shipped_protocol_starts_from_cityscapes_on_disk(weights, tmp_path, 
 
 
 def test_instances_are_scored_and_a_missed_group_costs_nothing(cityscapes):
-    register_datasets([TRAIN], [VAL])
-    assert len(DatasetCatalog.get(VAL)) == 2
-    truth = ground_truth_of(VAL, with_masks=True)
-    annotated = read_source(parse_source(VAL), with_masks=True).images
+    annotated = read_source(parse_source(VAL), with_masks=True)
+    truth = make_ground_truth(annotated)
     index = {name: number for number, name in enumerate(truth.class_names)}
     per_image, masks = {}, {}
-    for image in annotated:
+    for image in annotated.images:
         things = [thing for thing in image.objects if not thing.difficult]
         boxes = np.array([thing.box for thing in things], np.float32)
         classes = np.array([index[thing.name] for thing in things])

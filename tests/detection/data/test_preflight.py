@@ -15,7 +15,6 @@ from detection.data.preflight import preflight
 from kscl.data.annotations import Source, image_size
 from kscl.data.source import equal_files
 from kscl.errors import KsclError
-from tests.helpers.commands import tool
 from tests.helpers.data.sets import annotation_xml, small_coco, small_voc, write_image, write_voc
 
 
@@ -296,9 +295,8 @@ def test_many_problems_of_a_kind_are_counted_on_screen_and_kept_whole(tmp_path):
 
 def test_the_tool_exits_with_one_and_prints_json_when_asked(voc, capsys):
     sets = ("--train", f"voc:{voc}:train", "--test", f"voc:{voc}:test")
-    good = tool("preflight", *sets, "--full")
-    assert good.returncode == 0, good.stderr
-    assert "No problem found" in good.stdout
+    assert main([*sets, "--full"]) == 0
+    assert "No problem found" in capsys.readouterr().out
     (voc / "JPEGImages/a.jpg").unlink()
     assert main([*sets, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
@@ -310,3 +308,38 @@ def test_a_set_registered_under_its_own_name_is_given_as_its_source(voc):
     source = Source("my pets", "voc", voc, split="train")
     report = preflight([source], [f"voc:{voc}:test"]).checked()
     assert [row["name"] for row in report.sets] == ["my pets", f"voc:{voc}:test"]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({}, None),
+        ({"segmentation": []}, "missing mask"),
+        ({"segmentation": [[1, 2, 10, 7]]}, "degenerate mask"),
+        ({"segmentation": {"size": [48, 64], "counts": [50, 5, 3017]}}, "mask format"),
+        ({"segmentation": [], "iscrowd": 1}, "missing mask"),
+    ],
+)
+def test_masks_that_are_missing_or_cannot_be_trained_on_are_told_before_the_run(
+    tmp_path, change, kind
+):
+    thing = {"id": 1, "image_id": 7, "category_id": 3, "bbox": [1, 2, 9, 5], "area": 45}
+    thing |= {"segmentation": [[1, 2, 10, 2, 10, 7, 1, 7]]}
+    things = [thing | change, thing | {"id": 2, "category_id": 18}]
+    train, images = small_coco(tmp_path / "train", annotations=things)
+    test, others = small_coco(tmp_path / "test", annotations=things)
+    for picture in others.iterdir():  # the test has pictures of its own
+        write_image(picture, 99 + len(picture.name))
+    names = [f"coco:{train}:{images}"], [f"coco:{test}:{others}"]
+    assert preflight(*names).checked()
+    report = preflight(*names, mask_format="polygon")
+    assert set(kinds(report)) == ({kind} if kind else set())
+    if kind == "mask format":
+        assert preflight(*names, mask_format="bitmask").checked()
+
+
+def test_a_voc_folder_has_no_masks_and_is_refused_for_a_mask_head(voc, capsys):
+    sets = ["--train", f"voc:{voc}:train", "--test", f"voc:{voc}:test"]
+    assert main(sets) == 0
+    assert main([*sets, "--masks", "polygon"]) == 1
+    assert capsys.readouterr().out.count("[missing mask]") == 2

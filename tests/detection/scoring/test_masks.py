@@ -9,11 +9,12 @@ import pytest
 from pycocotools import mask as coco_masks
 
 from detection.commands.score import main
-from detection.data.masks import packed, packed_pixels
 from detection.scoring import MASK_SCORER, metrics_of, score, scorers_for
 from detection.scoring.boxes import (
     make_detections,
     make_ground_truth,
+    packed,
+    packed_pixels,
     read_detections,
     read_ground_truth,
     write_table,

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+from detection.commands.score import find_ground_truth
+from detection.scoring.boxes import GroundTruth
 from kscl.data.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
 
 VOC, VOC10, COCO101 = "voc07-11pt", "voc10-every-point", "coco-101pt"
+
+
+def truth_of(root: Path, classes: Sequence[str]) -> GroundTruth:
+    """Return what there is to find in the test split of a VOC folder."""
+    return find_ground_truth(f"{root}:test", tuple(classes))
 
 
 def annotated(things, classes, with_area=False) -> AnnotatedSet:

@@ -7,8 +7,8 @@ import csv
 import pytest
 
 from detection.commands.score import find_ground_truth
-from detection.data.catalog import detectron2_dicts
 from detection.data.preflight import preflight
+from detection.data.sets import detectron2_dicts
 from kscl.data.annotated.voc import read_voc
 from kscl.data.annotations import (
     ANNOTATION_FORMATS,
