@@ -1,8 +1,4 @@
-"""The frozen backbone: loaded whole, calibrated where asked, and proven unchanged at the end.
-
-Calibration takes BatchNorm statistics of training images once and keeps them on disk beside the
-features.
-"""
+"""The frozen backbone: loaded whole, calibrated if requested, and proven unchanged at the end."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -36,7 +33,7 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import AMP_TYPES, autocast, in_tf32
 from kscl.views.normalize import normalize_exactly
-from linear_eval.images import LabeledImages, ViewsOfImages, file_state, geometry, load_batches
+from linear_eval.images import LabeledImages, file_state, geometry, load_center_crops
 
 BATCH = 64  # of the calibration
 POLL_SECONDS = 0.2
@@ -58,40 +55,36 @@ class Frozen:
     decoded: int = 0  # images, for the calibration
 
     @property
-    def layout(self) -> torch.memory_format:
-        """Return the memory format of its inputs."""
-        return fast_layout(self.device, self.amp)
-
-    @property
     def device(self) -> torch.device:
         """Return the device it is on."""
         return self.mean.device
 
+    def inputs(self, images: Tensor) -> Tensor:
+        """Return uint8 images (B, 3, H, W) as its input."""
+        images = images.to(self.device, non_blocking=True)
+        inputs = normalize_exactly(images, self.mean, self.std)
+        return inputs.contiguous(memory_format=fast_layout(self.device, self.amp))
+
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
         """Return pooled features (B, D), float32, of uint8 images (B, 3, H, W)."""
-        images = images.to(self.device, non_blocking=True)
-        inputs = normalize_exactly(images, self.mean, self.std)
-        inputs = inputs.contiguous(memory_format=self.layout)
+        inputs = self.inputs(images)
         with autocast(self.device, self.amp):
-            return self.module(inputs).float()
-
-    def check_unchanged(self) -> None:
-        """Raise an error if a tensor differs from when the probe began."""
-        if tensors_hash(self.module) != self.tensors_sha256:
-            raise KsclError(
-                "The backbone's tensors changed while it was probed, so the number is not its own "
-                "and no record was written: something trained it or ran it in training mode. "
-                "Report this as a bug."
-            )
-
-    def check_finite(self, features: Tensor) -> None:
-        """Raise an error if a feature is NaN or infinite."""
+            features: Tensor = self.module(inputs).float()
         if not torch.isfinite(features).all():
             cause = "its weights are broken, or its BatchNorm statistics (BACKBONE.BATCH_NORM)"
             if self.amp is torch.float16:
                 cause = "fp16 overflows in it: set SOLVER.AMP bf16 or off"
             raise KsclError(f"The backbone gives features that are not finite: {cause}.")
+        return features
+
+    def check_unchanged(self) -> None:
+        """Raise an error if a tensor differs from when the probe began."""
+        if tensors_hash(self.module) != self.tensors_sha256:
+            raise KsclError(
+                "The backbone's tensors changed while it was probed, so no record was written: "
+                "something trained it or ran it in training mode. Report this as a bug."
+            )
 
 
 def freeze(cfg: CfgNode, train: LabeledImages, loaded: Loaded | None = None) -> Frozen:
@@ -113,7 +106,7 @@ def freeze(cfg: CfgNode, train: LabeledImages, loaded: Loaded | None = None) -> 
         wanted = "calibrate" if loaded.layout == RANDOM else "keep"
     used, decoded = 0, 0
     if wanted == "calibrate" and batch_norms(module):
-        used, decoded = calibrate(cfg, module, loaded, train, mean, std)
+        used, decoded = calibrate(cfg, loaded, train, mean, std)
     return Frozen(loaded, module, dim, mean, std, amp, used, tensors_hash(module), decoded)
 
 
@@ -127,10 +120,10 @@ def fast_layout(device: torch.device, amp: torch.dtype | None) -> torch.memory_f
 
 
 def load(cfg: CfgNode) -> Loaded:
-    """Return the backbone that the config names, in the place and with the input that it says."""
+    """Return the backbone that the config names."""
     given = cfg.BACKBONE
     if not given.WEIGHTS:
-        raise KsclError(f"BACKBONE.WEIGHTS is empty: set it to a file, an address, or '{RANDOM}'.")
+        raise KsclError(f"BACKBONE.WEIGHTS must be a file, an address or '{RANDOM}', got ''.")
     if given.KWARGS and not given.NAME:
         raise KsclError("BACKBONE.KWARGS are arguments of a network: set BACKBONE.NAME as well.")
     loaded = load_backbone(
@@ -149,14 +142,12 @@ def load(cfg: CfgNode) -> Loaded:
 
 
 def calibrate(
-    cfg: CfgNode,
-    module: nn.Module,
-    loaded: Loaded,
-    train: LabeledImages,
-    mean: Tensor,
-    std: Tensor,
+    cfg: CfgNode, loaded: Loaded, train: LabeledImages, mean: Tensor, std: Tensor
 ) -> tuple[int, int]:
-    """Calibrate the module of a loaded backbone; return the numbers (used, decoded)."""
+    """Take BatchNorm statistics from training images, or from the cache.
+
+    Return the number of images they are from, and of images that were decoded for them.
+    """
     order = permutation(cfg.SEED, 0, Stream.CALIBRATION, len(train))
     indices = order[: cfg.BACKBONE.CALIBRATION_IMAGES]
     about = {
@@ -169,46 +160,33 @@ def calibrate(
         "libraries": [torch.__version__, np.__version__, PIL.__version__, cv2.__version__],
         "computed": [device().type, in_tf32(device())],
     }
-    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-    path = cache_folder(cfg.DATA.CACHE_DIR) / "batch_norm" / f"{name}.safetensors"
+    path = cache_folder(cfg.DATA.CACHE_DIR) / "batch_norm" / f"{cache_name(about)}.safetensors"
+    norms = nn.ModuleList(batch_norms(loaded.backbone))
     # All ranks compute the same, so only rank 0 takes turns with other runs.
-    turn = my_turn(path.with_suffix(".lock")) if rank() == 0 else contextlib.nullcontext()
-    with turn:
-        norms = batch_norms(module)
+    with my_turn(path.with_suffix(".lock")) if rank() == 0 else contextlib.nullcontext():
         try:
-            known = safetensors.torch.load(path.read_bytes())
-            for number, norm in enumerate(norms):
-                norm.load_state_dict(
-                    {key: known[f"{number}.{key}"] for key in norm.state_dict()}, strict=True
-                )
+            norms.load_state_dict(safetensors.torch.load(path.read_bytes()))
             return len(indices), 0
         except FileNotFoundError:
             pass
-        except (OSError, KeyError, RuntimeError, safetensors.SafetensorError) as error:
-            log.warning("%s is damaged and made anew: %s", path, error)
-        batches = (part.to(device()) for part in _center_crops(cfg, train, indices))
-        calibrate_batch_norm(module, (normalize_exactly(part, mean, std) for part in batches))
-        tensors = {
-            f"{number}.{key}": value.contiguous()
-            for number, norm in enumerate(norms)
-            for key, value in norm.state_dict().items()
-        }
+        except (OSError, RuntimeError, safetensors.SafetensorError) as error:
+            log.warning("%s is damaged and is made again: %s", path, error)
+        # Batches of about one size, as each counts the same.
+        parts = np.array_split(indices, max(1, len(indices) // BATCH))
+        crops = (part.to(device()) for part in load_center_crops(cfg, train, parts))
+        inputs = (normalize_exactly(part, mean, std) for part in crops)
+        calibrate_batch_norm(loaded.backbone, inputs)
+        tensors = {name: value.contiguous() for name, value in norms.state_dict().items()}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, safetensors.torch.save(tensors))
-        except OSError as error:  # it costs the next probe a moment, not this one its result
-            log.warning("%s cannot be written: %s.", path, error.strerror)
+        except KsclError as error:  # the next probe takes them again; this one has its result
+            log.warning("%s", error)
         return len(indices), len(indices)
 
 
-def _center_crops(cfg: CfgNode, images: LabeledImages, indices: np.ndarray) -> Iterator[Tensor]:
-    """Yield batches (B, 3, H, W), uint8, of about one size, as each counts the same."""
-    shape = geometry(cfg)
-    dataset = ViewsOfImages(images, lambda picture, epoch, number: [shape.center(picture)])
-    parts = np.array_split(indices, max(1, len(indices) // BATCH))
-    batches = [[(0, int(index)) for index in part] for part in parts]
-    for batch in load_batches(dataset, batches, cfg.DATA.NUM_WORKERS):
-        yield batch.views[:, 0]
+def cache_name(about: dict[str, Any]) -> str:
+    """Return a name that is different for everything that differs in its description."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
 @contextlib.contextmanager

@@ -15,14 +15,13 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from kscl.cli import is_later
-from kscl.data.annotations import Problem, parse_source, read_source
+from kscl.data.annotations import Problem, is_set_name, parse_source, read_source
 from kscl.data.bad_images import find_unreadable
 from kscl.data.formats import DECODED_SAMPLE
 from kscl.data.open import open_source, open_voc_split
 from kscl.data.source import equal_files
 from kscl.errors import KsclError
 from kscl.runtime.logs import LOGGER
-from linear_eval.annotated import is_annotated
 from linear_eval.backbone import load
 from linear_eval.images import LabeledImages
 from linear_eval.probe import probe_of
@@ -88,7 +87,7 @@ def _paths(where: str, cache_dir: str) -> list[str]:
         source = open_source(where, cache_dir)
         if len(source) > MOST_COMPARED:
             return []  # of so many images only the folders are compared
-    elif is_annotated(where):
+    elif is_set_name(where):
         try:
             named = parse_source(where)
             if named.format != "voc":

@@ -5,14 +5,13 @@
                            center.json      this view's slot is complete; its checksum
 
 The key covers the backbone's tensors, the images and all that lies between the two, so features are
-reused when nothing has changed and never otherwise. An interrupted extraction resumes with the
-first missing piece; the pieces are the same for any number of ranks.
+reused only if nothing has changed. An interrupted extraction resumes with the first missing piece;
+the pieces are the same for any number of ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -35,25 +34,17 @@ from kscl.errors import KsclError
 from kscl.records.provenance import library_versions
 from kscl.run.engine import Run, Stopped
 from kscl.runtime.distributed import on_first_rank, rank, world_size
+from kscl.runtime.failures import DISK_FULL
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.precision import in_tf32
-from linear_eval.backbone import Frozen, my_turn
-from linear_eval.images import (
-    Geometry,
-    LabeledImages,
-    ViewsOfImages,
-    file_state,
-    geometry,
-    load_batches,
-    slot,
-)
+from linear_eval.backbone import Frozen, cache_name, my_turn
+from linear_eval.images import LabeledImages, file_state, geometry, load_views, slot
 
 FORMAT = 1
 BATCH = 128  # images the backbone sees at a time
 PIECE = 16 * BATCH  # images between two markers on disk
 LIBRARIES = ("torch", "torchvision", "timm", "numpy")
-FILE = "features.f32"
 log = logging.getLogger(LOGGER)
 
 
@@ -70,42 +61,35 @@ class Features:
         return self.rows[slot(view) * self.count : (slot(view) + 1) * self.count]
 
 
-@dataclass(frozen=True)
 class _Store:
     """One folder of the cache."""
 
-    folder: Path
-    count: int
-    dim: int
-
-    def slot_bytes(self) -> int:
-        """Return the size of one view's features."""
-        return self.count * self.dim * 4
-
-    def pieces(self) -> range:
-        """Return the numbers of all pieces."""
-        return range(-(-self.count // PIECE))
-
-    def marker(self, view: str, piece: int) -> Path:
-        """Return the file that says a piece is done."""
-        return self.folder / f"{view}.{piece:06d}.done"
+    def __init__(self, folder: Path, count: int, dim: int) -> None:
+        self.folder, self.count, self.dim = folder, count, dim
+        self.file = folder / "features.f32"
+        self.slot_bytes = count * dim * 4
+        self.pieces = range(-(-count // PIECE))
 
     def seal(self, view: str) -> Path:
         """Return the file that says a view is complete."""
         return self.folder / f"{view}.json"
 
+    def marker(self, view: str, piece: int) -> Path:
+        """Return the file that says a piece is done."""
+        return self.folder / f"{view}.{piece:06d}.done"
+
     def checksum(self, view: str) -> str:
         """Return the SHA-256 of a view's features on disk."""
-        digest, left = hashlib.sha256(), self.slot_bytes()
-        with (self.folder / FILE).open("rb") as file:
-            file.seek(slot(view) * self.slot_bytes())
+        digest, left = hashlib.sha256(), self.slot_bytes
+        with self.file.open("rb") as file:
+            file.seek(slot(view) * self.slot_bytes)
             while left and (part := file.read(min(left, 2**24))):
                 digest.update(part)
                 left -= len(part)
         return digest.hexdigest()
 
     def is_complete(self, view: str) -> bool:
-        """Return whether a view's features are all there and undamaged."""
+        """Return whether a view's features are all there; forget those that are damaged."""
         try:
             sealed = json.loads(self.seal(view).read_text())["sha256"]
             good = sealed == self.checksum(view)
@@ -114,57 +98,57 @@ class _Store:
         except (OSError, ValueError, KeyError, TypeError):
             good = False
         if not good:
-            log.warning(
-                "%s: The features of view %s are damaged; they are made again.", self.folder, view
-            )
-            self.forget(view)
+            log.warning("%s: the features of view %s are damaged and made again.", self.file, view)
+            self.seal(view).unlink()
+            self.forget_pieces([view])
         return good
 
-    def forget(self, view: str) -> None:
-        """Drop all marks of a view, so that it is made again."""
-        self.seal(view).unlink(missing_ok=True)
-        for piece in self.pieces():
-            self.marker(view, piece).unlink(missing_ok=True)
+    def forget_pieces(self, views: Sequence[str]) -> None:
+        """Remove the markers of all pieces of the views."""
+        for view in views:
+            for piece in self.pieces:
+                self.marker(view, piece).unlink(missing_ok=True)
 
-    def reserve(self, view: str) -> None:
-        """Take the disk space now, so that a full disk is reported before hours of work."""
+    def missing_pieces(self, views: Sequence[str]) -> list[int]:
+        """Return the pieces that are not done in all views."""
+        return [p for p in self.pieces if not all(self.marker(view, p).exists() for view in views)]
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Explain why the cache cannot be written."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with (self.folder / FILE).open("ab") as file:
-                os.posix_fallocate(file.fileno(), slot(view) * self.slot_bytes(), self.slot_bytes())
+            yield
         except OSError as error:
-            raise self.unwritable(error) from error
+            reason = f"{self.folder} cannot be written: {error.strerror}"
+            if error.errno in DISK_FULL:
+                reason = f"{self.folder}: the disk has no room for {self.slot_bytes:,} bytes"
+            raise KsclError(
+                f"{reason}. Make room, or set DATA.CACHE_DIR or $KSCL_CACHE to another folder."
+            ) from error
 
-    def unwritable(self, error: OSError) -> KsclError:
-        """Return the error to raise when the cache cannot be written."""
-        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-            return KsclError(
-                f"{self.folder}: the disk has no room for {self.slot_bytes():,} bytes of "
-                "features. Make room, or set DATA.CACHE_DIR to another disk."
-            )
-        return KsclError(
-            f"{self.folder} cannot be written: {error.strerror}. Set DATA.CACHE_DIR or "
-            "$KSCL_CACHE to a folder that can."
-        )
+    def reserve(self, views: Sequence[str]) -> None:
+        """Take the disk space now, so that a full disk is reported before hours of work."""
+        with self.writing():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self.file.open("ab") as file:
+                for view in views:
+                    start = slot(view) * self.slot_bytes
+                    os.posix_fallocate(file.fileno(), start, self.slot_bytes)
 
     def write(self, view: str, piece: int, rows: np.ndarray) -> None:
         """Write one piece of a view's features and mark it as done."""
-        start = slot(view) * self.slot_bytes() + piece * PIECE * self.dim * 4
-        try:
-            with (self.folder / FILE).open("r+b") as file:
-                file.seek(start)
+        with self.writing():
+            with self.file.open("r+b") as file:
+                file.seek(slot(view) * self.slot_bytes + piece * PIECE * self.dim * 4)
                 file.write(rows.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
             self.marker(view, piece).touch()
-        except OSError as error:
-            raise self.unwritable(error) from error
 
     def finish(self, views: Sequence[str]) -> None:
-        """Seal the views' slots; raise KsclError unless all their pieces are there."""
-        markers = [self.marker(view, piece) for view in views for piece in self.pieces()]
+        """Seal the views; raise an error unless all their pieces are there."""
         sealed = all(self.seal(view).exists() for view in views)  # by another run, meanwhile
-        if not sealed and not all(marker.exists() for marker in markers):
+        if not sealed and self.missing_pieces(views):
             raise KsclError(
                 f"{self.folder}: pieces of the features are missing that other processes wrote. "
                 "Set DATA.CACHE_DIR to a folder that all machines share."
@@ -172,16 +156,14 @@ class _Store:
         for view in views:
             content = json.dumps({"sha256": self.checksum(view)})
             write_atomically(self.seal(view), content.encode())
-        for marker in markers:
-            marker.unlink(missing_ok=True)
+        self.forget_pieces(views)
 
     def open(self, views: Sequence[str], decoded: int = 0) -> Features:
         """Map the features into memory."""
         slots = 1 + max(slot(view) for view in views)
         # Copy-on-write: torch wants memory that could be written, and nobody writes it.
-        mapped = np.memmap(
-            self.folder / FILE, np.float32, mode="c", shape=(slots * self.count, self.dim)
-        )
+        shape = (slots * self.count, self.dim)
+        mapped = np.memmap(self.file, np.float32, mode="c", shape=shape)
         return Features(torch.from_numpy(mapped), self.count, decoded)
 
 
@@ -189,10 +171,9 @@ def cached_features(
     cfg: CfgNode, frozen: Frozen, images: LabeledImages, views: Sequence[str], run: Run
 ) -> Features:
     """Return the features of these views of the images, from the cache if they are in it."""
-    about = on_first_rank(lambda: _about(frozen, images, geometry(cfg)))
-    name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-    folder = cache_folder(cfg.DATA.CACHE_DIR) / "features" / name
-    store = _Store(folder, len(images), frozen.dim)
+    about = on_first_rank(lambda: _about(cfg, frozen, images))
+    folder = cache_folder(cfg.DATA.CACHE_DIR) / "features" / cache_name(about)
+    store, where = _Store(folder, len(images), frozen.dim), images.source.where
 
     def leave_while_waiting() -> None:
         if run.stop:
@@ -203,19 +184,13 @@ def cached_features(
         yield from ()
 
     def prepare() -> list[int]:
-        for view in missing:
-            store.reserve(view)
+        store.reserve(missing)
         write_atomically(folder / "about.json", json.dumps(about, indent=2).encode())
-        return [
-            piece
-            for piece in store.pieces()
-            if not all(store.marker(view, piece).exists() for view in missing)
-        ]
+        return store.missing_pieces(missing)
 
     with contextlib.ExitStack() as held:
         run.on_first_rank(acquire)
         missing = on_first_rank(lambda: [view for view in views if not store.is_complete(view)])
-        where = images.source.where
         if not missing:
             log.info("Features of %s are taken from %s.", where, folder)
             return store.open(views)
@@ -232,7 +207,7 @@ def cached_features(
         return store.open(views, decoded)
 
 
-def _about(frozen: Frozen, images: LabeledImages, shape: Geometry) -> dict[str, Any]:
+def _about(cfg: CfgNode, frozen: Frozen, images: LabeledImages) -> dict[str, Any]:
     description = frozen.loaded.description
     versions = library_versions()
     return {
@@ -245,7 +220,7 @@ def _about(frozen: Frozen, images: LabeledImages, shape: Geometry) -> dict[str, 
         "device": frozen.device.type,
         "data": images.fingerprint["hash"],
         "files": file_state(images),
-        "views": asdict(shape),
+        "views": asdict(geometry(cfg)),
         "libraries": {name: versions[name] for name in LIBRARIES}
         | {"pillow": PIL.__version__, "opencv": cv2.__version__},
     }
@@ -270,15 +245,13 @@ def _extract(
         for start in range(piece * PIECE, min((piece + 1) * PIECE, count), BATCH)
     ]
     batches = ([(0, i) for i in range(start, min(start + BATCH, count))] for start in starts)
-    loaded = load_batches(ViewsOfImages(images, make_views), batches, cfg.DATA.NUM_WORKERS)
+    loaded = load_views(images, make_views, batches, cfg.DATA.NUM_WORKERS)
     if rank() == 0:
         loaded = progress(loaded, f"features, batches of {BATCH}", len(starts))
     rows: list[np.ndarray] = []
     for batch in loaded:
         features = [frozen.features(batch.views[:, view]) for view in range(len(views))]
-        stacked = torch.stack(features, 1)  # (B, V, D)
-        frozen.check_finite(stacked)
-        rows.append(stacked.cpu().numpy())
+        rows.append(torch.stack(features, 1).cpu().numpy())  # (B, V, D)
         last = int(batch.instances[-1])
         if (last + 1) % PIECE == 0 or last + 1 == count:
             yield last // PIECE, np.concatenate(rows)

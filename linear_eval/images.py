@@ -1,4 +1,4 @@
-"""Labeled images: class folders, samples of each class, and the protocols' views.
+"""Labeled images: class folders, annotated sets, parts of them, and the views that probes see.
 
 Views are torchvision's own operations on PIL images, bit for bit. Decoding is `kscl.data.formats`:
 for ordinary files the same pixels as PIL's, and files with an EXIF orientation are upright, as they
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,19 +25,37 @@ from torch.utils.data import Dataset
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
 
+from kscl.data.annotations import parse_source, read_source
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
 from kscl.data.loader import Batch, EpochIndex, load_in_workers
 from kscl.data.open import FileSource, open_source
-from kscl.data.source import read_picture
+from kscl.data.source import Names, cache_folder, read_file, read_picture
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from kscl.rng import Stream, permutation, uniforms
 from kscl.runtime.distributed import on_first_rank
+from kscl.runtime.files import write_atomically
 from kscl.views.augment import CROP_DRAWS, sample_crop
 from linear_eval.config import CENTER, FLIP
 
 FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run
 NUM_DRAWS = CROP_DRAWS + 1
+PRESENT, ABSENT, IGNORED = 1, 0, -1  # labels of annotated sets
+
+# SHA-256 of the lists of ImageNet's training images that SimCLR's authors published.
+SIMCLR = "https://raw.githubusercontent.com/google-research/simclr"
+SIMCLR += "/383d4143fd8cf7879ae10f1046a9baeb753ff438/imagenet_subsets"
+PUBLISHED = {
+    "simclr_1percent": "71e82a48ba78252683ae334c4d019ebd5c6e855b9599c1389fbe83eb9549cf17",
+    "simclr_10percent": "6d09de11e7bdaf5b1f3b1f249b6183695f97310cdd20f0c03e7235b6b9392091",
+}
+SECONDS = 60  # to wait for the server
+
+
+# Views
+
+# Makes views from a picture, the epoch, and the image's index in its source.
+MakeViews = Callable[[Image.Image, int, int], Sequence[Image.Image]]
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,7 @@ class Geometry:
         return F.hflip(view) if flipped else view
 
     def fixed(self, picture: Image.Image, view: str, image: int) -> Image.Image:
-        """Make a view by its name; a fixed crop depends on the image's index and nothing else."""
+        """Make a view by its name; a fixed crop depends only on the image's index."""
         if view == CENTER:
             return self.center(picture)
         if view == FLIP:
@@ -94,8 +115,7 @@ def to_bytes(picture: Image.Image) -> Tensor:
     return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
 
 
-# Of a picture, the epoch, and the image's index in its source.
-MakeViews = Callable[[Image.Image, int, int], Sequence[Image.Image]]
+# Sets
 
 
 @dataclass(frozen=True)
@@ -123,36 +143,98 @@ class LabeledImages:
 
 
 def open_data(cfg: CfgNode) -> tuple[LabeledImages, LabeledImages]:
-    """Open train and val; raise KsclError unless they have the same classes."""
-    train, val = (
-        open_class_folders(key, where, cfg)
-        for key, where in (("DATA.TRAIN", cfg.DATA.TRAIN), ("DATA.VAL", cfg.DATA.VAL))
-    )
+    """Open the chosen part of train, and val; raise an error unless they have the same classes."""
+    data = cfg.DATA
+    train = open_class_folders("DATA.TRAIN", data.TRAIN, cfg)
+    val = open_class_folders("DATA.VAL", data.VAL, cfg)
     check_same_classes(train, val)
-    if cfg.DATA.IMAGES_PER_CLASS:
-        train = train.part(few_of_each_class(train.labels, cfg.DATA.IMAGES_PER_CLASS, cfg.SEED))
-    return train, val
+    if data.IMAGES_PER_CLASS:
+        chosen = few_of_each_class(train.labels, data.IMAGES_PER_CLASS, cfg.SEED)
+    elif data.SUBSET:
+        content = on_first_rank(lambda: list_content(data.SUBSET, data.CACHE_DIR))
+        chosen = listed_images(train, content, data.SUBSET)
+    elif data.FRACTION < 1:
+        chosen = fraction_of_each_class(train.labels, data.FRACTION, cfg.SEED)
+    else:
+        return train, val
+    return train.part(chosen), val
+
+
+def open_class_folders(key: str, where: str, cfg: CfgNode) -> LabeledImages:
+    """Open a folder with one folder per class, which the config names under `key`."""
+    if not os.path.isdir(where):
+        raise KsclError(f"{key} must be a folder with one folder per class, got '{where}'.")
+    cache_dir = cfg.DATA.CACHE_DIR
+    source = open_source(where, cache_dir)
+    labels = source.labels
+    if not isinstance(source, FileSource) or labels is None:
+        raise KsclError(
+            f"{where} ({key}) holds images outside of class folders. Put each into the class "
+            "folder it belongs to."
+        )
+    for lost in source.lost:
+        raise _unreadable(lost.name, lost.reason)
+    print_ = on_first_rank(lambda: fingerprint(where, cache_dir).as_dict())
+    return LabeledImages(
+        source,
+        labels.classes,
+        np.arange(len(source)),
+        labels.numbers,
+        print_ | {"path": os.path.abspath(where)},
+        cfg.DATA.MAX_PIXELS,
+    )
 
 
 def check_same_classes(train: LabeledImages, val: LabeledImages) -> None:
-    """Raise KsclError unless both sets have the same classes, and at least two."""
-    only_train = sorted(set(train.classes) - set(val.classes))
-    only_val = sorted(set(val.classes) - set(train.classes))
-    if only_train or only_val:
-        lines = [
-            f"\n  only in {images.source.where}: {', '.join(names)}"
-            for images, names in ((train, only_train), (val, only_val))
-            if names
-        ]
+    """Raise an error unless both sets have the same classes, and at least two."""
+    lines = [
+        f"\n  only in {one.source.where}: {', '.join(sorted(only))}"
+        for one, other in ((train, val), (val, train))
+        if (only := set(one.classes) - set(other.classes))
+    ]
+    if lines:
         raise KsclError(
-            f"The classes of {train.source.where} and {val.source.where} differ, so no number "
-            f"could be trusted. Make their folders the same.{''.join(lines)}"
+            f"{train.source.where} and {val.source.where} must have the same class folders, but "
+            f"they differ:{''.join(lines)}"
         )
     if len(train.classes) < 2:
         raise KsclError(
-            f"{train.source.where} holds the class {train.classes[0]} alone, so there is nothing "
-            "to tell apart. Make one folder per class."
+            f"{train.source.where} must have at least two class folders, got {train.classes[0]} "
+            "alone."
         )
+
+
+def open_annotated(where: str, classes: Sequence[str], cfg: CfgNode) -> LabeledImages:
+    """Open an annotated set of images with several classes each.
+
+    Labels are PRESENT, ABSENT, or IGNORED where all objects of the class are difficult.
+    """
+    source = parse_source(where)
+    found = read_source(source, classes).checked()
+    root = source.image_folder
+    names = Names.pack(os.path.relpath(image.path or "", root) for image in found.images)
+    labels = np.full((len(found.images), len(classes)), ABSENT, np.int64)
+    for row, image in zip(labels, found.images, strict=True):
+        for thing in sorted(image.objects, key=lambda thing: not thing.difficult):
+            row[found.class_names.index(thing.name)] = IGNORED if thing.difficult else PRESENT
+
+    def print_() -> dict[str, object]:
+        """Describe the images of the folder, and which of them show what."""
+        images = fingerprint(root, cfg.DATA.CACHE_DIR)
+        digest = hashlib.sha256(images.hash.encode())
+        digest.update("\0".join([*found.class_names, *(i.id for i in found.images)]).encode())
+        digest.update(labels.astype(np.int8).tobytes())
+        part = {"path": os.path.abspath(root), "hash": images.hash}
+        return images.as_dict() | {"hash": digest.hexdigest()[:16], "parts": [part]}
+
+    return LabeledImages(
+        FileSource(where, str(root), names),
+        list(classes),
+        np.arange(len(labels)),
+        labels,
+        on_first_rank(print_),
+        cfg.DATA.MAX_PIXELS,
+    )
 
 
 def file_state(images: LabeledImages) -> str:
@@ -172,7 +254,10 @@ def file_state(images: LabeledImages) -> str:
     return digest.hexdigest()
 
 
-class ViewsOfImages(Dataset[Batch]):
+# Loading
+
+
+class _Views(Dataset[Batch]):
     """Batches of views (uint8), each picture decoded once; `instances` are indices into the set."""
 
     def __init__(self, images: LabeledImages, make_views: MakeViews) -> None:
@@ -183,7 +268,7 @@ class ViewsOfImages(Dataset[Batch]):
         return len(self.images)
 
     def __getitems__(self, wanted: Sequence[EpochIndex]) -> Batch:
-        """Return one batch; it lacks the views of images that cannot be read and names those."""
+        """Return one batch; it names images that cannot be read instead of their views."""
         shown: list[Tensor] = []
         bad: list[tuple[int, str]] = []
         for epoch, index in wanted:
@@ -199,14 +284,29 @@ class ViewsOfImages(Dataset[Batch]):
         return Batch(torch.stack(shown) if shown else torch.empty(0), indices, bad)
 
 
-def load_batches(
-    dataset: ViewsOfImages, batches: Iterable[list[EpochIndex]], num_workers: int
+def load_views(
+    images: LabeledImages,
+    make_views: MakeViews,
+    batches: Iterable[list[EpochIndex]],
+    num_workers: int,
 ) -> Iterator[Batch]:
     """Yield the views of each batch in order; an image that cannot be read is an error."""
-    for batch in load_in_workers(dataset, batches, num_workers):
+    for batch in load_in_workers(_Views(images, make_views), batches, num_workers):
         for number, reason in batch.bad:
-            raise _unreadable(dataset.images.source.name(number), reason)
+            raise _unreadable(images.source.name(number), reason)
         yield batch
+
+
+def load_center_crops(
+    cfg: CfgNode, images: LabeledImages, parts: Iterable[Iterable[int]]
+) -> Iterator[Tensor]:
+    """Yield center crops (B, 3, H, W), uint8, of each part of the images."""
+    shape = geometry(cfg)
+    batches = [[(0, int(index)) for index in part] for part in parts]
+    for batch in load_views(
+        images, lambda picture, *_: [shape.center(picture)], batches, cfg.DATA.NUM_WORKERS
+    ):
+        yield batch.views[:, 0]
 
 
 def _unreadable(name: str, reason: str) -> KsclError:
@@ -216,31 +316,7 @@ def _unreadable(name: str, reason: str) -> KsclError:
     )
 
 
-def open_class_folders(key: str, where: str, cfg: CfgNode) -> LabeledImages:
-    """Open a folder with one folder per class, which the config names under `key`."""
-    if not where:
-        raise KsclError(f"No images are named. Set {key} to a folder with class folders.")
-    if not os.path.isdir(where):
-        raise KsclError(f"{key} is {where}, which is not a folder. Make one per class in it.")
-    cache_dir = cfg.DATA.CACHE_DIR
-    source = open_source(where, cache_dir)
-    labels = source.labels
-    if not isinstance(source, FileSource) or labels is None:
-        raise KsclError(
-            f"{where} ({key}) holds images that do not lie in a class folder. Put each into the "
-            "folder of its class."
-        )
-    for lost in source.lost:
-        raise _unreadable(lost.name, lost.reason)
-    print_ = on_first_rank(lambda: fingerprint(where, cache_dir).as_dict())
-    return LabeledImages(
-        source,
-        labels.classes,
-        np.arange(len(source)),
-        labels.numbers,
-        print_ | {"path": os.path.abspath(where)},
-        cfg.DATA.MAX_PIXELS,
-    )
+# Parts of a set
 
 
 def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -248,29 +324,97 @@ def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray
 
     `fraction` of each class is held out, and at least one image; a class of one image keeps it.
     """
-    held = np.zeros(len(labels), bool)
-    for images in _shuffled_classes(labels, seed, Stream.HELD_OUT):
-        count = min(max(1, round(fraction * len(images))), len(images) - 1)
-        held[images[:count]] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)
+    held = _sample(labels, lambda n: min(max(1, round(fraction * n)), n - 1), seed, Stream.HELD_OUT)
+    return np.setdiff1d(np.arange(len(labels)), held), held
 
 
 def few_of_each_class(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Return `count` images of each class, ascending; all images of a smaller class."""
-    chosen = [images[:count] for images in _shuffled_classes(labels, seed, Stream.FEW_SHOT)]
-    return np.sort(np.concatenate(chosen))
+    return _sample(labels, lambda n: count, seed, Stream.FEW_SHOT)
 
 
 def fraction_of_each_class(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Return this fraction of each class, ascending, and at least one image of each."""
-    chosen = [
-        images[: max(1, round(fraction * len(images)))]
-        for images in _shuffled_classes(labels, seed, Stream.FEW_SHOT)
-    ]
-    return np.sort(np.concatenate(chosen))
+    return _sample(labels, lambda n: max(1, round(fraction * n)), seed, Stream.FEW_SHOT)
 
 
-def _shuffled_classes(labels: np.ndarray, seed: int, stream: Stream) -> list[np.ndarray]:
-    """Return the images of each class in random order."""
+def _sample(
+    labels: np.ndarray, count: Callable[[int], int], seed: int, stream: Stream
+) -> np.ndarray:
+    """Draw images of each class, as many as `count` says for its number of images."""
     order = permutation(seed, 0, stream, len(labels))
-    return [order[labels[order] == number] for number in np.unique(labels)]
+    classes = [order[labels[order] == number] for number in np.unique(labels)]
+    return np.sort(np.concatenate([images[: count(len(images))] for images in classes]))
+
+
+def list_content(subset: str, cache_dir: str) -> bytes:
+    """Return the bytes of a list: a file, or a published list, fetched once and checked."""
+    if subset not in PUBLISHED:
+        try:
+            return read_file(subset)
+        except OSError as error:
+            raise KsclError(
+                f"DATA.SUBSET must be a file or one of {', '.join(PUBLISHED)}, got {subset}: "
+                f"{error.strerror}."
+            ) from error
+    name, expected = f"{subset.removeprefix('simclr_')}.txt", PUBLISHED[subset]
+    address, path = f"{SIMCLR}/{name}", cache_folder(cache_dir) / "subsets" / name
+    where: str | Path = path if path.exists() else address
+    try:
+        if where is path:
+            content = read_file(path)
+        else:
+            with urllib.request.urlopen(address, timeout=SECONDS) as source:
+                content = source.read()
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise KsclError(
+            f"{where} cannot be read: {error}. Fetch {address} some other way and save it as "
+            f"{path}."
+        ) from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != expected:
+        raise KsclError(
+            f"{where} must be SimCLR's {name} with SHA-256 {expected}, got {digest}. Delete it, "
+            "and fetch it again."
+        )
+    if where is not path:
+        write_atomically(path, content)
+    return content
+
+
+def subset_hash(subset: str, cache_dir: str) -> str:
+    """Return what stands for a list in a protocol."""
+    if subset in PUBLISHED:
+        return PUBLISHED[subset]
+    return hashlib.sha256(list_content(subset, cache_dir)).hexdigest()
+
+
+def listed_images(images: LabeledImages, content: bytes, where: str) -> np.ndarray:
+    """Return the images whose file names, or paths below the folder, are in the list."""
+    names = content.decode("utf-8", "replace").split()
+    places: dict[str, int] = {}  # by path
+    same_name: dict[str, list[str]] = {}  # paths by file name
+    for place, number in enumerate(images.numbers.tolist()):
+        path = os.path.relpath(images.source.name(number), images.source.root)
+        places[path] = place
+        same_name.setdefault(os.path.basename(path), []).append(path)
+
+    def find(name: str) -> int | None:
+        found = [name] if name in places else same_name.get(name, [])
+        if len(found) > 1:
+            raise KsclError(
+                f"{where} lists {name}, a name of {len(found):,} images in {images.source.where}, "
+                f"e.g. {found[0]} and {found[1]}. List their paths below the folder."
+            )
+        return places[found[0]] if found else None
+
+    chosen = [find(name) for name in names]
+    missing = [name for name, place in zip(names, chosen, strict=True) if place is None]
+    if missing or not names:
+        example = f", e.g. {missing[0]}" if missing else ""
+        raise KsclError(
+            f"{len(missing):,} of the {len(names):,} images that {where} lists are not in "
+            f"{images.source.where}{example}. Name the folder that the list is about, or another "
+            "list (DATA.SUBSET)."
+        )
+    return np.unique(np.array(chosen))

@@ -32,10 +32,11 @@ from typing import Any, ClassVar
 
 import safetensors.torch
 from fvcore.common.config import CfgNode
+from torch import Tensor
 
 import linear_eval.probes
 from kscl.backbone_file import RANDOM, Loaded
-from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values
+from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values, value_at
 from kscl.records.record import (
     RECORD_FILE,
     Protocol,
@@ -54,9 +55,8 @@ from kscl.runtime.precision import set_numerics, warn_of_emulation
 from linear_eval.backbone import Frozen, freeze, load
 from linear_eval.config import CENTER, RULES, LinearEval
 from linear_eval.features import Features, cached_features
-from linear_eval.images import LabeledImages, open_data
+from linear_eval.images import LabeledImages, open_data, subset_hash
 from linear_eval.score import LEVEL, Outcome
-from linear_eval.subsets import subset_hash, take_subset
 
 log = logging.getLogger(LOGGER)
 
@@ -66,7 +66,7 @@ CLASSIFIER_FILE = "classifier.safetensors"
 SUBSET = "DATA.SUBSET"
 VIEW_WORDS = {CENTER: "centre"}  # see above
 METRIC_WORDS = {"top1": "top-1", "top5": "top-5"}
-# Of a pretraining's description: what distinguishes entries of the leaderboard, and the seed.
+# What a pretraining's description says that distinguishes entries of the leaderboard; the seed.
 DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
 
 
@@ -76,12 +76,11 @@ class Probe(Task):
     class Keys(Section):
         """The probe's own keys, inside a section of its own."""
 
-    protocol_id: ClassVar[str]
     takes_subset: ClassVar[bool] = True  # DATA.SUBSET and the like choose its training images
     data_keys: ClassVar[str] = "DATA.TRAIN and DATA.VAL"
     resumes_without_checkpoint = True  # most of its state is features in the cache
     what_ranks_change = "Batches, their order and their views stay the same."
-    data: Data
+    data: Data  # by role
     loaded: Loaded
     frozen: Frozen
     features: dict[str, Features]  # by role
@@ -104,8 +103,7 @@ class Probe(Task):
 
     def open_data(self) -> Data:
         """Open the images by role, and raise an error if it cannot work with them."""
-        train, val = open_data(self.cfg)
-        return {"train": take_subset(train, self.cfg), "val": val}
+        return dict(zip(("train", "val"), open_data(self.cfg), strict=True))
 
     def open(self) -> Inputs:
         """Open images and weights."""
@@ -123,10 +121,9 @@ class Probe(Task):
 
     def name_of(self, role: str) -> str:
         """Return the key that names an input, and its value."""
-        named = {"backbone": ("BACKBONE.WEIGHTS", self.cfg.BACKBONE.WEIGHTS)}
-        named |= {"train": ("DATA.TRAIN", self.cfg.DATA.TRAIN)}
-        named |= {"val": ("DATA.VAL", self.cfg.DATA.VAL), SUBSET: (SUBSET, self.cfg.DATA.SUBSET)}
-        return " ".join(named.get(role, (role,)))
+        named = {"backbone": "BACKBONE.WEIGHTS", "train": "DATA.TRAIN", "val": "DATA.VAL"}
+        name = named.get(role, role)
+        return f"{name} {value_at(self.cfg, name)}"
 
     def names_the_same(self, record: Record) -> bool:
         """Return whether images and weights are named as in the record."""
@@ -146,7 +143,7 @@ class Probe(Task):
         self.decoded = self.frozen.decoded
 
     def steps(self) -> Iterator[int]:
-        """Say what is measured, and work."""
+        """Log what is measured, and work."""
         if rank() == 0:
             self.announce()
         yield from self.work()
@@ -174,6 +171,10 @@ class Probe(Task):
         self.decoded += features.decoded
         return features
 
+    def centers(self, role: str) -> Tensor:
+        """Return the features (N, D) of center crops."""
+        return self.features[role].of_view(CENTER)
+
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due: every so many seconds."""
         return time.monotonic() - self.run.last_saved >= self.cfg.CHECKPOINT.SECONDS
@@ -184,6 +185,11 @@ class Probe(Task):
 
     # What it reports
 
+    @property
+    def protocol_id(self) -> str:
+        """Return the name of the protocol; a constant for most probes."""
+        raise NotImplementedError
+
     def settings(self) -> Json:
         """Return every setting of this probe that changes what is measured."""
         raise NotImplementedError
@@ -192,14 +198,9 @@ class Probe(Task):
         """Return every setting that changes what is measured."""
         return _common_settings(self.cfg) | self.settings()
 
-    def protocol(self, sizes: Mapping[str, int]) -> Protocol:
-        """Return what is measured; `sizes` counts classes and images."""
-        return Protocol(self.protocol_id, self.definition())
-
-    def sizes(self) -> dict[str, int]:
-        """Count classes and images."""
-        train, val = self.data["train"], self.data["val"]
-        return {"classes": len(train.classes), "train images": len(train), "val images": len(val)}
+    def protocol(self, name: str = "", **changes: Any) -> Protocol:
+        """Return what is measured, under another name and with changed settings if given."""
+        return Protocol(name or self.protocol_id, self.definition() | changes)
 
     def announce(self) -> None:
         """Log what is measured."""
@@ -207,13 +208,13 @@ class Probe(Task):
         trained = [images for role, images in self.data.items() if role.endswith("train")]
         log.info(
             "%s: %s images of %d classes, on %d x %s.",
-            self.protocol(self.sizes()).id,
+            self.protocol_id,
             ", ".join(counts),
             sum(len(images.classes) for images in trained),
             *(world_size(), device().type),
         )
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> Iterable[Outcome]:
         """Return the results, on rank 0 alone."""
         raise NotImplementedError
 
@@ -224,10 +225,14 @@ class Probe(Task):
 
     def _write(self) -> None:
         # The one whose name says that the evaluation has ended comes last.
-        for outcome in reversed(self.outcomes()):
+        for outcome in reversed(list(self.outcomes())):
             record = self.record_of(outcome)
             if outcome.classifier is not None:
-                write_classifier(outcome, self.data["val"].classes, self.folder)
+                # For features as the backbone gives them.
+                weight, bias = (part.contiguous() for part in outcome.classifier)
+                metadata = {"format": "pt", "classes": json.dumps(self.data["val"].classes)}
+                content = safetensors.torch.save({"weight": weight, "bias": bias}, metadata)
+                write_atomically(self.folder / CLASSIFIER_FILE, content)
             path = write_record(record, self.folder, outcome.part)
             log.info("%s", in_words(record, outcome.remark))
             log.info("Wrote %s.", path)
@@ -235,7 +240,7 @@ class Probe(Task):
     def record_of(self, outcome: Outcome) -> Record:
         """Return the record of a result."""
         cfg, score = self.cfg, outcome.score
-        backbone = describe_backbone(cfg, self.frozen)
+        backbone = self.describe_backbone()
         trained = [i for role, i in self.data.items() if not role.endswith(("val", "test"))]
         details: Json = {
             "backbone": backbone,
@@ -257,13 +262,12 @@ class Probe(Task):
             }
         if outcome.classifier is not None:
             details["files"]["classifier"] = CLASSIFIER_FILE
+        file = Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar"))
         return make_record(
             kind=self.kind,
             task=self.info(score.metrics),
-            name=cfg.LABEL
-            or backbone.get("method")
-            or Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar")).stem,
-            protocol=outcome.protocol or self.protocol(self.sizes()),
+            name=cfg.LABEL or backbone.get("method") or file.stem,
+            protocol=outcome.protocol or self.protocol(),
             metrics=score.metrics,
             seconds=self.run.seconds,
             seed=cfg.SEED if outcome.seed is None else outcome.seed,
@@ -274,6 +278,26 @@ class Probe(Task):
             without_effect=tuple(self.may_change),
             modules=self.modules(),
         )
+
+    def describe_backbone(self) -> Json:
+        """Return what a reader should know of the backbone; the leaderboard groups by it."""
+        frozen, loaded = self.frozen, self.frozen.loaded
+        known: Mapping[str, Any] = loaded.description.source
+        if self.cfg.LABEL and known.get("method") in (None, RANDOM):
+            known = {**known, "method": self.cfg.LABEL}
+        kwargs = loaded.description.kwargs
+        return {
+            **{key: known[key] for key in DESCRIBING if key in known},
+            "arch": loaded.description.arch,
+            "kwargs": config_values(CfgNode(kwargs)) if kwargs else {},
+            "parameters": sum(p.numel() for p in loaded.backbone.parameters()),
+            "weights": "random" if loaded.layout == RANDOM else f"file, read as {loaded.layout}",
+            "mean": [round(value, 6) for value in frozen.mean.flatten().tolist()],
+            "std": [round(value, 6) for value in frozen.std.flatten().tolist()],
+            "feature_dim": frozen.dim,
+            "batch_norm_calibrated_on": frozen.calibrated_on,
+            "sha256": frozen.tensors_sha256,
+        }
 
 
 # All probes
@@ -328,9 +352,15 @@ def _check_subset(cfg: CfgNode) -> Iterable[Broken]:
 def _common_settings(cfg: CfgNode) -> Json:
     full = "tf32" if cfg.SOLVER.TF32 else "float32"
     half = cfg.SOLVER.AMP if full == "float32" else f"{cfg.SOLVER.AMP} and {full}"
+    batch_norm: Json | str = "as stored"
+    if cfg.BACKBONE.BATCH_NORM != "keep":
+        statistics = "statistics of train images"
+        if cfg.BACKBONE.BATCH_NORM == "auto":
+            statistics = f"as stored; of random weights, {statistics}"
+        batch_norm = {"statistics": statistics, "images": cfg.BACKBONE.CALIBRATION_IMAGES}
     common: Json = {
         "features": "pooled, frozen, evaluation mode",
-        "batch_norm": _batch_norm(cfg),
+        "batch_norm": batch_norm,
         "precision": full if cfg.SOLVER.AMP == "off" else half,
         "train_images_per_class": cfg.DATA.IMAGES_PER_CLASS or "all",
         "test_view": {
@@ -345,17 +375,6 @@ def _common_settings(cfg: CfgNode) -> Json:
     elif cfg.DATA.FRACTION < 1:
         common["train_subset"] = {"fraction_of_each_class": cfg.DATA.FRACTION}
     return common
-
-
-def _batch_norm(cfg: CfgNode) -> Json | str:
-    words = {
-        "keep": "as stored",
-        "calibrate": "statistics of train images",
-        "auto": "as stored; of random weights, statistics of train images",
-    }[cfg.BACKBONE.BATCH_NORM]
-    if cfg.BACKBONE.BATCH_NORM == "keep":
-        return words
-    return {"statistics": words, "images": cfg.BACKBONE.CALIBRATION_IMAGES}
 
 
 def hash_of_list(definition: Mapping[str, Any]) -> str | None:
@@ -385,35 +404,6 @@ def schedule_words(cfg: CfgNode) -> Json:
 
 
 # Records and the lines that a person reads
-
-
-def describe_backbone(cfg: CfgNode, frozen: Frozen) -> Json:
-    """Return what a reader should know of the backbone; the leaderboard groups by it."""
-    loaded, description = frozen.loaded, frozen.loaded.description
-    known: Mapping[str, Any] = description.source
-    if cfg.LABEL and known.get("method") in (None, RANDOM):
-        known = {**known, "method": cfg.LABEL}
-    return {
-        **{key: known[key] for key in DESCRIBING if key in known},
-        "arch": description.arch,
-        "kwargs": config_values(CfgNode(description.kwargs)) if description.kwargs else {},
-        "parameters": sum(p.numel() for p in loaded.backbone.parameters()),
-        "weights": "random" if loaded.layout == RANDOM else f"file, read as {loaded.layout}",
-        "mean": [round(value, 6) for value in frozen.mean.flatten().tolist()],
-        "std": [round(value, 6) for value in frozen.std.flatten().tolist()],
-        "feature_dim": frozen.dim,
-        "batch_norm_calibrated_on": frozen.calibrated_on,
-        "sha256": frozen.tensors_sha256,
-    }
-
-
-def write_classifier(outcome: Outcome, classes: Sequence[str], folder: Path) -> None:
-    """Write the linear layer, for features as the backbone gives them, with its class names."""
-    head = outcome.classifier
-    assert head is not None
-    tensors = {"weight": head.weight.contiguous(), "bias": head.bias.contiguous()}
-    metadata = {"format": "pt", "classes": json.dumps(list(classes))}
-    write_atomically(folder / CLASSIFIER_FILE, safetensors.torch.save(tensors, metadata))
 
 
 def in_words(record: Record, remark: str = "") -> str:

@@ -12,10 +12,14 @@ from torch import Tensor
 
 from kscl.errors import KsclError
 from kscl.records import hits
-from kscl.records.record import Protocol
+from kscl.records.record import Metric, Protocol
 
 TOP = 5
 LEVEL = 0.95
+ACCURACY = (
+    Metric("top1", "top-1", headline=True, per_image=True),
+    Metric("top5", "top-5", per_image=True),
+)
 
 
 @dataclass(frozen=True)
@@ -30,21 +34,13 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Classifier:
-    """A linear layer on the backbone's features as the backbone gives them."""
-
-    weight: Tensor  # (C, D)
-    bias: Tensor  # (C,)
-
-
-@dataclass(frozen=True)
 class Outcome:
-    """The result of a probe."""
+    """A result of a probe."""
 
     score: Score
     details: dict[str, Any] = field(default_factory=dict)  # for the record
     remark: str = ""  # for the line that a person reads
-    classifier: Classifier | None = None
+    classifier: tuple[Tensor, Tensor] | None = None  # weight (C, D), bias (C,), on raw features
     part: str = ""  # of a run with several records: what the file of this one is called
     protocol: Protocol | None = None  # if it is not that of the run
     seed: int | None = None  # if it is not that of the run
@@ -89,9 +85,9 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
 
 
 def beyond_noise(differences: np.ndarray) -> bool:
-    """Tell whether the mean of differences (n,) is above 0 by more than its noise.
+    """Return whether the mean of differences (n,) is above 0 by more than its noise.
 
-    They are of two settings on the same images or folds; the noise is the half-width of Student's
+    They compare two settings on the same images or folds; the noise is the half-width of Student's
     interval at LEVEL, so that two or three folds need a clear difference.
     """
     from scipy.special import stdtrit
@@ -105,30 +101,27 @@ def beyond_noise(differences: np.ndarray) -> bool:
 
 def average_precision(right: np.ndarray, scores: np.ndarray) -> float:
     """Return the area under the steps of precision over recall, as scikit-learn defines it."""
-    recall, precision = _curve(right, scores)
+    recall, precision, _ = _curve(right, scores)
     return float(np.diff(recall, prepend=0) @ precision)
 
 
 def interpolated_precision(right: np.ndarray, scores: np.ndarray) -> float:
     """Return the same area with each precision raised to the best at a higher recall (VOC 2010)."""
-    recall, precision = _curve(right, scores)
-    return float(np.diff(recall, prepend=0) @ _highest_from(precision))
+    recall, _, highest = _curve(right, scores)
+    return float(np.diff(recall, prepend=0) @ highest)
 
 
 def eleven_point_precision(right: np.ndarray, scores: np.ndarray) -> float:
     """Return the mean of the best precision at a recall of at least 0, 0.1, …, 1 (VOC 2007)."""
-    recall, precision = _curve(right, scores)
+    recall, _, highest = _curve(right, scores)
     first = np.searchsorted(recall, np.arange(11) / 10 - 1e-12)  # 3/10 may be just below 0.3
-    return float(_highest_from(precision)[first].mean())
+    return float(highest[first].mean())
 
 
-def _curve(right: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return recall and precision at every distinct score, the highest first."""
+def _curve(right: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return recall, precision and the best precision from there on, from the highest score."""
     order = np.argsort(-scores, kind="stable")
     last = np.flatnonzero(np.diff(scores[order], append=-np.inf))  # of equal scores
     found = np.cumsum(right[order])[last]
-    return found / found[-1], found / (last + 1)
-
-
-def _highest_from(precision: np.ndarray) -> np.ndarray:
-    return np.maximum.accumulate(precision[::-1])[::-1]
+    precision = found / (last + 1)
+    return found / found[-1], precision, np.maximum.accumulate(precision[::-1])[::-1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -17,17 +17,15 @@ from torch import Tensor, nn
 
 from kscl.config import Broken, Section, key
 from kscl.methods.batch_norm import synchronize_batch_norm
-from kscl.records.record import Metric, Protocol
+from kscl.records.record import Metric
 from kscl.run.task import task
 from kscl.runtime.distributed import world_size
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import autocast
-from kscl.views.normalize import normalize_exactly
-from linear_eval.images import LabeledImages, ViewsOfImages, geometry, load_batches
+from linear_eval.images import PUBLISHED, LabeledImages, load_center_crops
 from linear_eval.probe import Json
-from linear_eval.probes.online import Progress, ViewTraining, linear_head
+from linear_eval.probes.online import ViewTraining
 from linear_eval.score import Outcome, ranked_classes, score
-from linear_eval.subsets import PUBLISHED
 
 log = logging.getLogger(LOGGER)
 
@@ -56,6 +54,8 @@ class Finetune(ViewTraining):
         Metric("top1", "fine-tuned top-1", headline=True, per_image=True),
         Metric("top5", "fine-tuned top-5", per_image=True),
     )
+
+    module: Network
 
     class Keys(Section):
         class FINETUNE(Section):
@@ -86,52 +86,52 @@ class Finetune(ViewTraining):
             "processes": world_size(),
         }
 
-    def protocol(self, sizes: Mapping[str, int]) -> Protocol:
+    @property
+    def protocol_id(self) -> str:
         """Name the protocol after the part of the training images."""
         data = self.cfg.DATA
-        part = f"{100 * data.FRACTION:g}percent"
         if data.SUBSET in PUBLISHED:
-            part = f"imagenet-{data.SUBSET.removeprefix('simclr_')}"
-        elif data.SUBSET:
-            part = "list"
-        elif data.IMAGES_PER_CLASS:
-            part = f"{data.IMAGES_PER_CLASS}-per-class"
-        return Protocol(f"finetune-{part}", self.definition())
+            return f"finetune-imagenet-{data.SUBSET.removeprefix('simclr_')}"
+        if data.SUBSET:
+            return "finetune-list"
+        if data.IMAGES_PER_CLASS:
+            return f"finetune-{data.IMAGES_PER_CLASS}-per-class"
+        return f"finetune-{100 * data.FRACTION:g}percent"
 
-    def start(self) -> Progress:
-        """Return the network and its optimizer."""
+    def build(self) -> nn.Module:
+        """Return a copy of the backbone, with a new head."""
         trunk = copy.deepcopy(self.frozen.module).requires_grad_(True)
-        head = linear_head(self.cfg, self.frozen, len(self.data["train"].classes))
-        network = Network(trunk, head)
+        network = Network(trunk, self.new_head())
         synchronize_batch_norm(network)
-        groups = [{"params": list(part.parameters())} for part in (network.trunk, network.head)]
-        decay, momentum = self.cfg.SOLVER.WEIGHT_DECAY, self.cfg.SOLVER.MOMENTUM
-        return Progress(network, torch.optim.SGD(groups, 1.0, momentum, weight_decay=decay))
+        return network
 
-    def base_lrs(self) -> dict[str, float]:
-        """Return the learning rates of trunk and head."""
-        return {f"FINETUNE.{key}": self.cfg.FINETUNE[key] for key in ("TRUNK_LR", "HEAD_LR")}
+    def parts(self) -> dict[str, nn.Module]:
+        """Return trunk and head."""
+        return {"FINETUNE.TRUNK_LR": self.module.trunk, "FINETUNE.HEAD_LR": self.module.head}
 
     def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the network in training."""
-        network = self.state.module.train()
+        network = self.module.train()
         with autocast(self.frozen.device, self.frozen.amp):
-            outputs = network(self.inputs_of(images))
+            outputs = network(self.frozen.inputs(images))
         return F.cross_entropy(outputs.float(), labels, reduction="sum")
 
     def end_epoch(self, epoch: int) -> None:
         """Note and log the loss."""
-        self.state.epochs.append(self.state.loss_sum / len(self.data["train"]))
-        log.info("Epoch %d: train loss %.4f.", epoch, self.state.epochs[-1])
+        self.epochs.append(self.loss_sum / len(self.data["train"]))
+        log.info("Epoch %d: train loss %.4f.", epoch, self.epochs[-1])
 
     def outcomes(self) -> list[Outcome]:
         """Score the network on val."""
-        rates, losses, val = self.cfg.FINETUNE, self.state.epochs, self.data["val"]
+        rates, val = self.cfg.FINETUNE, self.data["val"]
         details = {
             "reported": "last epoch",
             "learning_rates": {"trunk": rates.TRUNK_LR, "head": rates.HEAD_LR},
             "epochs": self.cfg.SOLVER.EPOCHS,
-            "curves": {"epoch": list(range(1, len(losses) + 1)), "train_loss": losses},
+            "curves": {
+                "epoch": list(range(1, len(self.epochs) + 1)),
+                "train_loss": self.epochs,
+            },
         }
         ranked = ranked_classes(self.outputs_on(val))
         return [Outcome(score(ranked, val.targets, val.classes), details)]
@@ -139,20 +139,10 @@ class Finetune(ViewTraining):
     @torch.no_grad()
     def outputs_on(self, images: LabeledImages) -> Tensor:
         """Return the logits (N, C) of center crops."""
-        network = self.state.module.eval()
-        shape = geometry(self.cfg)
-        dataset = ViewsOfImages(images, lambda picture, epoch, number: [shape.center(picture)])
-        starts = range(0, len(images), TEST_BATCH)
-        batches = [[(0, i) for i in range(s, min(s + TEST_BATCH, len(images)))] for s in starts]
-        found = []
-        for batch in load_batches(dataset, batches, self.cfg.DATA.NUM_WORKERS):
+        network, found = self.module.eval(), []
+        for crops in load_center_crops(
+            self.cfg, images, torch.arange(len(images)).split(TEST_BATCH)
+        ):
             with autocast(self.frozen.device, self.frozen.amp):
-                found.append(network(self.inputs_of(batch.views[:, 0])).float().cpu())
+                found.append(network(self.frozen.inputs(crops)).float().cpu())
         return torch.cat(found)
-
-    def inputs_of(self, images: Tensor) -> Tensor:
-        """Return images (B, 3, H, W), uint8, as the backbone's input."""
-        frozen = self.frozen
-        images = images.to(frozen.device, non_blocking=True)
-        inputs = normalize_exactly(images, frozen.mean, frozen.std)
-        return inputs.contiguous(memory_format=frozen.layout)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from kscl.config import Section, key
 from kscl.engine.knn import knn_predict
-from kscl.records.record import Metric, Protocol
+from kscl.records.record import Metric
 from kscl.run.task import task
 from kscl.runtime.distributed import device
-from linear_eval.config import CENTER
 from linear_eval.probe import Json, Probe
 from linear_eval.probes.cached import stored_views
 from linear_eval.score import Outcome, score
@@ -34,40 +33,27 @@ class Knn(Probe):
 
     def settings(self) -> Json:
         """Return the vote."""
-        return {
-            "k": self.cfg.KNN.K[0],
-            "temperature": self.cfg.KNN.TEMPERATURE,
-            "similarity": "cosine",
-            "vote": "exp(similarity / temperature)",
-        }
+        vote = {"similarity": "cosine", "vote": "exp(similarity / temperature)"}
+        return {"k": self.cfg.KNN.K[0], "temperature": self.cfg.KNN.TEMPERATURE, **vote}
 
-    def protocol(self, sizes: Mapping[str, int]) -> Protocol:
-        """Return the protocol of the first number of neighbors."""
-        return self.protocol_of(self.cfg.KNN.K[0])
-
-    def protocol_of(self, k: int) -> Protocol:
-        """Return the protocol of one number of neighbors."""
-        return Protocol(f"knn{k}-T{self.cfg.KNN.TEMPERATURE:g}", self.definition() | {"k": k})
+    @property
+    def protocol_id(self) -> str:
+        """Return the name of the protocol of the first number of neighbors."""
+        return f"knn{self.cfg.KNN.K[0]}-T{self.cfg.KNN.TEMPERATURE:g}"
 
     def train_views(self) -> list[str]:
         """Return all views that the cached probe would store, so that it decodes nothing again."""
         return stored_views(self.cfg)
 
-    def outcomes(self) -> list[Outcome]:
-        """Return one result per number of neighbors."""
-        train, val = self.data["train"], self.data["val"]
-        found = []
-        for number, k in enumerate(self.cfg.KNN.K):
-            predicted = knn_predict(
-                self.features["train"].of_view(CENTER),
-                train.targets,
-                self.features["val"].of_view(CENTER),
-                k=k,
-                temperature=self.cfg.KNN.TEMPERATURE,
-                num_classes=len(train.classes),
-                device=device(),
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield one result per number of neighbors."""
+        train, val, temperature = self.data["train"], self.data["val"], self.cfg.KNN.TEMPERATURE
+        features = self.centers("train"), train.targets, self.centers("val")
+        for k in self.cfg.KNN.K:
+            settings = (k, temperature, len(train.classes))
+            predicted = knn_predict(*features, *settings, device=device())
+            yield Outcome(
+                score(predicted.cpu()[:, None], val.targets, val.classes),
+                part=f"knn{k}" if k != self.cfg.KNN.K[0] else "",
+                protocol=self.protocol(f"knn{k}-T{temperature:g}", k=k),
             )
-            result = score(predicted.cpu()[:, None], val.targets, val.classes)
-            part = f"knn{k}" if number else ""
-            found.append(Outcome(result, part=part, protocol=self.protocol_of(k)))
-        return found

@@ -12,28 +12,24 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from fvcore.common.config import CfgNode
 from PIL import Image
 from torch import Tensor, nn
 
-from kscl.config import leaves
+from kscl.config import leaves, value_at
 from kscl.data.loader import Batch, StepSampler
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import SyncBatchNorm
-from kscl.records.record import Metric, Protocol
 from kscl.run.task import task
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
-from linear_eval.backbone import Frozen
 from linear_eval.config import CENTER
-from linear_eval.features import Features
-from linear_eval.images import LabeledImages, MakeViews, ViewsOfImages, geometry, load_batches
+from linear_eval.images import geometry, load_views
+from linear_eval.linear import CHUNK, new_head, rate_factor
 from linear_eval.probe import (
     VIEW_WORDS,
     Json,
@@ -42,8 +38,7 @@ from linear_eval.probe import (
     schedule_words,
     schema,
 )
-from linear_eval.probes.cached import new_head, rate_factor
-from linear_eval.score import Classifier, Outcome, Score, ranked_classes, score
+from linear_eval.score import ACCURACY, Outcome, Score, ranked_classes, score
 
 log = logging.getLogger(LOGGER)
 
@@ -52,43 +47,24 @@ LINEAR_ONLINE = "linear-online"  # the same kind of probe with other settings, o
 IMAGENET = {"classes": 1000, "train images": 1_281_167, "val images": 50_000}
 
 
-@dataclass
-class Progress:
-    """The state between two steps, the same on all ranks."""
+class ViewTraining(Probe):
+    """Plain SGD on new views in every epoch: what the online probe and fine-tuning share.
+
+    The state below is the same on all ranks.
+    """
 
     module: nn.Module
     optimizer: torch.optim.SGD
-    step: int = 0
-    loss_sum: float = 0.0  # of the images of this epoch so far
-    epochs: list[Any] = field(default_factory=list)  # what is reported of each
+    step = 0
+    loss_sum = 0.0  # of the images of this epoch so far
+    epochs: list[Any]  # what is reported of each
 
-    def state_dict(self) -> Json:
-        """Return what a checkpoint stores."""
-        return {
-            "module": self.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            **{name: getattr(self, name) for name in ("step", "loss_sum", "epochs")},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a checkpoint."""
-        self.module.load_state_dict(state["module"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.step, self.loss_sum = state["step"], state["loss_sum"]
-        self.epochs = list(state["epochs"])
-
-
-class ViewTraining(Probe):
-    """Plain SGD on new views in every epoch: what the online probe and fine-tuning share."""
-
-    state: Progress
-
-    def start(self) -> Progress:
-        """Return the state before the first step."""
+    def build(self) -> nn.Module:
+        """Return what is trained, before the first step."""
         raise NotImplementedError
 
-    def base_lrs(self) -> dict[str, float]:
-        """Return the learning rate of every parameter group by its config key."""
+    def parts(self) -> dict[str, nn.Module]:
+        """Return the parts of what is trained by the key of their learning rate."""
         raise NotImplementedError
 
     def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -96,7 +72,7 @@ class ViewTraining(Probe):
         raise NotImplementedError
 
     def end_epoch(self, epoch: int) -> None:
-        """Report an epoch, in `self.state.epochs` too."""
+        """Report an epoch, in `self.epochs` too."""
         raise NotImplementedError
 
     def settings(self) -> Json:
@@ -118,60 +94,104 @@ class ViewTraining(Probe):
             "reported": "last epoch",
         }
 
+    def new_head(self) -> nn.Linear:
+        """Return a new linear layer on the features, on their device."""
+        classes, dim = len(self.data["train"].classes), self.frozen.dim
+        head = nn.Linear(dim, classes)
+        weight, bias = new_head(classes, dim, self.cfg.SOLVER.INIT_STD, self.cfg.SEED)
+        head.load_state_dict({"weight": weight, "bias": bias})
+        return head.to(self.frozen.device)
+
     def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Build the state, or restore what was saved."""
+        """Build what is trained, or restore what was saved."""
         super().prepare(saved)
-        self.state = self.start()
+        self.start()
         if saved:
-            self.state.load_state_dict(saved["training"])
-        images, batch_size = len(self.data["train"]), self.cfg.SOLVER.BATCH_SIZE
-        refuse_idle_ranks(self.state.module, images, batch_size)
+            self.module.load_state_dict(saved["module"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+            self.step, self.loss_sum = saved["step"], saved["loss_sum"]
+            self.epochs = list(saved["epochs"])
+        refuse_idle_ranks(self.module, len(self.data["train"]), self.cfg.SOLVER.BATCH_SIZE)
+
+    def start(self) -> None:
+        """Set the state before the first step."""
+        solver = self.cfg.SOLVER
+        self.module, self.epochs = self.build(), []
+        groups = [{"params": list(part.parameters())} for part in self.parts().values()]
+        settings = {"momentum": solver.MOMENTUM, "weight_decay": solver.WEIGHT_DECAY}
+        self.optimizer = torch.optim.SGD(groups, 1.0, **settings)
 
     def state_dict(self) -> Json:
         """Return the state of the training."""
-        return {"training": self.state.state_dict()}
+        return {
+            "module": self.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            **{name: getattr(self, name) for name in ("step", "loss_sum", "epochs")},
+        }
 
     def work(self) -> Iterator[int]:
         """Train to the end of the last epoch."""
-        cfg, state, train = self.cfg, self.state, self.data["train"]
-        steps = math.ceil(len(train) / cfg.SOLVER.BATCH_SIZE)  # per epoch; the last may be smaller
-        sampler = train_sampler(cfg, len(train), state.step, steps * cfg.SOLVER.EPOCHS)
-        batches = load_batches(ViewsOfImages(train, view_maker(cfg)), sampler, cfg.DATA.NUM_WORKERS)
+        size, steps = self.cfg.INPUT.SIZE, self.steps_per_epoch
+        batches = self.batches()
         if rank() == 0:
-            left = steps * cfg.SOLVER.EPOCHS - state.step
+            left = steps * self.cfg.SOLVER.EPOCHS - self.step
             batches = progress(batches, f"probe {self.name}", left)
         for batch in batches:
             if not len(batch.instances):  # fewer images than ranks are left of the epoch
-                size = cfg.INPUT.SIZE
                 batch = batch._replace(views=torch.empty(0, 1, 3, size, size, dtype=torch.uint8))
-            self.take_step(batch, train.targets)
-            if state.step % steps == 0:
-                self.end_epoch(state.step // steps)
-                state.loss_sum = 0.0
-            yield state.step
+            self.take_step(batch)
+            if self.step % steps == 0:
+                self.end_epoch(self.step // steps)
+                self.loss_sum = 0.0
+            yield self.step
 
-    def take_step(self, batch: Batch, targets: Tensor) -> None:
-        """Take one step of SGD on the batch of all ranks; `targets` are those of all images."""
-        state, solver = self.state, self.cfg.SOLVER
-        epoch, place = divmod(state.step, math.ceil(len(targets) / solver.BATCH_SIZE))
+    @property
+    def steps_per_epoch(self) -> int:
+        """Return how many batches show every image once; the last may be smaller."""
+        return math.ceil(len(self.data["train"]) / self.cfg.SOLVER.BATCH_SIZE)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield this rank's part of every batch that is left."""
+        cfg, train = self.cfg, self.data["train"]
+        steps = (self.step, self.steps_per_epoch * cfg.SOLVER.EPOCHS)
+        batch_size, ranks = cfg.SOLVER.BATCH_SIZE, (rank(), world_size())
+        sampler = StepSampler(len(train), batch_size, cfg.SEED, *steps, *ranks, drop_last=False)
+        return load_views(train, self.views_of, sampler, cfg.DATA.NUM_WORKERS)
+
+    def views_of(self, picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
+        """Make the one view of a picture that an epoch sees."""
+        shape = geometry(self.cfg)
+        if self.cfg.INPUT.AUGMENT == CENTER:
+            return [shape.center(picture)]
+        return [shape.augmented(picture, self.cfg.SEED, epoch, number)]
+
+    def take_step(self, batch: Batch) -> None:
+        """Take one step of SGD on the batch of all ranks."""
+        solver, keys, targets = self.cfg.SOLVER, self.parts(), self.data["train"].targets
+        epoch, place = divmod(self.step, self.steps_per_epoch)
         in_batch = min(solver.BATCH_SIZE, len(targets) - place * solver.BATCH_SIZE)  # of all ranks
-        rates = self.base_lrs()
-        for group, base_lr in zip(state.optimizer.param_groups, rates.values(), strict=True):
-            group["lr"] = base_lr * rate_factor(solver, epoch)
-        device = next(state.module.parameters()).device
-        loss = torch.zeros((), device=device)
-        state.optimizer.zero_grad()
-        synced = any(isinstance(module, SyncBatchNorm) for module in state.module.modules())
-        if len(batch.instances) or synced:  # a rank without images takes part in SyncBN's messages
-            loss = self.loss_of(batch.views[:, 0], targets[batch.instances].to(device))
+        for group, key in zip(self.optimizer.param_groups, keys, strict=True):
+            group["lr"] = value_at(self.cfg, key) * rate_factor(solver, epoch)
+        loss = torch.zeros((), device=self.frozen.device)
+        self.optimizer.zero_grad()
+        # A rank without images takes part in SyncBN's messages.
+        if len(batch.instances) or synced_norms(self.module):
+            labels = targets[batch.instances].to(self.frozen.device)
+            loss = self.loss_of(batch.views[:, 0], labels)
             (loss / in_batch).backward()
-        total = _add_over_ranks(state.module, loss.detach())
+        total = _add_over_ranks(self.module, loss.detach())
         if not math.isfinite(total):
-            keys = " or ".join(rates)
-            raise KsclError(f"The loss of step {state.step} is not finite. Lower {keys}.")
-        state.optimizer.step()
-        state.loss_sum += total
-        state.step += 1
+            raise KsclError(
+                f"The loss of step {self.step} is not finite. Lower {' or '.join(keys)}."
+            )
+        self.optimizer.step()
+        self.loss_sum += total
+        self.step += 1
+
+
+def synced_norms(network: nn.Module) -> list[SyncBatchNorm]:
+    """Return the BatchNorm layers that are synchronized over ranks."""
+    return [module for module in network.modules() if isinstance(module, SyncBatchNorm)]
 
 
 def refuse_idle_ranks(network: nn.Module, images: int, batch_size: int) -> None:
@@ -179,124 +199,14 @@ def refuse_idle_ranks(network: nn.Module, images: int, batch_size: int) -> None:
 
     On several threads that ends the process.
     """
-    synced = [module for module in network.modules() if isinstance(module, SyncBatchNorm)]
     left = images % batch_size
     on_cpu = next(network.parameters()).device.type == "cpu"
-    if synced and on_cpu and 0 < left < world_size():
+    if synced_norms(network) and on_cpu and 0 < left < world_size():
         raise KsclError(
             f"The last batch of an epoch has {left} of {images} images for {world_size()} "
             f"processes, and a process without images cannot synchronize BatchNorm on a CPU. "
             f"Change SOLVER.BATCH_SIZE {batch_size}, or use {left} processes."
         )
-
-
-@task("online", title="Classifier (linear probe)", kind="linear")
-class Online(ViewTraining):
-    """Train a linear classifier on augmented images."""
-
-    metrics = (
-        Metric("top1", "top-1", headline=True, per_image=True),
-        Metric("top5", "top-5", per_image=True),
-    )
-
-    def protocol(self, sizes: Mapping[str, int]) -> Protocol:
-        """Return MoCo's protocol if nothing differs from it."""
-        to_the_letter = not self.deviations(sizes)
-        return Protocol(IMAGENET_LINEAR_MOCO if to_the_letter else LINEAR_ONLINE, self.definition())
-
-    def deviations(self, sizes: Mapping[str, int]) -> list[str]:
-        """List how this differs from MoCo's probe on ImageNet; empty if it does not."""
-        reference = type(self)(schema().defaults())
-        ours, theirs = (dict(leaves(each.definition())) for each in (self, reference))
-        differing = [
-            f"{key} is {ours.get(key)}, not {theirs.get(key)}"
-            for key in dict.fromkeys([*theirs, *ours])
-            if ours.get(key) != theirs.get(key)
-        ]
-        return differing + [
-            f"{sizes[what]:,} {what}, not {count:,}"
-            for what, count in IMAGENET.items()
-            if sizes[what] != count
-        ]
-
-    def announce(self) -> None:
-        """Log how it differs from the paper's protocol too."""
-        super().announce()
-        if differences := self.deviations(self.sizes()):
-            log.info("This is not %s: %s.", IMAGENET_LINEAR_MOCO, "; ".join(differences))
-
-    def start(self) -> Progress:
-        """Return a new linear layer and its optimizer."""
-        solver = self.cfg.SOLVER
-        head = linear_head(self.cfg, self.frozen, len(self.data["train"].classes))
-        optimizer = torch.optim.SGD(
-            head.parameters(),
-            lr=solver.BASE_LR,
-            momentum=solver.MOMENTUM,
-            weight_decay=solver.WEIGHT_DECAY,
-        )
-        return Progress(head, optimizer)
-
-    def base_lrs(self) -> dict[str, float]:
-        """Return the learning rate of the layer."""
-        return {"SOLVER.BASE_LR": self.cfg.SOLVER.BASE_LR}
-
-    def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the layer on frozen features."""
-        features = self.frozen.features(images)  # (b, D)
-        self.frozen.check_finite(features)
-        return F.cross_entropy(self.state.module(features), labels, reduction="sum")
-
-    def work(self) -> Iterator[int]:
-        """Compute the features of val, then train."""
-        self.features = {"val": self.extract(self.data["val"], [CENTER])}
-        yield from super().work()
-
-    def end_epoch(self, epoch: int) -> None:
-        """Add a row to the curve, and log it."""
-        state = self.state
-        result, val_loss = val_score(state.module, self.data["val"], self.features["val"])
-        row = {
-            "epoch": epoch,
-            "lr": state.optimizer.param_groups[0]["lr"],
-            "train_loss": state.loss_sum / len(self.data["train"]),
-            "val_loss": val_loss,
-            **{f"val_{name}": value for name, value in result.metrics.items()},
-        }
-        state.epochs.append(row)
-        log.info(
-            "Epoch %d: train loss %.4f, val top-1 %.2f.",
-            *(row["epoch"], row["train_loss"], row["val_top1"]),
-            extra={"data": row},
-        )
-
-    def outcomes(self) -> list[Outcome]:
-        """Return the result of the last epoch, with the best one marked as picked on val."""
-        rows, head = self.state.epochs, self.state.module
-        assert isinstance(head, nn.Linear)
-        best = max(rows, key=lambda row: row["val_top1"])
-        picked = {"epoch": best["epoch"], "top1": best["val_top1"], "picked_on": "val"}
-        details = {
-            "reported": "last epoch",
-            "best_epoch_picked_on_val": picked,
-            "curves": {name: [row[name] for row in rows] for name in rows[0]},
-            "differs_from_imagenet_linear_moco": self.deviations(self.sizes()),
-            "epochs": self.cfg.SOLVER.EPOCHS,
-        }
-        remark = f"last epoch; best {picked['top1']:.2f} in epoch {picked['epoch']}, picked on val"
-        result, _ = val_score(head, self.data["val"], self.features["val"])
-        trained = Classifier(head.weight.detach().cpu(), head.bias.detach().cpu())
-        return [Outcome(result, details, remark, trained)]
-
-
-@torch.no_grad()
-def val_score(head: nn.Module, val: LabeledImages, features: Features) -> tuple[Score, float]:
-    """Return scores and loss on val."""
-    device = next(head.parameters()).device
-    parts = [head(part.to(device)).cpu() for part in features.of_view(CENTER).split(65536)]
-    outputs = torch.cat(parts)
-    loss = float(F.cross_entropy(outputs, val.targets))
-    return score(ranked_classes(outputs), val.targets, val.classes), loss
 
 
 def _add_over_ranks(module: nn.Module, loss: Tensor) -> float:
@@ -315,28 +225,98 @@ def _add_over_ranks(module: nn.Module, loss: Tensor) -> float:
     return float(total)
 
 
-def linear_head(cfg: CfgNode, frozen: Frozen, classes: int) -> nn.Linear:
-    """Return a new linear layer on the features, on their device."""
-    head = nn.Linear(frozen.dim, classes)
-    weight, bias = new_head(classes, frozen.dim, cfg.SOLVER.INIT_STD, cfg.SEED)
-    head.load_state_dict({"weight": weight, "bias": bias})
-    return head.to(frozen.device)
+@task("online", title="Classifier (linear probe)", kind="linear")
+class Online(ViewTraining):
+    """Train a linear classifier on augmented images."""
 
+    metrics = ACCURACY
 
-def train_sampler(cfg: CfgNode, num_images: int, first_step: int, last_step: int) -> StepSampler:
-    """Return this rank's part of every batch; each epoch shows every image."""
-    steps = (first_step, last_step)
-    size, seed = cfg.SOLVER.BATCH_SIZE, cfg.SEED
-    return StepSampler(num_images, size, seed, *steps, rank(), world_size(), drop_last=False)
+    @property
+    def protocol_id(self) -> str:
+        """Return the name of MoCo's protocol if nothing differs from it."""
+        return LINEAR_ONLINE if self.deviations() else IMAGENET_LINEAR_MOCO
 
+    def deviations(self) -> list[str]:
+        """List how this differs from MoCo's probe on ImageNet; empty if it does not."""
+        reference, sizes = type(self)(schema().defaults()), self.sizes()
+        ours, theirs = (dict(leaves(each.definition())) for each in (self, reference))
+        differing = [
+            f"{key} is {ours.get(key)}, not {theirs.get(key)}"
+            for key in dict.fromkeys([*theirs, *ours])
+            if ours.get(key) != theirs.get(key)
+        ]
+        return differing + [
+            f"{sizes[what]:,} {what}, not {count:,}"
+            for what, count in IMAGENET.items()
+            if sizes[what] != count
+        ]
 
-def view_maker(cfg: CfgNode) -> MakeViews:
-    """Return a function that makes the one view of a picture that an epoch sees."""
-    shape, seed = geometry(cfg), cfg.SEED
+    def sizes(self) -> dict[str, int]:
+        """Count classes and images."""
+        train, val = self.data["train"], self.data["val"]
+        return dict(zip(IMAGENET, (len(train.classes), len(train), len(val)), strict=True))
 
-    def make(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
-        if cfg.INPUT.AUGMENT == CENTER:
-            return [shape.center(picture)]
-        return [shape.augmented(picture, seed, epoch, number)]
+    def announce(self) -> None:
+        """Log how it differs from the paper's protocol too."""
+        super().announce()
+        if differences := self.deviations():
+            log.info("This is not %s: %s.", IMAGENET_LINEAR_MOCO, "; ".join(differences))
 
-    return make
+    def build(self) -> nn.Module:
+        """Return a new linear layer."""
+        return self.new_head()
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Return the layer."""
+        return {"SOLVER.BASE_LR": self.module}
+
+    def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss of the layer on frozen features."""
+        features = self.frozen.features(images)  # (b, D)
+        return F.cross_entropy(self.module(features), labels, reduction="sum")
+
+    def work(self) -> Iterator[int]:
+        """Compute the features of val, then train."""
+        self.features = {"val": self.extract(self.data["val"], [CENTER])}
+        yield from super().work()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Add a row to the curve, and log it."""
+        result, val_loss = self.val_score()
+        row = {
+            "epoch": epoch,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "train_loss": self.loss_sum / len(self.data["train"]),
+            "val_loss": val_loss,
+            **{f"val_{name}": value for name, value in result.metrics.items()},
+        }
+        self.epochs.append(row)
+        log.info(
+            "Epoch %d: train loss %.4f, val top-1 %.2f.",
+            *(row["epoch"], row["train_loss"], row["val_top1"]),
+            extra={"data": row},
+        )
+
+    @torch.no_grad()
+    def val_score(self) -> tuple[Score, float]:
+        """Return scores and loss on val."""
+        val, parts = self.data["val"], self.centers("val").split(CHUNK)
+        outputs = torch.cat([self.module(part.to(self.frozen.device)).cpu() for part in parts])
+        loss = float(F.cross_entropy(outputs, val.targets))
+        return score(ranked_classes(outputs), val.targets, val.classes), loss
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the result of the last epoch, with the best one marked as picked on val."""
+        rows = self.epochs
+        best = max(rows, key=lambda row: row["val_top1"])
+        picked = {"epoch": best["epoch"], "top1": best["val_top1"], "picked_on": "val"}
+        details = {
+            "reported": "last epoch",
+            "best_epoch_picked_on_val": picked,
+            "curves": {name: [row[name] for row in rows] for name in rows[0]},
+            "differs_from_imagenet_linear_moco": self.deviations(),
+            "epochs": self.cfg.SOLVER.EPOCHS,
+        }
+        remark = f"last epoch; best {picked['top1']:.2f} in epoch {picked['epoch']}, picked on val"
+        weight, bias = (value.detach().cpu() for value in self.module.parameters())
+        return [Outcome(self.val_score()[0], details, remark, (weight, bias))]

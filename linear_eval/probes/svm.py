@@ -15,12 +15,14 @@ S until it fits (Chapelle, 2007); the solution for one cost starts the next.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,18 +30,18 @@ import torch
 from fvcore.common.config import CfgNode
 from scipy.linalg.lapack import dposv
 from threadpoolctl import threadpool_limits
+from torch import Tensor
 
 from kscl.config import Section, key
+from kscl.data.annotations import forms, parse_source, shared_class_names
 from kscl.errors import KsclError
 from kscl.records.record import Metric
 from kscl.rng import Stream, random_words
 from kscl.run.task import task
+from kscl.runtime.distributed import on_first_rank
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.processes import obey_parent_alone, start_method
-from linear_eval.annotated import ABSENT, IGNORED, PRESENT, open_annotated_pair
-from linear_eval.config import CENTER
-from linear_eval.features import Features
-from linear_eval.images import LabeledImages
+from linear_eval.images import ABSENT, IGNORED, PRESENT, LabeledImages, open_annotated
 from linear_eval.probe import Data, Json, Probe
 from linear_eval.score import (
     Outcome,
@@ -67,18 +69,26 @@ class Chosen(NamedTuple):
 
 
 class AnnotatedProbe(Probe):
-    """A probe on an annotated set, with rows of results so far as its state."""
+    """SVMs on an annotated set, with rows of results so far as their state."""
 
     takes_subset = False
-    done: Any  # rows of results; a dict or a list
+    done: dict[str, list[Json]]  # rows of results, by what is complete
     test: np.ndarray  # features of val, each of length 1
 
     def open_data(self) -> Data:
-        """Open two annotated sets; name every class that cannot be trained or scored."""
-        train, val = open_annotated_pair(self.cfg)
-        check_val(val)
-        self.check_train(train)
-        return {"train": train, "val": val}
+        """Open two annotated sets with the classes of train; name all that cannot be scored."""
+        data = self.cfg.DATA
+        for role in ("TRAIN", "VAL"):
+            if not data[role]:
+                raise KsclError(f"DATA.{role} must be {forms()}, got ''.")
+        classes = on_first_rank(lambda: shared_class_names([parse_source(data.TRAIN)]))
+        opened = {
+            role: open_annotated(where, classes, self.cfg)
+            for role, where in (("train", data.TRAIN), ("val", data.VAL))
+        }
+        check_val(opened["val"])
+        self.check_train(opened["train"])
+        return opened
 
     def check_train(self, train: LabeledImages) -> None:
         """Raise an error if a class has too few images."""
@@ -103,14 +113,18 @@ class AnnotatedProbe(Probe):
             "reported": "chosen cost, trained again on all of train",
         }
 
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        """Take over the results that a checkpoint holds."""
+        super().prepare(saved)
+        self.done = dict(saved.get("done", {}))
+
     def state_dict(self) -> Json:
-        """Return the rows so far."""
+        """Return the results so far."""
         return {"done": self.done}
 
     def machines(self) -> Machines:
         """Return what trains on the features of train; those of val are kept to score it."""
-        table = unit_rows(self.features["train"])
-        self.test = unit_rows(self.features["val"])
+        table, self.test = unit_rows(self.centers("train")), unit_rows(self.centers("val"))
         return Machines(self.cfg, table, self.data["train"].labels)
 
     def rows_of(self, classes: Sequence[int], chosen: Sequence[Chosen]) -> list[Json]:
@@ -175,11 +189,6 @@ class Svm(AnnotatedProbe):
         folds = self.cfg.SVM.FOLDS
         check_counts(train, folds, folds, "SVM.FOLDS", (ABSENT, IGNORED))
 
-    def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Take up the classes that are done."""
-        super().prepare(saved)
-        self.done = list(saved.get("done", []))
-
     def fit(self) -> Iterator[int]:
         """Train as many classes at a time as there are cores."""
         machines, train = self.machines(), self.data["train"]
@@ -188,20 +197,19 @@ class Svm(AnnotatedProbe):
             first = len(self.done)
             part = range(first, min(first + machines.threads, len(train.classes)))
             chosen = machines.train([(number, every) for number in part], 0)
-            self.done += self.rows_of(part, chosen)
+            self.done |= {row["class"]: [row] for row in self.rows_of(part, chosen)}
             yield len(self.done)
 
     def outcomes(self) -> list[Outcome]:
         """Return the mean over classes."""
-        rows = self.done
-        per_class = {row["class"]: row["AP"] for row in rows}
-        mean = float(np.mean([row["AP"] for row in rows]))
+        rows = [row for (row,) in self.done.values()]
         details = {
             "costs": {row["class"]: row["cost"] for row in rows},
             "cost_at_edge": [row["class"] for row in rows if row["at_edge"]],
             "chosen_on": f"{self.cfg.SVM.FOLDS} folds of train",
         }
-        result = Score({"mAP": mean}, per_class, len(self.data["val"]))
+        per_class = {row["class"]: row["AP"] for row in rows}
+        result = Score({"mAP": mean_precision(rows)}, per_class, len(self.data["val"]))
         return [Outcome(result, details | self.edge_warnings(rows))]
 
 
@@ -246,58 +254,58 @@ class LowShot(AnnotatedProbe):
         most = max(self.cfg.LOW_SHOT.K)
         check_counts(train, most, (len(train.classes) - 1) * most, "LOW_SHOT.K")
 
-    def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Take up the draws that are done."""
-        super().prepare(saved)
-        self.done = dict(saved.get("done", {}))  # "sample/k" → rows
-
     def fit(self) -> Iterator[int]:
         """Train on one draw after the other."""
-        machines, train, classes = self.machines(), self.data["train"], self.data["train"].classes
-        for sample in range(self.cfg.LOW_SHOT.SAMPLES):
-            for k in self.cfg.LOW_SHOT.K:
-                if f"{sample}/{k}" in self.done:
-                    continue
-                problems = []
-                for c in range(len(classes)):
-                    draw = (self.cfg.SEED, sample, c, k)
-                    others = (len(classes) - 1) * k
-                    drawn = [few_of_one_class(train.labels[:, c], PRESENT, k, *draw)]
-                    drawn += [few_of_one_class(train.labels[:, c], ABSENT, others, *draw)]
-                    problems.append((c, np.sort(np.concatenate(drawn))))
-                rows = self.rows_of(range(len(classes)), machines.train(problems, k))
+        machines, classes = self.machines(), range(len(self.data["train"].classes))
+        for sample, k in itertools.product(range(self.cfg.LOW_SHOT.SAMPLES), self.cfg.LOW_SHOT.K):
+            if f"{sample}/{k}" not in self.done:
+                draw = partial(drawn_images, self.data["train"].labels, self.cfg.SEED, sample, k)
+                problems = [(number, draw(number)) for number in classes]
+                rows = self.rows_of(classes, machines.train(problems, k))
                 self.done[f"{sample}/{k}"] = rows
-                mean = np.mean([row["AP"] for row in rows])
-                log.info("Sample %d, k = %d: mAP %.2f.", sample, k, mean)
+                log.info("Sample %d, k = %d: mAP %.2f.", sample, k, mean_precision(rows))
                 yield len(self.done)
 
-    def outcomes(self) -> list[Outcome]:
-        """Return one result per draw."""
-        return [self.outcome(sample) for sample in range(self.cfg.LOW_SHOT.SAMPLES)]
+    def outcomes(self) -> Iterator[Outcome]:
+        """Yield one result per draw: the mean over k, and each."""
+        low_shot, most = self.cfg.LOW_SHOT, max(self.cfg.LOW_SHOT.K)
+        for sample in range(low_shot.SAMPLES):
+            by_shots = {f"k{k}": self.done[f"{sample}/{k}"] for k in low_shot.K}
+            metrics = {name: mean_precision(rows) for name, rows in by_shots.items()}
+            mean = float(np.mean(list(metrics.values())))
+            details = {
+                "sample": sample,
+                "per_class_is": f"average precision at k = {most}",
+                "costs": {name: [row["cost"] for row in rows] for name, rows in by_shots.items()},
+                "cost_at_edge": {
+                    name: sum(row["at_edge"] for row in rows) for name, rows in by_shots.items()
+                },
+                "chosen_on": f"up to {self.cfg.SVM.FOLDS} folds of the drawn images; "
+                "k = 1 has a fixed cost",
+            }
+            per_class = {row["class"]: {"mAP": row["AP"]} for row in by_shots[f"k{most}"]}
+            yield Outcome(
+                Score({"mAP": mean, **metrics}, per_class, len(self.data["val"])),
+                details | self.edge_warnings([row for rows in by_shots.values() for row in rows]),
+                part=f"sample{sample}" if sample else "",
+                seed=self.cfg.SEED * low_shot.SAMPLES + sample,
+            )
 
-    def outcome(self, sample: int) -> Outcome:
-        """Return the result of one draw: the mean over k, and each."""
-        cfg = self.cfg
-        by_shots = {k: self.done[f"{sample}/{k}"] for k in cfg.LOW_SHOT.K}
-        metrics = {f"k{k}": float(np.mean([row["AP"] for row in by_shots[k]])) for k in by_shots}
-        most = by_shots[max(by_shots)]
-        per_class = {row["class"]: {"mAP": row["AP"]} for row in most}
-        details = {
-            "sample": sample,
-            "per_class_is": f"average precision at k = {max(by_shots)}",
-            "costs": {f"k{k}": [row["cost"] for row in rows] for k, rows in by_shots.items()},
-            "cost_at_edge": {
-                f"k{k}": sum(row["at_edge"] for row in rows) for k, rows in by_shots.items()
-            },
-            "chosen_on": f"up to {cfg.SVM.FOLDS} folds of the drawn images; k = 1 has a fixed cost",
-        }
-        mean = float(np.mean(list(metrics.values())))
-        return Outcome(
-            Score({"mAP": mean, **metrics}, per_class, len(self.data["val"])),
-            details | self.edge_warnings([row for rows in by_shots.values() for row in rows]),
-            part=f"sample{sample}" if sample else "",
-            seed=cfg.SEED * cfg.LOW_SHOT.SAMPLES + sample,
-        )
+
+def drawn_images(labels: np.ndarray, seed: int, sample: int, k: int, number: int) -> np.ndarray:
+    """Return k images with a class and (classes − 1) k without it; each draw is independent."""
+    drawn = []
+    for label, count in ((PRESENT, k), (ABSENT, (labels.shape[1] - 1) * k)):
+        images = np.flatnonzero(labels[:, number] == label)
+        item = (number << 32) + (k << 1) + (label == PRESENT)
+        words = random_words(seed, sample, Stream.LOW_SHOT, item, len(images))
+        drawn.append(images[np.argsort(words, kind="stable")[:count]])
+    return np.sort(np.concatenate(drawn))
+
+
+def mean_precision(rows: Sequence[Json]) -> float:
+    """Return the mean of the average precisions of classes."""
+    return float(np.mean([row["AP"] for row in rows]))
 
 
 class Machines:
@@ -374,19 +382,9 @@ def _train_one(problem: tuple[int, np.ndarray, int]) -> Chosen:
     return _machines[-1].train_one(*problem)
 
 
-def few_of_one_class(
-    labels: np.ndarray, label: int, count: int, seed: int, sample: int, number: int, k: int
-) -> np.ndarray:
-    """Return `count` of the images that have a label; each draw (sample, number, k) by itself."""
-    images = np.flatnonzero(labels == label)
-    item = (number << 32) + (k << 1) + (label == 1)
-    words = random_words(seed, sample, Stream.LOW_SHOT, item, len(images))
-    return np.sort(images[np.argsort(words, kind="stable")[:count]])
-
-
-def unit_rows(features: Features) -> np.ndarray:
-    """Return the features of center crops (N, D), float64, each of length 1."""
-    table = features.of_view(CENTER).numpy().astype(np.float64)
+def unit_rows(features: Tensor) -> np.ndarray:
+    """Return features (N, D), float64, each of length 1."""
+    table = features.numpy().astype(np.float64)
     return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,17 +17,11 @@ from kscl.engine.knn import knn_predict
 from kscl.run.engine import Run
 from kscl.runtime.processes import StopRequest
 from linear_eval.backbone import freeze
-from linear_eval.images import ViewsOfImages, load_batches, open_data
+from linear_eval.images import open_data
+from linear_eval.linear import Rows, epoch_batches, standardized, start_grid, train_grid
 from linear_eval.probe import load_linear_eval_config, probe_of
-from linear_eval.probes.cached import (
-    Rows,
-    epoch_batches,
-    grid_points,
-    standardized,
-    start_training,
-    train_points,
-)
-from linear_eval.probes.online import Online, train_sampler, view_maker
+from linear_eval.probes.cached import grid_points
+from linear_eval.probes.online import Online
 from tests.benchmarks.harness import figure, seconds, time_ratio
 
 CLASSES, DIM = 10, 512
@@ -73,8 +68,8 @@ def _train(rows: Rows, count: int) -> None:
     cfg = load_linear_eval_config("linear_eval/linear_cached.yaml", ["SOLVER.EPOCHS", "2"])
     points = grid_points(cfg)
     assert len(points) == 16
-    training = start_training(count, CLASSES, DIM, 0.01, 0, CPU)
-    list(train_points(rows, points[:count], training, cfg.SOLVER, 0))
+    training = start_grid(count, CLASSES, DIM, 0.01, 0, CPU)
+    list(train_grid(rows, points[:count], training, cfg.SOLVER, 0))
 
 
 def _train_by_torch(rows: Rows) -> None:
@@ -161,12 +156,11 @@ def _cached_probe(cfg, frozen, data) -> None:  # type: ignore[no-untyped-def]
 
 
 def _online_epoch(cfg, frozen, data) -> None:  # type: ignore[no-untyped-def]
-    probe, train = Online(cfg), data["train"]
+    probe = Online(cfg)
     probe.data, probe.frozen = data, frozen
-    probe.state = probe.start()
-    batches = train_sampler(cfg, len(train), 0, -(-len(train) // cfg.SOLVER.BATCH_SIZE))
-    for batch in load_batches(ViewsOfImages(train, view_maker(cfg)), batches, 0):
-        probe.take_step(batch, train.targets)
+    probe.start()
+    for batch in itertools.islice(probe.batches(), probe.steps_per_epoch):
+        probe.take_step(batch)
 
 
 def _config(folder: Path, name: str, cache: Path):  # type: ignore[no-untyped-def]

@@ -10,9 +10,9 @@ import torch
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
-from linear_eval.annotated import ABSENT, PRESENT
+from linear_eval.images import PRESENT
 from linear_eval.probe import load_linear_eval_config
-from linear_eval.probes.svm import Machines, few_of_one_class
+from linear_eval.probes.svm import Machines, drawn_images
 from linear_eval.score import interpolated_precision
 from tests.benchmarks.harness import figure, seconds
 
@@ -33,9 +33,7 @@ def features_and_labels(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def drawn(labels: np.ndarray, number: int, k: int, sample: int) -> np.ndarray:
     """Return the images of one low-shot problem, as the probe draws them."""
-    parts = ((PRESENT, k), (ABSENT, (CLASSES - 1) * k))
-    found = [few_of_one_class(labels[:, number], a, n, 0, sample, number, k) for a, n in parts]
-    return np.sort(np.concatenate(found))
+    return drawn_images(labels, 0, sample, k, number)
 
 
 def plain_fit(features: np.ndarray, labels: np.ndarray, cost: float) -> LinearSVC:
