@@ -15,11 +15,10 @@ from kscl.errors import KsclError
 from kscl.views.normalize import normalize_exactly
 from linear_eval.images import (
     NUM_DRAWS,
-    ViewsOfImages,
     few_of_each_class,
     geometry,
     hold_out,
-    load_batches,
+    load_views,
     open_data,
     to_bytes,
 )
@@ -154,7 +153,6 @@ def test_an_image_that_cannot_be_read_stops_the_evaluation_by_name(digits, tmp_p
     broken = tmp_path / "bad/val/digit_4/000.png"
     broken.write_bytes(broken.read_bytes()[:60])
     val = open_data(config(tmp_path / "bad", tmp_path))[1]
-    dataset = ViewsOfImages(val, lambda picture, epoch, number: [picture])
     batches = [[(0, place)] for place in range(len(val))]
     with pytest.raises(KsclError, match=r"digit_4/000\.png.*cannot be read"):
-        list(load_batches(dataset, batches, 0))
+        list(load_views(val, lambda picture, *_: [picture], batches, 0))

@@ -11,8 +11,8 @@ import torch
 from kscl.records.record import read_record
 from linear_eval.backbone import fast_layout
 from linear_eval.commands.linear_eval import main
+from linear_eval.linear import Rows, standardized, start_grid, train_grid
 from linear_eval.probe import load_linear_eval_config
-from linear_eval.probes.cached import Point, Rows, standardized, start_training, train_points
 from tests.helpers.data.digits import overrides
 from tests.helpers.gpu.pretend import TORCH_CUDA, pretend_gpu
 from tests.helpers.gpu.tensor import CUDA, METER
@@ -60,7 +60,7 @@ def test_a_probe_on_a_gpu_has_the_score_of_the_cpu(probe, gpu, digits, tmp_path)
 
 
 CPU = torch.device("cpu")
-POINTS = [Point(0.1, 0.0), Point(1.0, 0.01)]
+POINTS = [{"lr": 0.1, "weight_decay": 0.0}, {"lr": 1.0, "weight_decay": 0.01}]
 EPOCHS, VIEWS, IMAGES, DIM, CLASSES = 3, 2, 96, 16, 4
 
 counted = pytest.mark.skipif(torch.cuda.is_available(), reason="a real GPU counts nothing")
@@ -75,10 +75,10 @@ def trained(device: torch.device, batch_size: int) -> torch.Tensor:
     rows = standardized(Rows(table, indices.reshape(VIEWS, IMAGES), labels))
     words = ["SOLVER.EPOCHS", str(EPOCHS), "SOLVER.MILESTONES", "[2]"]
     solver = load_linear_eval_config(None, [*words, "SOLVER.BATCH_SIZE", str(batch_size)]).SOLVER
-    start = start_training(len(POINTS), CLASSES, DIM, 0.01, 0, device)
+    state = start_grid(len(POINTS), CLASSES, DIM, 0.01, 0, device)
     METER.reset()
-    list(train_points(rows, POINTS, start, solver, 0))
-    return start.weight.cpu()
+    list(train_grid(rows, POINTS, state, solver, 0))
+    return state["weight"].cpu()
 
 
 def waits(batch_size: int) -> int:

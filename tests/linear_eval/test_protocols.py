@@ -6,11 +6,20 @@ import pytest
 
 from kscl.config import shipped_configs
 from kscl.errors import ConfigError
-from linear_eval.probe import load_linear_eval_config, probe_of
+from linear_eval.probe import load_linear_eval_config
+from linear_eval.probe import probe_of as bare_probe_of
 from linear_eval.probes.online import IMAGENET
 
 CONFIGS = sorted((shipped_configs() / "linear_eval").glob("*.yaml"))
 SMALL = {"classes": 10, "train images": 18_000, "val images": 2_000}
+
+
+def probe_of(cfg, sizes=IMAGENET):
+    """A probe of data of these sizes; nothing is opened."""
+    probe = bare_probe_of(cfg)
+    probe.sizes = lambda: sizes
+    return probe
+
 
 # MoCo's main_lincls.py as its users run it on ImageNet.
 MOCO_LINCLS = {
@@ -53,7 +62,7 @@ MOCO_LINCLS = {
 def test_the_papers_probe_is_mocos_key_by_key():
     cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
     assert probe_of(cfg).definition() == MOCO_LINCLS
-    assert probe_of(cfg).protocol(IMAGENET).id == "imagenet-linear-moco"
+    assert probe_of(cfg).protocol().id == "imagenet-linear-moco"
 
 
 @pytest.mark.parametrize(
@@ -73,17 +82,17 @@ def test_the_papers_probe_is_mocos_key_by_key():
 )
 def test_any_other_setting_loses_the_name_and_says_why(key, value):
     cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml", [key, value])
-    protocol = probe_of(cfg).protocol(IMAGENET)
+    protocol = probe_of(cfg).protocol()
     assert protocol.id == "linear-online"
-    assert len(probe_of(cfg).deviations(IMAGENET)) >= 1
+    assert len(probe_of(cfg).deviations()) >= 1
     reference = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
-    assert protocol.hash != probe_of(reference).protocol(IMAGENET).hash
+    assert protocol.hash != probe_of(reference).protocol().hash
 
 
 def test_other_data_loses_the_name_imagenet():
     cfg = load_linear_eval_config("linear_eval/imagenet_linear_moco.yaml")
-    assert probe_of(cfg).protocol(SMALL).id == "linear-online"
-    assert "10 classes, not 1,000" in probe_of(cfg).deviations(SMALL)
+    assert probe_of(cfg, SMALL).protocol().id == "linear-online"
+    assert "10 classes, not 1,000" in probe_of(cfg, SMALL).deviations()
 
 
 def test_seed_backbone_and_paths_are_no_part_of_a_protocol():
@@ -102,7 +111,7 @@ def test_numbers_in_another_precision_are_never_ranked_together(path):
     ]
     told = [probe_of(cfg).definition()["precision"] for cfg in found]
     assert told == ["float32", "tf32", "bf16", "bf16 and tf32"]
-    assert len({probe_of(cfg).protocol(SMALL).hash for cfg in found}) == len(chosen)
+    assert len({probe_of(cfg, SMALL).protocol().hash for cfg in found}) == len(chosen)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -143,13 +152,13 @@ def test_the_two_solvers_of_the_cached_probe_are_two_protocols_by_name():
     names = {"linear_cached": "linear-cached", "linear_cached_lbfgs": "linear-cached-lbfgs"}
     for name, expected in (names | {"cifar10": "linear-cached-lbfgs"}).items():
         cfg = load_linear_eval_config(f"linear_eval/{name}.yaml")
-        assert probe_of(cfg).protocol(IMAGENET).id == expected
+        assert probe_of(cfg).protocol().id == expected
 
 
 @pytest.mark.parametrize("name", FIRST_HASHES)
 def test_a_protocol_keeps_the_hash_that_its_first_records_have(name):
     cfg = load_linear_eval_config(f"linear_eval/{name}.yaml")
-    assert probe_of(cfg).protocol(IMAGENET).hash == FIRST_HASHES[name]
+    assert probe_of(cfg).protocol().hash == FIRST_HASHES[name]
 
 
 def test_the_words_of_a_center_crop_are_those_of_the_first_records():

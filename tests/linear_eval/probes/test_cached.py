@@ -15,31 +15,28 @@ from sklearn.linear_model import LogisticRegression
 from kscl.errors import KsclError
 from linear_eval.features import Features
 from linear_eval.images import LabeledImages, hold_out
-from linear_eval.probe import load_linear_eval_config
-from linear_eval.probes.cached import (
-    Cached,
-    Point,
+from linear_eval.linear import (
     Rows,
-    choose,
     chunks_of,
-    epoch_order,
+    epoch_batches,
     fit_logistic,
-    grid_points,
     new_head,
     objective,
     outputs_of,
     rate_factor,
+    solutions_of,
     standardized,
-    start_training,
-    train_points,
-    views_of_epoch,
+    start_grid,
+    train_grid,
 )
+from linear_eval.probe import load_linear_eval_config
+from linear_eval.probes.cached import Cached, choose, grid_points
 
 CPU = torch.device("cpu")
 # Near the optimum the objective is flat: two solvers that reach it to 1e-7 give outputs that differ
 # by up to 0.13 (at l2 = 1e-4), while the closest two classes of an image are 0.01 apart.
 CLEAR = 0.5
-POINTS = [Point(lr, decay) for lr in (0.01, 0.1, 1.0) for decay in (0.0, 0.01)]
+POINTS = [{"lr": lr, "weight_decay": wd} for lr in (0.01, 0.1, 1.0) for wd in (0.0, 0.01)]
 
 
 @pytest.fixture(scope="module")
@@ -62,55 +59,53 @@ def solver(*more: str):
 
 
 def train(rows, points, settings, seed=0):
-    start = start_training(len(points), 10, rows.table.shape[1], 0.01, seed, CPU)
-    list(train_points(rows, points, start, settings, seed))
-    return start
+    state = start_grid(len(points), 10, rows.table.shape[1], 0.01, seed, CPU)
+    list(train_grid(rows, points, state, settings, seed))
+    return state
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("schedule", ["step", "cosine"])
 def test_points_trained_together_are_those_trained_by_torchs_sgd_alone(digits, schedule):
     rows = standardized(rows_of(digits, views=2))
     settings = solver("SOLVER.SCHEDULE", schedule)
-    together = train(rows, POINTS, settings, seed=3)
-    weights, biases = together.classifiers(len(POINTS))
-    for number, point in enumerate(POINTS):
+    together = solutions_of(train(rows, POINTS, settings, seed=3), len(POINTS))
+    for point, (weight, bias) in zip(POINTS, together, strict=True):
         head = torch.nn.Linear(64, 10)
         head.load_state_dict(dict(zip(("weight", "bias"), new_head(10, 64, 0.01, 3), strict=True)))
-        sgd = torch.optim.SGD(head.parameters(), point.lr, 0.9, weight_decay=point.weight_decay)
+        sgd = torch.optim.SGD(
+            head.parameters(), point["lr"], 0.9, weight_decay=point["weight_decay"]
+        )
         for epoch in range(settings.EPOCHS):
-            sgd.param_groups[0]["lr"] = point.lr * rate_factor(settings, epoch)
-            order = epoch_order(3, epoch, len(rows))
-            views = views_of_epoch(3, epoch, len(rows), 2)
-            for images in np.array_split(order, range(64, len(rows), 64)):
-                features = rows.take(torch.from_numpy(rows.indices[views[images], images]))
-                loss = F.cross_entropy(head(features), rows.labels[torch.from_numpy(images)])
+            sgd.param_groups[0]["lr"] = point["lr"] * rate_factor(settings, epoch)
+            for indices, labels in epoch_batches(rows, 64, 3, epoch, CPU):
+                loss = F.cross_entropy(head(rows.take(indices)), labels)
                 sgd.zero_grad()
                 loss.backward()
                 sgd.step()
-        tolerance = {"rtol": 1e-3, "atol": 1e-4}
-        torch.testing.assert_close(weights[number], head.weight.detach(), **tolerance)
-        torch.testing.assert_close(biases[number], head.bias.detach(), **tolerance)
+        torch.testing.assert_close(weight, head.weight.detach(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(bias, head.bias.detach(), rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.portable
-def test_a_point_does_not_notice_its_neighbors(digits):
-    rows = standardized(rows_of(digits))
-    # Few steps: at the highest learning rate each one enlarges what rounding has left.
-    settings = solver("SOLVER.EPOCHS", "2", "SOLVER.MILESTONES", "[1]")
-    together = train(rows, POINTS, settings).classifiers(len(POINTS))
-    for number, point in enumerate(POINTS):
-        alone = train(rows, [point], settings).classifiers(1)
-        torch.testing.assert_close(alone[0][0], together[0][number], rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(alone[1][0], together[1][number], rtol=1e-3, atol=1e-4)
+def test_an_epoch_shows_every_image_once_in_one_of_its_views(digits):
+    rows = rows_of(digits, views=2)
+    epochs = [epoch_batches(rows, 64, 3, epoch, CPU) for epoch in (0, 1)]
+    (first, labels), (second, _) = (map(torch.cat, zip(*epoch, strict=True)) for epoch in epochs)
+    images = len(digits[0])
+    for found in (first, second):
+        assert sorted((found % images).tolist()) == list(range(len(rows)))
+        assert 400 < int((found >= images).sum()) < 600  # either view
+    assert torch.equal(labels, digits[1][first % images])
+    assert not torch.equal(first, second)
 
 
 def test_a_point_that_diverges_harms_no_other(digits):
     rows = rows_of(digits)
-    points = [Point(0.001, 0.0), Point(1e38, 0.0)]
-    together = train(rows, points, solver())
-    alone = train(rows, points[:1], solver())
-    assert not np.isfinite(together.losses[-1][1])
-    assert together.losses[-1][0] == pytest.approx(alone.losses[-1][0], rel=1e-5)
+    points = [{"lr": lr, "weight_decay": 0.0} for lr in (0.001, 1e38)]
+    together = train(rows, points, solver())["losses"][-1]
+    alone = train(rows, points[:1], solver())["losses"][-1]
+    assert not np.isfinite(together[1])
+    assert together[0] == pytest.approx(alone[0], rel=1e-5)
 
 
 def test_standardized_features_have_mean_0_and_variance_1_and_dead_ones_are_0(digits):
@@ -196,7 +191,7 @@ def test_the_choice_does_not_depend_on_val(digits, method):
     right, misled = (probed(digits, labels, "CACHED.METHOD", method) for labels in (None, wrong))
     assert right.details["sweep"] == misled.details["sweep"]
     assert right.details["chosen"] == misled.details["chosen"]
-    assert torch.equal(right.classifier.weight, misled.classifier.weight)
+    assert torch.equal(right.classifier[0], misled.classifier[0])
     assert right.score.metrics["top1"] > 85
 
 
@@ -215,34 +210,29 @@ def test_points_are_compared_on_train_images_that_they_were_not_trained_on(digit
     test = replace(rows, indices=held[None], labels=labels[torch.from_numpy(held)])
     settings = load_linear_eval_config(None, words).SOLVER
     for row in probed(digits).details["sweep"][::5]:
-        trained = train(rows, [Point(row["lr"], row["weight_decay"])], settings)
-        weights, biases = trained.classifiers(1)
-        outputs = outputs_of(test, weights[0], biases[0])
+        trained = train(rows, [row], settings)
+        outputs = outputs_of(test, *solutions_of(trained, 1)[0])
         assert row["held_out_loss"] == pytest.approx(
             F.cross_entropy(outputs, test.labels).item(), rel=1e-3
         )
-        assert row["train_loss"] == pytest.approx(trained.losses[-1][0], rel=1e-3)
+        assert row["train_loss"] == pytest.approx(trained["losses"][-1][0], rel=1e-3)
 
 
 def test_the_saved_classifier_takes_features_as_they_come(digits):
     outcome = probed(digits)
     features, labels = digits[0][1000:], digits[1][1000:]
-    outputs = F.linear(features, outcome.classifier.weight, outcome.classifier.bias)
+    outputs = F.linear(features, *outcome.classifier)
     top1 = 100 * float((outputs.argmax(1) == labels).double().mean())
     assert top1 == pytest.approx(outcome.score.metrics["top1"])
 
 
-def test_diverged_points_are_never_chosen():
-    good = {"held_out_top1": 10.0, "held_out_loss": 2.0, "diverged": False}
+def test_the_best_point_is_chosen_never_a_diverged_one_and_among_equals_that_of_the_lowest_loss():
+    good = [{"held_out_top1": 10.0, "held_out_loss": n, "diverged": False} for n in (2.0, 1.0, 3.0)]
     bad = {"held_out_top1": None, "held_out_loss": None, "diverged": True}
-    assert choose([bad, good, bad]) == 1
+    assert choose([bad, *good, bad]) == 2
+    assert choose([*good, good[0] | {"held_out_top1": 11.0}]) == 3
     with pytest.raises(KsclError, match=r"CACHED\.LRS"):
         choose([bad, bad])
-
-
-def test_of_equal_points_the_one_with_the_lower_loss_is_taken():
-    rows = [{"held_out_top1": 10.0, "held_out_loss": loss, "diverged": False} for loss in (2, 1, 3)]
-    assert choose(rows) == 1
 
 
 @pytest.mark.parametrize(
@@ -265,19 +255,20 @@ def test_lbfgs_walks_from_strong_to_weak_regularization():
     cfg = load_linear_eval_config(
         None, ["CACHED.METHOD", "lbfgs", "CACHED.L2", "[1e-4, 0.1, 1e-2]"]
     )
-    assert [point.weight_decay for point in grid_points(cfg)] == [0.1, 1e-2, 1e-4]
+    assert [point["l2"] for point in grid_points(cfg)] == [0.1, 1e-2, 1e-4]
 
 
-@pytest.mark.parametrize("method", ["sgd", "lbfgs"])
-@pytest.mark.parametrize("last", [2, 4, 5])  # in the grid, at its end or near it, in the refit
-def test_a_stopped_grid_goes_on_to_the_same_number(digits, last, method):
+@pytest.mark.parametrize(
+    ("method", "last"), [("sgd", 2), ("sgd", 4), ("sgd", 5), ("lbfgs", 2), ("lbfgs", 4)]
+)  # in the grid, at its end, in the refit
+def test_a_stopped_grid_goes_on_to_the_same_number(digits, method, last):
     words = ("CACHED.METHOD", method, "CACHED.L2", "[1e-3, 1e-2, 1e-1, 1.0]")
     stopped, resumed, undisturbed = (probe_of_pixels(digits, None, *words) for _ in range(3))
     for step in stopped.fit():
         if step == last:
             break
     saved = copy.deepcopy(stopped.state_dict())
-    assert saved["stage"] == ("refit" if last > 4 else "grid")
+    assert bool(saved["sweep"]) == (last > 4)
     resumed.resume(saved)
     assert all(step > last for step in resumed.fit())
     list(undisturbed.fit())

@@ -15,7 +15,7 @@ from kscl.benchmark.leaderboard.writing.tables import overview_cells
 from kscl.data.loader import Batch
 from kscl.errors import ConfigError
 from kscl.records.record import read_record
-from linear_eval import subsets
+from linear_eval import images
 from linear_eval.backbone import freeze
 from linear_eval.commands.linear_eval import main
 from linear_eval.images import fraction_of_each_class, open_data
@@ -50,26 +50,26 @@ def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
     cfg = config(digits, tmp_path, *SMALL, "FINETUNE.TRUNK_LR", 0.0, "SOLVER.MOMENTUM", 0.0)
     train, _ = open_data(cfg)
     probe = Finetune(cfg)
-    probe.data, probe.frozen = {"train": train}, freeze(cfg, train)
-    probe.state = state = probe.start()
+    probe.data, probe.frozen = {"train": train.part(np.arange(8))}, freeze(cfg, train)
+    probe.start()
     views = torch.randint(0, 256, (8, 1, 3, 24, 24), dtype=torch.uint8)
     batch = Batch(views, torch.arange(8), [])
-    before = {name: value.clone() for name, value in state.module.named_parameters()}
+    before = {name: value.clone() for name, value in probe.module.named_parameters()}
     labels = train.targets[:8]
-    probe.take_step(batch, labels)
+    probe.take_step(batch)
     # Plain SGD on the mean cross-entropy, by hand.
     with torch.no_grad():
-        network = probe.start().module.train()
-        features = network.trunk(probe.inputs_of(views[:, 0]))
+        network = probe.build().train()
+        features = network.trunk(probe.frozen.inputs(views[:, 0]))
         off = (network.head(features).softmax(1) - torch.eye(10)[labels]) / 8
     expected = before["head.weight"] - 0.2 * off.T @ features
-    assert torch.allclose(state.module.head.weight, expected, atol=1e-6)
-    for name, value in state.module.trunk.named_parameters():
+    assert torch.allclose(probe.module.head.weight, expected, atol=1e-6)
+    for name, value in probe.module.trunk.named_parameters():
         assert torch.equal(value, before[f"trunk.{name}"])
     probe.frozen.check_unchanged()
-    state.step = 5  # the sixth epoch, after both milestones
-    probe.take_step(batch, labels)
-    assert [group["lr"] for group in state.optimizer.param_groups] == pytest.approx([0, 0.2 * 0.04])
+    probe.step = 5  # the sixth epoch, after both milestones
+    probe.take_step(batch)
+    assert [group["lr"] for group in probe.optimizer.param_groups] == pytest.approx([0, 0.2 * 0.04])
 
 
 @pytest.mark.parametrize("stop_at", [1, 14])
@@ -78,18 +78,18 @@ def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at
     assert main(overrides(digits, tmp_path / "whole", *more)) == 0
     original, steps = Finetune.take_step, []
 
-    def stops(self, *others):
+    def stops(self, batch):
         if len(steps) == stop_at:
             monkeypatch.setattr(Finetune, "take_step", original)
             raise KeyboardInterrupt
-        steps.append(self.state.step)
-        original(self, *others)
+        steps.append(self.step)
+        original(self, batch)
 
     networks = {}
     outputs_on = Finetune.outputs_on
 
     def kept(self, images):
-        state = self.state.module.state_dict()
+        state = self.module.state_dict()
         networks[len(networks)] = {name: value.clone() for name, value in state.items()}
         return outputs_on(self, images)
 
@@ -137,11 +137,11 @@ def test_a_list_names_the_images_to_train_on(digits, tmp_path):
     names = [f"digit_{n}/{place:03d}.png" for n in range(10) for place in (1, 4)]
     (tmp_path / "list.txt").write_text("\n".join(names))
     cfg = config(digits, tmp_path, *SMALL, "DATA.SUBSET", tmp_path / "list.txt")
-    train = subsets.take_subset(open_data(cfg)[0], cfg)
+    train, _ = open_data(cfg)
     found = sorted(train.source.name(number) for number in train.numbers.tolist())
     assert found == sorted(str(digits / "train" / name) for name in names)
     assert np.bincount(train.labels).tolist() == [2] * 10
-    protocol = Finetune(cfg).protocol({})
+    protocol = Finetune(cfg).protocol()
     assert protocol.id == "finetune-list"
     digest = hashlib.sha256((tmp_path / "list.txt").read_bytes()).hexdigest()
     assert protocol.definition["train_subset"] == {"sha256": digest}
@@ -169,7 +169,7 @@ def test_a_name_that_several_classes_have_is_refused(digits, tmp_path, capsys):
     words = overrides(digits, tmp_path / "run", *SMALL, "DATA.SUBSET", tmp_path / "list.txt")
     assert main(words) == 2
     told = capsys.readouterr().err
-    assert "10 images of this name" in told
+    assert "001.png, a name of 10 images" in told
     assert "List their paths" in told
 
 
@@ -206,23 +206,23 @@ def test_offline_the_error_says_where_simclrs_list_goes(digits, tmp_path, capsys
     place = tmp_path / "cache" / "subsets" / "1percent.txt"
     said = capsys.readouterr().err
     assert str(place) in said
-    assert subsets.COMMIT in said
+    assert images.SIMCLR in said
     place.parent.mkdir(parents=True)
     place.write_text("another list\n")
     assert main(overrides(digits, tmp_path / "wrong", *more)) == 2
-    assert subsets.PUBLISHED["simclr_1percent"].sha256 in capsys.readouterr().err
+    assert images.PUBLISHED["simclr_1percent"] in capsys.readouterr().err
 
 
 def test_a_published_list_is_downloaded_once_and_checked(tmp_path, monkeypatch):
     content = b"a.JPEG\nb.JPEG\n"
-    served = tmp_path / "server.txt"
+    served = tmp_path / "1percent.txt"
     served.write_bytes(content)
-    ours = subsets.Published("1percent.txt", 2, hashlib.sha256(content).hexdigest())
-    monkeypatch.setitem(subsets.PUBLISHED, "simclr_1percent", ours)
-    monkeypatch.setattr(subsets.Published, "address", served.as_uri())
-    assert subsets.list_content("simclr_1percent", str(tmp_path / "cache")) == content
+    digest = hashlib.sha256(content).hexdigest()
+    monkeypatch.setitem(images.PUBLISHED, "simclr_1percent", digest)
+    monkeypatch.setattr(images, "SIMCLR", tmp_path.as_uri())
+    assert images.list_content("simclr_1percent", str(tmp_path / "cache")) == content
     served.unlink()
-    assert subsets.list_content("simclr_1percent", str(tmp_path / "cache")) == content
+    assert images.list_content("simclr_1percent", str(tmp_path / "cache")) == content
 
 
 @pytest.mark.parametrize(
@@ -233,4 +233,4 @@ def test_the_shipped_protocols_have_the_published_settings(percent, rates):
     assert rates == (cfg.FINETUNE.TRUNK_LR, cfg.FINETUNE.HEAD_LR)
     assert (cfg.SOLVER.EPOCHS, cfg.SOLVER.BATCH_SIZE, cfg.SOLVER.WEIGHT_DECAY) == (20, 256, 0)
     assert (list(cfg.SOLVER.MILESTONES), cfg.SOLVER.GAMMA) == ([12, 16], 0.2)
-    assert Finetune(cfg).protocol({}).id == f"finetune-imagenet-{percent}"
+    assert Finetune(cfg).protocol_id == f"finetune-imagenet-{percent}"

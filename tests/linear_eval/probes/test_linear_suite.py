@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,10 +14,10 @@ from kscl.benchmark.leaderboard.writing.tables import overview_cells
 from kscl.commands.make_shapes import main as make_shapes
 from kscl.records.record import read_record
 from linear_eval.commands.linear_eval import main
+from linear_eval.linear import fit_binary
 from linear_eval.probe import load_linear_eval_config
 from linear_eval.probes import linear_suite
-from linear_eval.probes.cached import fit_binary
-from linear_eval.probes.linear_suite import Split, Tried, best_of, fitter, score_of, try_decays
+from linear_eval.probes.linear_suite import LinearSuite, Split, score_of
 from tests.helpers.data.digits import overrides, write_digits
 
 pytestmark = pytest.mark.portable
@@ -75,11 +77,12 @@ def test_a_set_equals_scikit_learns_logistic_regression():
     ends = {"train": (0, 60), "val": (60, 100), "test": (100, 150)}
     parts = {part: Split(table[a:b], labels[a:b]) for part, (a, b) in ends.items()}
     decays = [0.01, 1.0, 100.0]
-    cfg = load_linear_eval_config(None, ["LINEAR_SUITE.WEIGHT_DECAYS", str(decays)])
-    fit = fitter(cfg, 3, "top1", CPU)
-    tried = Tried()
-    list(try_decays(cfg, "top1", fit, parts, tried))
-    found = best_of(cfg, "top1", fit, parts, tried)
+    words = ["LINEAR_SUITE.WEIGHT_DECAYS", str(decays), "SETS.it", "{train: a, test: b}"]
+    probe = LinearSuite(load_linear_eval_config(None, words))
+    probe.data = {"it/train": SimpleNamespace(classes=range(3))}
+    probe.done, probe.tried = {}, {}
+    assert list(probe.probe_set("it", parts)) == [1, 2, 3, 4]
+    found = probe.done["it"]
     machines = [LogisticRegression(C=1 / wd, max_iter=1000) for wd in decays]
     for machine in machines:
         machine.fit(features[:60], labels[:60])

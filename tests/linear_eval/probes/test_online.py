@@ -69,7 +69,7 @@ def test_a_stopped_run_goes_on_to_the_same_number(
     take_step = Online.take_step
 
     def and_signal(self, *arguments):
-        if self.state.step + 1 == step:
+        if self.step + 1 == step:
             signal.raise_signal(signal.SIGTERM)
         take_step(self, *arguments)
 
@@ -92,7 +92,7 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(digits, tmp_path, monkey
     take_step = Online.take_step
 
     def and_crash(self, *arguments):
-        if self.state.step == 13:
+        if self.step == 13:
             raise ZeroDivisionError
         take_step(self, *arguments)
 
@@ -145,13 +145,13 @@ def test_half_precision_of_the_backbone_changes_the_loss_but_little(digits, tmp_
 def test_a_backbone_that_changed_is_an_error_and_leaves_no_record(
     digits, tmp_path, monkeypatch, capsys
 ):
-    start = Online.start
+    build = Online.build
 
     def in_training_mode(self):
         self.frozen.module.train()
-        return start(self)
+        return build(self)
 
-    monkeypatch.setattr(Online, "start", in_training_mode)
+    monkeypatch.setattr(Online, "build", in_training_mode)
     assert main(overrides(digits, tmp_path / "run")) == 2
     assert "tensors changed" in capsys.readouterr().err
     assert not (tmp_path / "run/record.json").exists()
