@@ -126,8 +126,10 @@ def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
 
 def children(pid: int) -> list[int]:
     """Return the descendants of a process."""
-    path = Path(f"/proc/{pid}/task/{pid}/children")
-    own = [int(child) for child in path.read_text().split()] if path.exists() else []
+    try:
+        own = list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except FileNotFoundError:  # it has ended meanwhile
+        own = []
     return [*own, *(below for child in own for below in children(child))]
 
 
