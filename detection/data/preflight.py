@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kscl.data.annotations import (
-    AnnotatedImage,
     AnnotatedSet,
     Problem,
     Source,
-    UnusableImage,
     check_class_names,
-    image_size,
+    image_problem,
     list_problems,
     parse_source,
     read_source,
@@ -204,7 +202,10 @@ def _check_images(
     )
     known = {problem.where for problem in found.problems}
     with ThreadPoolExecutor(THREADS) as threads:
-        results = threads.map(lambda i: _image_problem(images[i], i in decoded), indices)
+        paths = [image.path for image in images if image.path is not None]
+        sizes = [(image.width, image.height) for image in images]
+        says = [image.annotation for image in images]
+        results = threads.map(image_problem, paths, sizes, (i in decoded for i in indices), says)
         problems = [p for p in results if p is not None and p.where not in known]
     bad = {p.where: p.what for p in problems if p.kind == UNREADABLE}
     if len(bad) <= allowed * len(images):
@@ -223,21 +224,6 @@ def _check_images(
         fix = "Training skips them, testing keeps them"
         _add(report, "without objects", source.name, text, fix, fatal=False)
     return len(decoded)
-
-
-def _image_problem(image: AnnotatedImage, decode: bool) -> Problem | None:
-    assert image.path is not None
-    try:
-        size = image_size(image.path, decode)
-    except UnusableImage as error:
-        fix = f"{error.fix}, or remove it from the split"
-        return Problem(UNREADABLE, str(image.path), str(error), fix)
-    if (image.width, image.height) == size:
-        return None
-    what = f"is {size[0]} x {size[1]} pixels (as it is shown, turned by its EXIF tag if it has one)"
-    what += f", but {image.annotation} says {image.width} x {image.height}"
-    fix = "Correct the size there if the boxes fit the image, otherwise annotate it again"
-    return Problem("image size", str(image.path), what, fix)
 
 
 def _check_classes(

@@ -143,8 +143,7 @@ def missing_data(start: Origin, settings: Settings) -> list[str]:
             for name in value if isinstance(value, list) else [value]:
                 path = str(name or "")
                 if is_set_name(path):
-                    source = parse_source(path)
-                    path = str(source.annotations or source.root)
+                    path = str(parse_source(path).truth)
                 if path and not Path(path).exists():
                     found.append(
                         f"{record.kind}: {key} {name} is not here. Name it with "

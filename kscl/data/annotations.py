@@ -1,12 +1,13 @@
 """Annotated images, the problems met while reading them, and the formats they come in.
 
-A format is one file of kscl/data/annotated, or of any other module that is imported: a class with
+A format is one file of kscl/data/annotated, or any other module that is imported: a class with
 `@annotation_format`. Own data, training, scoring, probes and preflight go through the registry.
 A set is named `voc:FOLDER:SPLIT`, `coco:FILE.json:IMAGES`, …; Detectron2's names
 (voc_2007_trainval, coco_2017_val, …) lie below $DETECTRON2_DATASETS. Nothing here needs Detectron2.
 
 Boxes are (x1, y1, x2, y2) in 0-based coordinates, as Detectron2 has them: a box over a whole image
-is (0, 0, width, height), whatever the file counts from.
+is (0, 0, width, height), whatever the file counts from. Readers note problems and continue, so
+that all are reported at once.
 """
 
 from __future__ import annotations
@@ -22,18 +23,28 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 import kscl.data.annotated
-from kscl.data.formats import CONVERT, COPY_AGAIN, UnreadableImage, is_image, open_image
+from kscl.data.formats import CONVERT, UnreadableImage, is_image, open_image
 from kscl.data.masks import Mask, Polygons, RunLengths, extent
 from kscl.data.source import Walk, open_regular, walk_files
 from kscl.errors import KsclError, printable
 from kscl.registry import Registry
 
+DATASETS_VARIABLE = "DETECTRON2_DATASETS"
 SHOWN_PER_KIND = 20  # on screen; `Problem`s are all kept
 SHOWN_CHARACTERS = 500  # of each part of a problem: a file may have anything in place of a name
 MAX_SIDE = 2**31  # pixels; a larger number is not a size
-UNKNOWN_CLASS, CLASS_CASE = "unknown class", "case of a class"  # kinds of problems
+UNREADABLE = "unreadable annotation"  # a kind of problem
+# Kinds of problems that public benchmarks have; everyone trains and scores with them.
+QUIRKS = (
+    "degenerate box",
+    "box outside",
+    "degenerate mask",
+    "mask outside",
+    "mask beside its box",
+)
 
 Box = tuple[float, float, float, float]
+Classes = Sequence[str] | None
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,19 @@ def _one_line(text: str) -> str:
     if len(text) > SHOWN_CHARACTERS:
         text = f"{text[:SHOWN_CHARACTERS]}…"
     return printable(text)
+
+
+def list_problems(problems: Iterable[Problem]) -> str:
+    """Write one line per problem, grouped by kind; the rest of a frequent kind is counted."""
+    by_kind: dict[str, list[Problem]] = {}
+    for problem in problems:
+        by_kind.setdefault(problem.kind, []).append(problem)
+    lines = []
+    for kind, found in by_kind.items():
+        lines += [f"  [{kind}] {problem}" for problem in found[:SHOWN_PER_KIND]]
+        if len(found) > SHOWN_PER_KIND:
+            lines.append(f"  [{kind}] … and {len(found) - SHOWN_PER_KIND} more like these")
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +103,7 @@ class AnnotatedImage:
     width: int
     height: int
     objects: tuple[AnnotatedObject, ...]
-    annotation: str  # the file that says so, for messages
+    annotation: str  # the annotation file, for messages
 
 
 @dataclass
@@ -90,6 +114,8 @@ class AnnotatedSet:
     class_names: tuple[str, ...]
     images: list[AnnotatedImage] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    # By name of a class that is not in the list: where its problem is, the problem, and a count.
+    _unknown: dict[str, tuple[int, Problem, int]] = field(default_factory=dict, repr=False)
 
     def counts(self) -> dict[str, int]:
         """Count the objects of each class that are to be found (difficult ones are not)."""
@@ -108,99 +134,91 @@ class AnnotatedSet:
             raise KsclError(f"{self.name} cannot be used:\n{list_problems(fatal)}")
         return self
 
+    def note(self, kind: str, where: object, what: object, fix: str, fatal: bool = True) -> None:
+        """Add a problem."""
+        self.problems.append(Problem(kind, str(where), str(what), fix, fatal))
 
-def list_problems(problems: Iterable[Problem]) -> str:
-    """Write one line per problem, grouped by kind; of a frequent kind the rest is counted."""
-    by_kind: dict[str, list[Problem]] = {}
-    for problem in problems:
-        by_kind.setdefault(problem.kind, []).append(problem)
-    lines = []
-    for kind, found in by_kind.items():
-        lines += [f"  [{kind}] {problem}" for problem in found[:SHOWN_PER_KIND]]
-        if len(found) > SHOWN_PER_KIND:
-            lines.append(f"  [{kind}] … and {len(found) - SHOWN_PER_KIND} more like these")
-    return "\n".join(lines)
+    def add_image(
+        self,
+        path: Path | None,
+        size: tuple[int, int],
+        objects: Iterable[tuple[AnnotatedObject, str]],
+        annotation: str | Path,
+        image_id: str = "",
+    ) -> None:
+        """Add an image with its usable objects, and note what is wrong with the others.
 
+        `size` is (width, height), or (0, 0) if it is not known. Each object comes with the words
+        that identify it in a message. Without an id, the image gets the path below its folder.
+        """
+        where = str(annotation)
+        kept = tuple(thing for thing, what in objects if self._accepts(thing, size, where, what))
+        self.images.append(AnnotatedImage(image_id, path, *size, kept, where))
 
-def check_class_names(names: Sequence[str], where: str) -> tuple[str, ...]:
-    """Return the list as a tuple; raise KsclError unless an index into it means one class."""
-    if not names:
-        raise KsclError(f"{where}: the class list is empty. Name at least one class.")
-    for name in names:
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
-            raise KsclError(
-                f"{where}: {_one_line(ascii(name))} in the class list is not a name. Correct it."
+    def _accepts(
+        self, thing: AnnotatedObject, size: tuple[int, int], where: str, what: str
+    ) -> bool:
+        if not self.knows(thing.name, where):
+            return False
+        self.problems += _box_problems(thing.box, *size, where, what)
+        if thing.mask is not None:
+            self.problems += _mask_problems(thing.mask, thing.box, *size, where, what)
+        x1, y1, x2, y2 = thing.box
+        return x1 <= x2 and y1 <= y2  # a benchmark's box without area can be kept
+
+    def knows(self, name: str, where: str) -> bool:
+        """Return whether a class is in the list; if not, note it once, with a count of objects."""
+        if name in self.class_names:
+            return True
+        if name not in self._unknown:
+            self._unknown[name] = (
+                len(self.problems),
+                _class_problem(name, self.class_names, where),
+                0,
             )
-    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
-    if repeated:
-        raise KsclError(f"{where}: {', '.join(repeated)} is in the class list twice. List it once.")
-    return tuple(names)
+        index, first, count = self._unknown[name]
+        objects = f"{count + 1} object{'s' if count else ''}"
+        self.problems[index : index + 1] = [replace(first, what=f"{first.what} ({objects})")]
+        self._unknown[name] = index, first, count + 1
+        return False
 
 
-def class_problem(name: str, classes: Sequence[str], where: str) -> Problem:
-    """Return what is wrong with a class that is not in the list: the same for all its objects."""
+def _class_problem(name: str, classes: Sequence[str], where: str) -> Problem:
     in_case = [other for other in classes if other.casefold() == name.casefold()]
     if in_case:
         what = f"the class '{name}' differs from '{in_case[0]}' in upper and lower case"
         fix = "Correct it, or let tools/prepare_data.py own --merge-case do it"
-        return Problem(CLASS_CASE, where, what, fix)
+        return Problem("case of a class", where, what, fix)
     near = difflib.get_close_matches(name, classes, 1, cutoff=0.7)
     fix = f"Did you mean '{near[0]}'? Correct it" if near else "Correct the name"
     fix += f", or add it to the class list ({', '.join(classes[:20])})"
-    return Problem(UNKNOWN_CLASS, where, f"the class '{name}' is not in the list", fix)
+    return Problem("unknown class", where, f"the class '{name}' is not in the list", fix)
 
 
-def one_line_per_class(problems: Iterable[Problem]) -> list[Problem]:
-    """Return the problems, of every class that is not in the list the first, with their number."""
-    kinds = (UNKNOWN_CLASS, CLASS_CASE)
-    problems = list(problems)
-    counts = Counter(problem.what for problem in problems if problem.kind in kinds)
-    kept = []
-    for problem in problems:
-        if problem.kind not in kinds:
-            kept.append(problem)
-        elif count := counts.pop(problem.what, 0):
-            objects = f"{count} object{'s' if count > 1 else ''}"
-            kept.append(replace(problem, what=f"{problem.what} ({objects})"))
-    return kept
-
-
-def is_ordered(box: Box) -> bool:
-    """Return whether a table of boxes can hold it; one without area can, one turned over cannot."""
-    return box[0] <= box[2] and box[1] <= box[3]
-
-
-def check_box(box: Box, width: int, height: int, where: str, what: str) -> list[Problem]:
-    """Return what is wrong with a box in an image of this size (0 x 0: not known).
-
-    `what` tells the object and its box as the file has them, for the message.
-    """
+def _box_problems(box: Box, width: int, height: int, where: str, what: str) -> Iterator[Problem]:
     x1, y1, x2, y2 = box
     if not (x1 < x2 and y1 < y2):
         fix = "Correct it so that the maxima are above the minima, or delete the object"
-        return [Problem("degenerate box", where, f"{what} has no area", fix)]
-    problems = []
+        yield Problem("degenerate box", where, f"{what} has no area", fix)
+        return
     outside = max(-x1, -y1, x2 - width, y2 - height) if width and height else 0
     # Files that count from 0 instead of 1 are one pixel off; Detectron2 clips that in training.
     if outside > 1:
         fix = "Correct the box, or the size if it belongs to another image"
         text = f"{what} is {outside:g} pixels outside its {width} x {height} image"
-        problems.append(Problem("box outside", where, text, fix))
+        yield Problem("box outside", where, text, fix)
     elif outside > 0:
-        text = f"{what} is up to a pixel outside its {width} x {height} image"
         fix = "It is clipped in training; VOC counts pixels from 1, perhaps this file from 0"
-        problems.append(Problem("box at the border", where, text, fix, fatal=False))
+        text = f"{what} is up to a pixel outside its {width} x {height} image"
+        yield Problem("box at the border", where, text, fix, fatal=False)
     if min(x2 - x1, y2 - y1) <= 1:
         fix = "It is used as it is; delete the object if it was a slip of the mouse"
-        text = f"{what} is one pixel wide or high"
-        problems.append(Problem("tiny box", where, text, fix, fatal=False))
-    return problems
+        yield Problem("tiny box", where, f"{what} is one pixel wide or high", fix, fatal=False)
 
 
-def check_mask(
+def _mask_problems(
     mask: Mask, box: Box, width: int, height: int, where: str, what: str
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the mask of an object in an image of this size."""
     if isinstance(mask, RunLengths) and (mask.width, mask.height) != (width, height):
         text = f"{what} has a mask for an image of {mask.width} x {mask.height}"
         fix = f"Write the mask for its image, which is {width} x {height}"
@@ -222,6 +240,21 @@ def check_mask(
         yield Problem("mask beside its box", where, text, "Correct the mask or the box")
 
 
+def check_class_names(names: Sequence[str], where: object) -> tuple[str, ...]:
+    """Return the list as a tuple; raise KsclError unless an index into it means one class."""
+    if not names:
+        raise KsclError(f"{where}: the class list is empty. Name at least one class.")
+    for name in names:
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise KsclError(
+                f"{where}: {_one_line(ascii(name))} in the class list is not a name. Correct it."
+            )
+    repeated = sorted(name for name, count in Counter(names).items() if count > 1)
+    if repeated:
+        raise KsclError(f"{where}: {', '.join(repeated)} is in the class list twice. List it once.")
+    return tuple(names)
+
+
 def leads_out(name: str) -> bool:
     """Return whether a relative name from a file would reach beyond the data set's folder."""
     path = PurePosixPath(name)
@@ -233,23 +266,15 @@ _TURNED = (5, 6, 7, 8)  # orientations that swap width and height
 _DEEP_MODES = ("I", "F")  # of 16 and 32 bits per pixel, "I;16" too
 
 
-class UnusableImage(KsclError):
-    """An image file that cannot be used: the message is the reason alone, `fix` what helps."""
-
-    def __init__(self, reason: str, fix: str = COPY_AGAIN) -> None:
-        super().__init__(reason)
-        self.fix = fix
-
-
 def image_size(path: Path, decode: bool = False) -> tuple[int, int]:
     """Return (width, height) after the EXIF turn that Detectron2 makes; `decode` reads all pixels.
 
-    Raise UnusableImage for a file that cannot be used.
+    Raise UnreadableImage for a file that cannot be used.
     """
     try:
         with open_regular(path) as file, open_image(file) as image:
             width, height = image.size
-            # Asked of `info` first: getexif() would decode a whole PNG to find none.
+            # Look in `info` first: getexif() would decode a whole PNG to find none.
             exif = image.getexif() if "exif" in image.info else {}
             if image.mode.split(";")[0] in _DEEP_MODES:
                 raise UnreadableImage(
@@ -259,24 +284,35 @@ def image_size(path: Path, decode: bool = False) -> tuple[int, int]:
                 )
             if decode:
                 image.load()
-    except UnreadableImage as error:
-        raise UnusableImage(f"cannot be used: {error}", error.fix) from error
-    except (OSError, ValueError) as error:
-        reason = f"cannot be read: {getattr(error, 'strerror', '') or error}"
-        raise UnusableImage(reason, "Make it readable") from error
+    except OSError as error:
+        raise UnreadableImage(error.strerror or str(error), "Make it readable") from error
     return (height, width) if exif.get(_ORIENTATION) in _TURNED else (width, height)
 
 
-DATASETS_VARIABLE = "DETECTRON2_DATASETS"
+def unreadable_image(path: Path, error: UnreadableImage) -> Problem:
+    """Return the problem of an image that `image_size` refuses."""
+    fix = f"{error.fix}, or remove it"
+    return Problem("unreadable image", str(path), f"cannot be read: {error}", fix)
 
-# What public benchmarks have, and everyone trains and scores with.
-QUIRKS = (
-    "degenerate box",
-    "box outside",
-    "degenerate mask",
-    "mask outside",
-    "mask beside its box",
-)
+
+def image_problem(
+    path: Path,
+    annotated: tuple[int, int] | None,
+    decode: bool = True,
+    annotation: str = "its annotation",
+) -> Problem | None:
+    """Return what is wrong with an image, also if its (width, height) is not the annotated one."""
+    try:
+        size = image_size(path, decode)
+    except UnreadableImage as error:
+        return unreadable_image(path, error)
+    if annotated is None or annotated == size:
+        return None
+    width, height = annotated
+    what = f"is {size[0]} x {size[1]} pixels (as it is shown, turned by its EXIF tag if it has one)"
+    what += f", but {annotation} says {width} x {height}"
+    fix = "Correct the size there if the boxes fit the image, otherwise annotate it again"
+    return Problem("image size", str(path), what, fix)
 
 
 @dataclass(frozen=True)
@@ -296,6 +332,11 @@ class Source:
         return (self.root,) if self.annotations is None else (self.root, self.annotations)
 
     @property
+    def truth(self) -> Path:
+        """The file or folder of annotations."""
+        return self.annotations or self.root
+
+    @property
     def image_folder(self) -> Path:
         """The folder that image names are relative to."""
         return self.root / ANNOTATION_FORMATS[self.format].image_subfolder
@@ -311,20 +352,18 @@ class Files:
     annotations: dict[str, Path]
     classes: tuple[str, ...] = ()  # given by the user, for formats that have only numbers
 
-    def image_of(
-        self, name: str, path: Path, problems: list[Problem], also: Sequence[str] = ()
-    ) -> Path | None:
+    def image_of(self, name: str, found: AnnotatedSet, also: Sequence[str] = ()) -> Path | None:
         """Return the image with the name of an annotation file or one of `also`, or note why."""
-        pure = PurePosixPath(name)
+        path, pure = self.annotations[name], PurePosixPath(name)
         try:
             image = self.find([str(pure.with_suffix("")), pure.stem, *filter(None, also)])
         except KsclError as error:
             fix = "Give the annotation the path or the name of its image"
-            problems.append(Problem("ambiguous image", str(path), str(error), fix))
+            found.note("ambiguous image", path, error, fix)
             return None
         if image is None:
-            what, fix = "no image has its name", "Add the image, or remove the annotation"
-            problems.append(Problem("missing image", str(path), what, fix))
+            fix = "Add the image, or remove the annotation"
+            found.note("missing image", path, "no image has its name", fix)
         return image
 
     def find(self, names: Iterable[str]) -> Path | None:
@@ -392,7 +431,7 @@ class AnnotationFormat:
     def is_damaged(self, path: Path, image_names: set[str]) -> bool:
         """Return whether a file that is refused was meant to be an annotation of one of the images.
 
-        It is then reported, or else its image would be unlabeled in silence.
+        It is then reported; otherwise its image would be unlabeled without a word.
         """
         return False
 
@@ -402,41 +441,36 @@ class AnnotationFormat:
         """Return what the two parts of a name stand for, relative to a root."""
         return Source("", self.name, root / last, annotations=root / first)
 
-    def read_set(
-        self,
-        source: Source,
-        class_names: Sequence[str] | None,
-        with_images: bool,
-        with_masks: bool,
-    ) -> AnnotatedSet:
-        """Read a set with the given class list, or else its own."""
+    def read_set(self, source: Source, classes: Classes, images: bool, masks: bool) -> AnnotatedSet:
+        """Read a set with the given class list, or else its own.
+
+        A format that does not need the images looks for them only if `images` is true, and keeps
+        masks only if `masks` is.
+        """
         try:
-            assert source.annotations is not None
-            images = {n: path for n, path in list_files(source.root).items() if is_image(n)}
-            found = list_files(source.annotations)
+            pictures = {n: path for n, path in list_files(source.root).items() if is_image(n)}
+            files = list_files(source.truth)
         except KsclError as error:
             problem = Problem("layout", source.name, str(error), "Correct the name of the set")
-            return AnnotatedSet(source.name, tuple(class_names or ()), problems=[problem])
-        names = {PurePosixPath(name).stem for name in images}
+            return AnnotatedSet(source.name, tuple(classes or ()), problems=[problem])
+        names = {PurePosixPath(name).stem for name in pictures}
         annotations = {
             name: path
-            for name, path in found.items()
+            for name, path in files.items()
             if path.name.lower().endswith(self.suffix)
             and path.name not in self.companions
             and (not self.refusal(path) or self.is_damaged(path, names))
         }
-        read = read_files(self, Files(source.root, images, source.annotations, annotations))
-        classes = check_class_names(class_names or read.class_names, source.name)
-        problems = read.problems
-        for index, image in enumerate(read.images):
-            unknown = [thing for thing in image.objects if thing.name not in classes]
-            problems += [class_problem(o.name, classes, image.annotation) for o in unknown]
-            known = tuple(thing for thing in image.objects if thing.name in classes)
-            read.images[index] = replace(image, objects=known)
-        if not read.images:
+        read = read_files(self, Files(source.root, pictures, source.truth, annotations))
+        listed = check_class_names(classes or read.class_names, source.name)
+        found = AnnotatedSet(source.name, listed, problems=read.problems)
+        for image in read.images:
+            known = tuple(o for o in image.objects if found.knows(o.name, image.annotation))
+            found.images.append(replace(image, objects=known))
+        if not found.images:
             what, fix = "no image has an annotation", "Check the two folders"
-            problems.append(Problem("empty split", source.name, what, fix))
-        return AnnotatedSet(source.name, classes, read.images, one_line_per_class(problems))
+            found.note("empty split", source.name, what, fix)
+        return found
 
     def class_names(self, source: Source) -> tuple[str, ...]:
         """Return the class list of a set; raise KsclError if there is none."""
@@ -448,6 +482,7 @@ class AnnotationFormat:
         return True
 
 
+# The modules of kscl/data/annotated are named like their formats.
 ANNOTATION_FORMATS: Registry[AnnotationFormat] = Registry(
     "annotation format",
     {
@@ -465,30 +500,26 @@ def annotation_format(kind: Kind) -> Kind:
 
 
 def read_files(form: AnnotationFormat, files: Files) -> AnnotatedSet:
-    """Read annotation files; an image that is annotated twice is a problem.
-
-    An image without an id gets the path below its folder.
-    """
+    """Read annotation files; an image that is annotated twice is a problem."""
     found = form.read(files)
     kept: dict[Path, AnnotatedImage] = {}
     for image in found.images:
         assert image.path is not None
-        first = kept.get(image.path.resolve())
-        if first is None:
-            image_id = image.id or os.path.relpath(image.path, files.image_root)
-            kept[image.path.resolve()] = replace(image, id=image_id)
-        else:
+        image_id = image.id or os.path.relpath(image.path, files.image_root)
+        new = replace(image, id=image_id)
+        first = kept.setdefault(image.path.resolve(), new)
+        if first is not new:
             what = f"is annotated twice: in {first.annotation} and in {image.annotation}"
-            fix = "Remove one of the annotations"
-            found.problems.append(Problem("duplicate annotation", str(image.path), what, fix))
+            found.note("duplicate annotation", image.path, what, "Remove one of the annotations")
     found.images = sorted(kept.values(), key=lambda image: str(image.path))
     return found
 
 
 def forms() -> str:
     """Return how a data set can be named."""
-    known = (each.form or f"{each.name}:ANNOTATIONS:IMAGES" for each in ANNOTATION_FORMATS.values())
-    return f"{', '.join(known)} or a name such as voc_2007_test"
+    known = ANNOTATION_FORMATS.values()
+    written = (each.form or f"{each.name}:ANNOTATIONS:IMAGES" for each in known)
+    return f"{', '.join(written)} or a name such as voc_2007_test"
 
 
 def is_set_name(name: str) -> bool:
@@ -505,25 +536,21 @@ def parse_source(name: str) -> Source:
     if prefix in known and first and last:
         return replace(known[prefix].source(first, last), name=name)
     root = Path(os.path.expanduser(os.getenv(DATASETS_VARIABLE, "datasets")))
-    for each in known.values():
-        if name in each.official:
-            return replace(each.source(*each.official[name], root), name=name, official=True)
-    near = difflib.get_close_matches(name, [n for each in known.values() for n in each.official], 1)
+    official = {each: form for form in known.values() for each in form.official}
+    if name in official:
+        source = official[name].source(*official[name].official[name], root)
+        return replace(source, name=name, official=True)
+    near = difflib.get_close_matches(name, official, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise KsclError(f"'{name}' is not a data set.{hint} Write {forms()}.")
 
 
 def read_source(
-    source: Source,
-    class_names: Sequence[str] | None = None,
-    with_images: bool = True,
-    with_masks: bool = False,
+    source: Source, class_names: Classes = None, with_images: bool = True, with_masks: bool = False
 ) -> AnnotatedSet:
-    """Read a set; what is wrong with a public benchmark's boxes or masks is noted, not refused.
-
-    Without `with_images`, formats that do not need the images look only at the annotations.
-    """
-    found = ANNOTATION_FORMATS[source.format].read_set(source, class_names, with_images, with_masks)
+    """Read a set; what is wrong with a public benchmark's boxes or masks is noted, not refused."""
+    form = ANNOTATION_FORMATS[source.format]
+    found = form.read_set(source, class_names, with_images, with_masks)
     if source.official:
         found.problems = [
             replace(problem, fatal=False) if problem.kind in QUIRKS else problem

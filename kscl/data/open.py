@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kscl.data.annotated.voc import image_files, read_split
+from kscl.data.annotations import AnnotatedSet
 from kscl.data.formats import IMAGE_EXTENSIONS, is_image
 from kscl.data.source import (
     ImageSource,
@@ -29,6 +30,7 @@ from kscl.data.source import (
     load_index,
     number_classes,
     read_file,
+    read_lines,
     save_index,
     stamps,
     walk_files,
@@ -113,25 +115,22 @@ class FileSource:
         return number_classes([name.split("/", 1)[0] if "/" in name else "" for name in self.names])
 
 
-def _read(path: str) -> bytes:
-    if not is_remote(path):  # iopath costs more than reading a small local file does
+def _read(path: str | Path) -> bytes:
+    if not is_remote(str(path)):  # iopath costs more than reading a small local file does
         return read_file(path)
-    with path_manager.open(path, "rb") as file:
+    with path_manager.open(str(path), "rb") as file:
         return file.read()
 
 
 def open_list(where: str) -> FileSource:
     """Open a text file with one path per line, relative to it; a class number may follow."""
     try:
-        lines = [line.strip() for line in _read(where).decode("utf-8-sig").splitlines()]
-    except OSError as error:
-        reason = error.strerror or error
-        raise KsclError(f"The list {where} cannot be read: {reason}. Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise KsclError(f"The list {where} is not text: {error}. Save it as UTF-8.") from error
+        lines = read_lines(where, _read)
+    except KsclError as error:
+        raise KsclError(f"The list {where} {error}. Check the path and the file.") from error
     names, classes = [], []
     for line in lines:
-        if line and not line.startswith("#"):
+        if not line.startswith("#"):
             *words, last = line.rsplit(maxsplit=1)
             # Names may hold blanks, so the last word is a class only after an image's name.
             has_class = words and last.isdigit() and is_image(words[0])
@@ -145,22 +144,21 @@ def open_list(where: str) -> FileSource:
 def open_voc_split(where: str) -> FileSource:
     """Open `voc:FOLDER:SPLIT`: the images of one split of a VOC-layout folder, without boxes."""
     folder, _, split = where.removeprefix("voc:").rpartition(":")
-    ids, problems = read_split(Path(folder), split)
-    fatal = [str(problem) for problem in problems if problem.fatal]
-    if fatal:
-        raise KsclError(f"{where} cannot be used. {' '.join(fatal)}")
+    found = AnnotatedSet(where, ())
+    ids = read_split(Path(folder), split, found)
+    found.checked()
     images = Path(folder, "JPEGImages")
     if not images.is_dir():
         raise KsclError(f"{where} cannot be used: {images} is not a folder. Check the path.")
-    found = image_files(images)
-    missing = [image_id for image_id in ids if image_id not in found]
+    files = image_files(images)
+    missing = [image_id for image_id in ids if image_id not in files]
     if missing:
         more = f" (and {len(missing) - 1} others)" if len(missing) > 1 else ""
         raise KsclError(
             f"{where} cannot be used: {images} has no image of {missing[0]}{more}, which the list "
             f"{split}.txt names. Add the image, or take it off the list."
         )
-    names = (found[image_id][0].relative_to(images).as_posix() for image_id in ids)
+    names = (files[image_id][0].relative_to(images).as_posix() for image_id in ids)
     return FileSource(where, str(images), Names.pack(names))
 
 

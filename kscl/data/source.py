@@ -162,10 +162,24 @@ def _open_without_waiting(path: str, flags: int) -> int:
 def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """Read a local file; raise OSError if it is not a regular one or larger than allowed."""
     with open_regular(path) as file:
-        content = file.read(max_bytes + 1)
-    if len(content) > max_bytes:
-        raise OSError(errno.EFBIG, f"it is larger than {max_bytes / 2**20:g} MiB")
-    return content
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {max_bytes / 2**20:g} MiB")
+        return file.read()
+
+
+def read_text(path: str | Path, read: Callable[[str | Path], bytes] = read_file) -> str:
+    """Read a UTF-8 file; the message of the KsclError for a bad one is the reason alone."""
+    try:
+        return read(path).decode("utf-8-sig")
+    except OSError as error:
+        raise KsclError(f"cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise KsclError(f"is not UTF-8 text: {error}") from error
+
+
+def read_lines(path: str | Path, read: Callable[[str | Path], bytes] = read_file) -> list[str]:
+    """Read the lines of a UTF-8 file that are not blank, without blanks around them."""
+    return [line.strip() for line in read_text(path, read).splitlines() if line.strip()]
 
 
 @dataclass

@@ -31,8 +31,7 @@ from kscl.data.annotations import (
     AnnotatedImage,
     Files,
     Problem,
-    UnusableImage,
-    image_size,
+    image_problem,
     list_files,
     list_problems,
     read_files,
@@ -269,19 +268,7 @@ def _find_files(images: Path, annotations: Path, wanted: str) -> OwnSet:
 def check_images(sizes: Mapping[Path, tuple[int, int] | None]) -> list[Problem]:
     """Decode images, and compare their sizes with the annotated ones where there are any."""
     with ThreadPoolExecutor(THREADS) as threads:
-        return [p for p in threads.map(_image_problem, sizes, sizes.values()) if p is not None]
-
-
-def _image_problem(path: Path, annotated: tuple[int, int] | None) -> Problem | None:
-    try:
-        size = image_size(path, decode=True)
-    except UnusableImage as error:
-        return Problem("unreadable image", str(path), str(error), f"{error.fix}, or remove it")
-    if annotated is None or annotated == size:
-        return None
-    what = f"is {size[0]} x {size[1]} pixels as shown, but {annotated[0]} x {annotated[1]} in its "
-    fix = "Correct the size there if the boxes fit the image, otherwise annotate it again"
-    return Problem("image size", str(path), f"{what}annotation", fix)
+        return [p for p in threads.map(image_problem, sizes, sizes.values()) if p is not None]
 
 
 def _merge_case(own: OwnSet, merge: bool | None) -> None:

@@ -8,7 +8,7 @@ a crowd here: neither trained on nor scored.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,18 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kscl.data.annotations import (
-    AnnotatedImage,
+    UNREADABLE,
     AnnotatedObject,
     AnnotatedSet,
     AnnotationFormat,
+    Classes,
     Files,
-    Problem,
     Source,
     annotation_format,
-    check_box,
     check_class_names,
-    class_problem,
-    one_line_per_class,
 )
 from kscl.data.formats import UnreadableImage, open_image
 from kscl.data.masks import RunLengths, extent
@@ -76,98 +73,83 @@ class Cityscapes(AnnotationFormat):
         pairs: list[tuple[Path, Path | None]] = []
         for name, path in files.annotations.items():
             image_name = name[: -len(TRUTH_END)] + IMAGE_END
-            names = [image_name, PurePosixPath(image_name).name]
-            image = files.image_of(name, path, found.problems, names)
+            image = files.image_of(name, found, [image_name, PurePosixPath(image_name).name])
             if image is not None:
                 pairs.append((path, image))
-        _read_images(pairs, found)
+        _add_images(pairs, found, masks=False)
         return found
 
-    def read_set(
-        self,
-        source: Source,
-        class_names: Sequence[str] | None,
-        with_images: bool,
-        with_masks: bool,
-    ) -> AnnotatedSet:
+    def read_set(self, source: Source, classes: Classes, images: bool, masks: bool) -> AnnotatedSet:
         """Read one split from its folders of images and of fine annotations."""
-        images, truth = source.root, source.annotations
-        assert truth is not None
-        classes = check_class_names(class_names or CITYSCAPES_CLASSES, source.name)
-        found = AnnotatedSet(source.name, classes)
+        root, truth = source.root, source.truth
+        listed = check_class_names(classes or CITYSCAPES_CLASSES, source.name)
+        found = AnnotatedSet(source.name, listed)
         annotated = _files(truth, TRUTH_END)
         if not annotated:
             what = f"no city's folder in it has a file *{TRUTH_END}"
-            found.problems.append(Problem("missing folder", str(truth), what, DOWNLOAD))
+            found.note("missing folder", truth, what, DOWNLOAD)
             return found
-        if with_images:
-            for key in sorted(set(_files(images, IMAGE_END)) - set(annotated)):
-                where, fix = f"{images / key}{IMAGE_END}", "Copy it there, or remove the image"
-                what = f"its annotation {truth / key}{TRUTH_END} is not there"
-                found.problems.append(Problem("missing file", where, what, fix))
-        pairs = (
-            (path, images / f"{key}{IMAGE_END}" if with_images else None)
+        for key in sorted(set(_files(root, IMAGE_END)) - set(annotated)) if images else ():
+            what = f"its annotation {truth / key}{TRUTH_END} is not there"
+            fix = "Copy it there, or remove the image"
+            found.note("missing file", f"{root / key}{IMAGE_END}", what, fix)
+        pairs = [
+            (path, root / f"{key}{IMAGE_END}" if images else None)
             for key, path in annotated.items()
-        )
-        _read_images(pairs, found, with_masks)
-        found.problems = one_line_per_class(found.problems)
+        ]
+        _add_images(pairs, found, masks)
         return found
 
     def class_names(self, source: Source) -> tuple[str, ...]:
         return CITYSCAPES_CLASSES
 
 
-def _read_images(
-    pairs: Iterable[tuple[Path, Path | None]], found: AnnotatedSet, with_masks: bool = False
-) -> None:
-    """Add what annotations say about their images to a set."""
-
-    def read(pair: tuple[Path, Path | None]) -> tuple[AnnotatedImage | None, list[Problem]]:
-        return _read_image(*pair, found.class_names, with_masks)
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        for image, problems in threads.map(read, pairs):
-            found.problems += problems
-            if image is not None:
-                found.images.append(image)
-
-
 def _files(folder: Path, end: str) -> dict[str, Path]:
     """Return the files CITY/NAME`end`, by CITY/NAME in order."""
-    if not os.path.isdir(folder):
-        return {}
-    paths = sorted(folder.glob(f"*/*{end}"))
+    paths = sorted(folder.glob(f"*/*{end}")) if os.path.isdir(folder) else []
     return {str(path.relative_to(folder)).removesuffix(end): path for path in paths}
 
 
-def _read_image(
-    path: Path, image: Path | None, classes: tuple[str, ...], with_masks: bool
-) -> tuple[AnnotatedImage | None, list[Problem]]:
-    try:
-        with open_regular(path) as file, open_image(file) as picture:
-            ids = np.asarray(picture)
-        if ids.ndim != 2 or ids.dtype.kind not in "iu":
-            raise ValueError("its pixels are not single numbers")
-    except (UnreadableImage, OSError, ValueError) as error:
-        return None, [Problem("unreadable annotation", str(path), str(error), "Copy it again")]
-    height, width = ids.shape
-    objects, problems = [], []
+Objects = list[tuple[AnnotatedObject, str]]
+
+
+def _add_images(
+    pairs: Sequence[tuple[Path, Path | None]], found: AnnotatedSet, masks: bool
+) -> None:
+    """Add what annotations say about their images to a set."""
+
+    def read(pair: tuple[Path, Path | None]) -> tuple[tuple[int, int], Objects] | Exception:
+        try:
+            return _read_objects(pair[0], masks)
+        except (UnreadableImage, OSError, ValueError) as error:
+            return error
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        for (path, image), result in zip(pairs, threads.map(read, pairs), strict=True):
+            if isinstance(result, Exception):
+                found.note(UNREADABLE, path, result, "Copy it again")
+            else:
+                found.add_image(image, *result, path, path.name.removesuffix(TRUTH_END))
+
+
+def _read_objects(path: Path, masks: bool) -> tuple[tuple[int, int], Objects]:
+    """Return the image's (width, height) and its objects."""
+    with open_regular(path) as file, open_image(file) as picture:
+        ids = np.asarray(picture)
+    if ids.ndim != 2 or ids.dtype.kind not in "iu":
+        raise ValueError("its pixels are not single numbers")
+    objects = []
     for number, mask in _instances(ids):
         crowd = number < PER_LABEL
         name = LABELS.get(number if crowd else number // PER_LABEL)
-        if name is None:
-            continue
-        if name not in classes:
-            problems.append(class_problem(name, classes, str(path)))
-            continue
-        box = extent(mask)
-        assert box is not None  # every number has a pixel
-        problems += check_box(box, width, height, str(path), f"'{name}' {number}")
-        area = float(mask.counts[1::2].sum())
-        kept = mask if with_masks else None
-        objects.append(AnnotatedObject(name, box, difficult=crowd, area=area, mask=kept))
-    name = path.name.removesuffix(TRUTH_END)
-    return AnnotatedImage(name, image, width, height, tuple(objects), str(path)), problems
+        if name is not None:
+            box = extent(mask)
+            assert box is not None  # every number has a pixel
+            area, kept = float(mask.counts[1::2].sum()), mask if masks else None
+            thing = AnnotatedObject(name, box, difficult=crowd, area=area, mask=kept)
+            objects.append((thing, f"'{name}' {number}"))
+    height, width = ids.shape
+    return (width, height), objects
 
 
 def _instances(ids: NDArray[Any]) -> Iterator[tuple[int, RunLengths]]:

@@ -8,32 +8,30 @@ or the `names` of data.yaml.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
 from kscl.data.annotations import (
-    AnnotatedImage,
+    UNREADABLE,
     AnnotatedObject,
     AnnotatedSet,
     AnnotationFormat,
     Box,
     Files,
-    Problem,
-    UnusableImage,
     annotation_format,
-    check_box,
     check_class_names,
     image_size,
-    is_ordered,
+    unreadable_image,
 )
-from kscl.data.source import read_file
+from kscl.data.formats import UnreadableImage
+from kscl.data.source import read_lines, read_text
 from kscl.errors import KsclError
 
 NAME_FILES = ("classes.txt", "obj.names", "predefined_classes.txt")
 YAML_FILES = ("data.yaml", "data.yml", "dataset.yaml")
-ROUNDING = 1e-3  # fractions are written with few digits: so far beyond an edge is on it
+ROUNDING = 1e-3  # fractions are written with few digits: this far beyond an edge is on it
 
 
 @annotation_format
@@ -48,10 +46,9 @@ class Yolo(AnnotationFormat):
     def refusal(self, path: Path) -> str:
         """Accept a file that is empty or begins with an object."""
         try:
-            lines = _lines(_text(path)) or ["0 0 0 0 0"]
+            words = (read_lines(path) or ["0 0 0 0 0"])[0].split()
         except KsclError:
-            lines = [""]
-        words = lines[0].split()
+            words = []
         if len(words) >= 5 and all(_is_number(word) for word in words):
             return ""
         return "does not begin with a class number and coordinates"
@@ -62,12 +59,19 @@ class Yolo(AnnotationFormat):
 
     def read(self, files: Files) -> AnnotatedSet:
         """Read the labels, with the names of the classes from a file nearby if none are given."""
-        classes = files.classes or _listed_classes(files)
-        found = AnnotatedSet(self.name, classes)
+        found = AnnotatedSet(self.name, files.classes or _listed_classes(files))
         for name, path in files.annotations.items():
-            image_path = files.image_of(name, path, found.problems)
-            if image_path is not None:
-                found.images += _read_labels(path, image_path, classes, found.problems)
+            image = files.image_of(name, found)
+            if image is None:
+                continue
+            try:
+                size, lines = image_size(image), read_text(path).splitlines()
+            except UnreadableImage as error:
+                found.problems.append(unreadable_image(image, error))
+            except KsclError as error:
+                found.note(UNREADABLE, path, error, "Write the labels again")
+            else:
+                found.add_image(image, size, _objects(lines, size, path, found), path)
         return found
 
 
@@ -79,10 +83,10 @@ def _listed_classes(files: Files) -> tuple[str, ...]:
             path = near / name
             if path.is_file():
                 try:
-                    names = _yaml_names(path) if name in YAML_FILES else _lines(_text(path))
+                    names = _yaml_names(path) if name in YAML_FILES else read_lines(path)
                 except KsclError as error:
                     raise KsclError(f"{path} {error}. Correct the file.") from error
-                return check_class_names(names, str(path))
+                return check_class_names(names, path)
     raise KsclError(
         f"{folder} has YOLO labels, whose classes are numbers, but neither it nor the folders "
         "around it have a classes.txt, obj.names or data.yaml with their names. Write one, or give "
@@ -90,13 +94,9 @@ def _listed_classes(files: Files) -> tuple[str, ...]:
     )
 
 
-def _lines(text: str) -> list[str]:
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
 def _yaml_names(path: Path) -> Sequence[str]:
     try:
-        content = yaml.safe_load(_text(path))
+        content = yaml.safe_load(read_text(path))
     except yaml.YAMLError as error:
         raise KsclError(f"is not YAML: {error}") from error
     names = content.get("names") if isinstance(content, dict) else None
@@ -107,50 +107,25 @@ def _yaml_names(path: Path) -> Sequence[str]:
     return names
 
 
-def _text(path: Path) -> str:
-    """Return a file's text; the message of the KsclError for a bad file is the reason alone."""
-    try:
-        return read_file(path).decode("utf-8-sig")
-    except OSError as error:
-        raise KsclError(f"cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise KsclError(f"is not UTF-8 text: {error}") from error
-
-
-def _read_labels(
-    path: Path, image_path: Path, classes: Sequence[str], problems: list[Problem]
-) -> list[AnnotatedImage]:
-    """Return the image with its labels in pixels, or nothing if either file cannot be read."""
-    where = str(path)
-    try:
-        width, height = image_size(image_path)
-    except UnusableImage as error:
-        fix = f"{error.fix}, or remove it"
-        problems.append(Problem("unreadable image", str(image_path), str(error), fix))
-        return []
-    try:
-        lines = _text(path).splitlines()
-    except KsclError as error:
-        fix = "Write the labels again"
-        problems.append(Problem("unreadable annotation", where, str(error), fix))
-        return []
-    objects = []
+def _objects(
+    lines: Sequence[str], size: tuple[int, int], path: Path, found: AnnotatedSet
+) -> Iterator[tuple[AnnotatedObject, str]]:
+    """Yield the objects in pixels, and note the lines that are not objects."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            label, box = _parse(line, width, height)
-            if label >= len(classes):
-                raise ValueError(f"is of class {label}, but the list ends at {len(classes) - 1}")
+            label, box = _parse(line, *size)
+            if label >= len(found.class_names):
+                last = len(found.class_names) - 1
+                raise ValueError(f"is of class {label}, but the list ends at {last}")
         except ValueError as error:
-            fix = "Correct the line, or delete it"
-            problems.append(Problem("bad label", where, f"line {number} {error}", fix))
+            found.note(
+                "bad label", path, f"line {number} {error}", "Correct the line, or delete it"
+            )
             continue
-        what = f"line {number} ('{classes[label]}')"
-        problems += check_box(box, width, height, where, what)
-        if is_ordered(box):
-            objects.append(AnnotatedObject(classes[label], box))
-    return [AnnotatedImage("", image_path, width, height, tuple(objects), where)]
+        name = found.class_names[label]
+        yield AnnotatedObject(name, box), f"line {number} ('{name}')"
 
 
 def _parse(line: str, width: int, height: int) -> tuple[int, Box]:
@@ -173,9 +148,7 @@ def _parse(line: str, width: int, height: int) -> tuple[int, Box]:
 
 def _snap(value: float) -> float:
     """Put a fraction that rounding took across an edge back onto it."""
-    if -ROUNDING <= value < 0:
-        return 0.0
-    return 1.0 if 1 < value <= 1 + ROUNDING else value
+    return min(max(value, 0.0), 1.0) if -ROUNDING <= value <= 1 + ROUNDING else value
 
 
 def _is_number(word: str) -> bool:

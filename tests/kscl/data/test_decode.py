@@ -35,7 +35,6 @@ from kscl.data.formats import (
 from kscl.data.loader import SmallViews, ViewDataset
 from kscl.data.open import open_source
 from kscl.data.source import read_picture
-from kscl.errors import KsclError
 from kscl.keys import PRETRAIN, load_config
 from kscl.views.recipes import MOCO_V2
 from tests.helpers.data.photos import jpeg, photo
@@ -251,7 +250,7 @@ def test_postscript_named_like_a_photo_starts_no_ghostscript(monkeypatch, tmp_pa
     with pytest.raises(UnreadableImage, match="not an image"):
         decode_image(EPS)
     (tmp_path / "photo.jpg").write_bytes(EPS)
-    with pytest.raises(KsclError, match="not an image"):
+    with pytest.raises(UnreadableImage, match="not an image"):
         image_size(tmp_path / "photo.jpg", decode=True)
 
 

@@ -12,7 +12,6 @@ from detection.data.sets import detectron2_dicts
 from kscl.data.annotated.voc import read_voc
 from kscl.data.annotations import (
     ANNOTATION_FORMATS,
-    AnnotatedImage,
     AnnotatedObject,
     AnnotatedSet,
     AnnotationFormat,
@@ -37,12 +36,12 @@ class Table(AnnotationFormat):
     def read(self, files):
         found = AnnotatedSet(self.name, ("cat", "dog"))
         for name, path in files.annotations.items():
-            image = files.image_of(name, path, found.problems)
+            image = files.image_of(name, found)
             with path.open() as lines:
                 rows = [(name, tuple(map(float, box))) for name, *box in csv.reader(lines)]
-            objects = tuple(AnnotatedObject(name, box) for name, box in rows)
+            objects = [(AnnotatedObject(name, box), f"a {name}") for name, box in rows]
             if image is not None:
-                found.images.append(AnnotatedImage("", image, *SIZE, objects, str(path)))
+                found.add_image(image, SIZE, objects, path)
         return found
 
 
