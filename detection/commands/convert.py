@@ -8,9 +8,10 @@ differ, nothing is written and the message says where and why.
 from __future__ import annotations
 
 import argparse
+import functools
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -20,6 +21,7 @@ from tabulate import tabulate
 
 from detection.install import require_detectron2
 from kscl import cli
+from kscl.data.annotations import Problem
 from kscl.errors import KsclError
 
 COUNTER = "num_batches_tracked"
@@ -55,30 +57,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     require_detectron2()
     from detection.convert import converter as convert  # needs Detectron2
 
-    def run(output_dir: str) -> Any:
-        if arguments.to == "timm":
-            return _take_back(arguments, output_dir)
-        return convert.convert(
+    if arguments.to == "timm":
+        run = functools.partial(_take_back, arguments)
+    else:
+        names = ("seed", "container", "prefix", "channels", "route")
+        run = functools.partial(
+            convert.convert,
             arguments.source,
-            output_dir,
             **_network(arguments),
-            seed=arguments.seed,
-            container=arguments.container,
-            prefix=arguments.prefix,
+            **{name: getattr(arguments, name) for name in names},
             mean=arguments.mean and tuple(arguments.mean),
             std=arguments.std and tuple(arguments.std),
-            channels=arguments.channels,
             protocol=arguments.protocol or convert.PROTOCOL,
-            route=arguments.route,
             file_format=arguments.format,
         )
-
     if arguments.check:
-        with tempfile.TemporaryDirectory() as folder:
-            return cli.tell_problems(lambda: run(str(Path(folder, "converted"))) and [])
-    converted = run(arguments.output_dir)
+        return cli.tell_problems(lambda: _try(run))
+    converted = run(output=arguments.output_dir)
     print(_report_of_timm(converted) if arguments.to == "timm" else _report(converted))
     return 0
+
+
+def check(source: str, *, arch_kwargs: dict[str, Any] | None = None, **how: Any) -> list[Problem]:
+    """Convert and compare; raise what is wrong, and keep nothing."""
+    require_detectron2()
+    from detection.convert.converter import convert
+
+    return _try(functools.partial(convert, source, kwargs=arch_kwargs, **how))
+
+
+def _try(run: Callable[..., object]) -> list[Problem]:
+    with tempfile.TemporaryDirectory() as folder:
+        run(output=Path(folder, "converted"))
+    return []
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -141,14 +152,14 @@ def _kwargs(text: str) -> dict[str, Any]:
     return values
 
 
-def _take_back(arguments: argparse.Namespace, output_dir: str) -> Any:
+def _take_back(arguments: argparse.Namespace, output: str | Path) -> Any:
     from detection.convert.converter import take_back
 
     for name in ("container", "prefix", "mean", "std", "channels", "route"):
         if getattr(arguments, name) is not None:
             raise KsclError(f"--{name} is not for --to timm: leave it out.")
     network = _network(arguments)
-    return take_back(arguments.source, output_dir, **network, protocol=arguments.protocol)
+    return take_back(arguments.source, output, **network, protocol=arguments.protocol)
 
 
 def _report_of_timm(back: Any) -> str:

@@ -77,15 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise DetectionError(_with_torchrun(arguments, words))
     require_detectron2()
 
-    from detection.config import WEIGHTS_KEY, detection_schema
+    from detection.config import GRID_KEY, WEIGHTS_KEY, detection_schema
     from detection.train.trials import run_evaluation, run_trials
     from kscl.run.engine import Flags
 
     if arguments.eval_only and arguments.num_trials:
         raise DetectionError("--eval-only scores one detector. Leave --num-trials out.")
+    grid = [GRID_KEY, str(arguments.lr_grid)] if arguments.lr_grid else []
+    given = (arguments.config_file, [*arguments.overrides, *grid], arguments.num_gpus)
     if arguments.check:
-        return cli.tell_problems(lambda: _check(arguments))
-    cfg, scaled_from, notice = _adapted(arguments)
+        how = (arguments.check_later, arguments.eval_only)
+        return cli.tell_problems(lambda: check(*given, *how))
+    cfg, scaled_from, notice = _adapted(*given, arguments.eval_only)
     if arguments.print_config:
         print(detection_schema().print(cfg), end="")
         return 0
@@ -140,19 +143,28 @@ def _rates(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
 
-def _adapted(arguments: argparse.Namespace) -> tuple[CfgNode, int, str]:
-    from detection.config import GRID_KEY, load_detection_config
-    from detection.train.trials import adapt
-
-    grid = [GRID_KEY, str(arguments.lr_grid)] if arguments.lr_grid else []
-    cfg = load_detection_config(arguments.config_file, [*arguments.overrides, *grid])
-    if arguments.eval_only:
-        cfg.SOLVER.REFERENCE_WORLD_SIZE = 0  # nothing is trained that could be scaled
-    return adapt(cfg, arguments.num_gpus)
-
-
-def _check(arguments: argparse.Namespace) -> list[Problem]:
+def check(
+    config: str | None,
+    overrides: Sequence[str],
+    num_gpus: int = 1,
+    later: Sequence[str] = (),
+    eval_only: bool = False,
+) -> list[Problem]:
+    """Return all that would stop the run; `later` names what another command will make."""
+    require_detectron2()
     from detection.train.trials import check_trials
 
-    cfg, _, _ = _adapted(arguments)
-    return check_trials(cfg, arguments.check_later)
+    cfg, _, _ = _adapted(config, overrides, num_gpus, eval_only)
+    return check_trials(cfg, later)
+
+
+def _adapted(
+    config: str | None, overrides: Sequence[str], num_gpus: int, eval_only: bool
+) -> tuple[CfgNode, int, str]:
+    from detection.config import load_detection_config
+    from detection.train.trials import adapt
+
+    cfg = load_detection_config(config, overrides)
+    if eval_only:
+        cfg.SOLVER.REFERENCE_WORLD_SIZE = 0  # nothing is trained that could be scaled
+    return adapt(cfg, num_gpus)

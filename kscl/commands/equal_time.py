@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from kscl import cli
-from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.spec import lengths_in_all, read_suite
 from kscl.config import find_config, read_mapping
 from kscl.errors import KsclError
 from kscl.runtime.logs import clock
@@ -37,7 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     from kscl.benchmark.suite.equal_time import measure_steps, refuse_own_steps, write_steps
-    from kscl.benchmark.suite.steps import lengths_in_all
 
     if not 0 < arguments.epochs < float("inf"):
         raise KsclError(f"--epochs is {arguments.epochs:g}; it must be greater than 0.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from kscl import cli
+from kscl.data.annotations import Problem
 from kscl.keys import PRETRAIN, load_config
 
 EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
@@ -29,20 +29,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parse_args(argv)
 
     from kscl.engine.pretrain import Pretraining
-    from kscl.engine.preview.check import check_pretraining
     from kscl.run.engine import Flags, launch_run
     from kscl.runtime.paths import register_handler
 
     for handler in given.path_handler:
         register_handler(handler)
+    words = (given.config_file, given.overrides)
     if given.check:
         return cli.tell_problems(
-            lambda: check_pretraining(
-                load_config(given.config_file, given.overrides), given.num_gpus, given.check_later
-            ),
-            estimate=(lambda: _seconds(given)) if given.estimate else None,
+            lambda: check(*words, given.num_gpus, given.check_later),
+            estimate=(lambda: seconds(*words)) if given.estimate else None,
         )
-    cfg = load_config(given.config_file, given.overrides)
+    cfg = load_config(*words)
     if given.print_config:
         print(PRETRAIN.print(cfg), end="")
         return 0
@@ -50,10 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return launch_run(Pretraining, cfg, flags, given.num_gpus)
 
 
-def _seconds(given: argparse.Namespace) -> float:
+def check(
+    config: str | None, overrides: Sequence[str], num_gpus: int = 1, later: Sequence[str] = ()
+) -> list[Problem]:
+    """Return all that would stop the run; `later` names what another command will make."""
+    from kscl.engine.preview.check import check_pretraining
+
+    return check_pretraining(load_config(config, overrides), num_gpus, later)
+
+
+def seconds(config: str | None, overrides: Sequence[str]) -> float:
+    """Measure a few steps; return the seconds that the run may take here."""
     from kscl.data.open import open_source
     from kscl.engine.preview.estimate import budget_here, seconds_of
 
-    cfg = load_config(given.config_file, given.overrides)
+    cfg = load_config(config, overrides)
     source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
     return seconds_of(cfg, len(source), budget_here(cfg, source))

@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kscl import cli
-from kscl.benchmark.slurm.profile import read_profile
-from kscl.benchmark.slurm.queue import active_jobs
-from kscl.benchmark.slurm.submit import (
+from kscl.benchmark.slurm import (
+    active_jobs,
     cancel_all,
     missing_stages,
+    read_profile,
     scripts_text,
     set_statuses,
     submit_all,
@@ -27,15 +27,25 @@ from kscl.benchmark.suite.check import check_stages, refuse
 from kscl.benchmark.suite.execute import (
     FAILED,
     STOPPED,
+    TO_DO,
     WAITS,
     State,
     look,
     mark_running,
     run_stages,
+    set_aside,
 )
-from kscl.benchmark.suite.progress import Lines, LiveTable, show_checks, table, tail
-from kscl.benchmark.suite.seconds import report_seconds, seconds_of
-from kscl.benchmark.suite.shell import FORMATS, commands_text
+from kscl.benchmark.suite.progress import (
+    FORMATS,
+    Lines,
+    LiveTable,
+    commands_text,
+    report_seconds,
+    seconds_of,
+    show_checks,
+    table,
+    tail,
+)
 from kscl.benchmark.suite.spec import Suite, read_suite
 from kscl.benchmark.suite.stages import Stage, plan
 from kscl.errors import KsclError
@@ -65,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--format",
         choices=FORMATS,
         default=FORMATS[0],
-        help="of --print-commands: a list, or with dependencies a shell script or a makefile",
+        help="of --print-commands: a list, or a shell script with dependencies",
     )
     parser.add_argument(
         "--jobs",
@@ -93,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "--print-commands, once all stages are done."
             )
         board = stages[-1]
-        words = (*board.arguments, cli.INSERT_OPTION, *arguments.insert)
-        stages[-1] = replace(board, arguments=words)
+        stages[-1] = replace(board, options=(*board.options, ("insert", arguments.insert)))
     state_dir = Path(suite.output_dir) / STATE_FOLDER
     if arguments.print_commands:
         print(commands_text(stages, state_dir, arguments.format), end="")
@@ -177,6 +186,9 @@ def _on_slurm(
             refuse(check_stages(states, state_dir, suite.output_dir, cores, show=show_checks))
         if arguments.dry_run:
             return 0
+        for state in states:
+            if state.is_outdated and state.status in (TO_DO, FAILED, WAITS):
+                set_aside(state.stage, is_outdated=True)
         submitted = submit_all(missing, profile, state_dir, jobs, Path.cwd())
     for name, number in submitted.items():
         print(f"{name}: job {number}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kscl import cli
+from kscl.data.annotations import Problem
 from kscl.errors import KsclError
 from kscl.registry import import_modules
 
@@ -50,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     from kscl.records.provenance import loaded_code
     from kscl.run.engine import Flags
     from kscl.runtime.launch import launch
-    from linear_eval.check import find_problems, refuse_overlap
+    from linear_eval.check import refuse_overlap
     from linear_eval.probe import load_linear_eval_config, schema, summary
 
-    config = functools.partial(load_linear_eval_config, given.config_file, given.overrides)
+    words = (given.config_file, given.overrides)
     if given.check:
-        how = (given.check_later, given.allow_overlap)
-        return cli.tell_problems(lambda: list(find_problems(config(), *how)))
-    cfg = config()
+        how = (given.num_gpus, given.check_later, given.allow_overlap)
+        return cli.tell_problems(lambda: check(*words, *how))
+    cfg = load_linear_eval_config(*words)
     if given.print_config:
         print(schema().print(cfg), end="")
         return 0
@@ -74,6 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if first:
         print(summary([Path(each.OUTPUT_DIR) for each in configs]), flush=True)
     return 0
+
+
+def check(
+    config: str | None,
+    overrides: Sequence[str],
+    num_gpus: int = 1,
+    later: Sequence[str] = (),
+    allow_overlap: bool = False,
+) -> list[Problem]:
+    """Return all that would stop the run; `later` names what another command will make."""
+    from linear_eval.check import find_problems
+    from linear_eval.probe import load_linear_eval_config
+
+    return list(find_problems(load_linear_eval_config(config, overrides), later, allow_overlap))
 
 
 def run_probe(job: tuple[CfgNode, Flags]) -> int:

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kscl.benchmark.suite.stages import KEY_LENGTH, Stage, without_insert
+from kscl.benchmark.suite.stages import BACKBONE_FILE, KEY_LENGTH, Stage
 from kscl.errors import KsclError
 from kscl.records.shape import listed, one_line, wrong_places
-from kscl.runtime.files import LOCK_FILE, is_locked, write_atomically
+from kscl.runtime.files import LOCK_FILE, is_locked, sha256_of, write_atomically
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.machine import usable_cores
 from kscl.runtime.processes import stop_requests
@@ -28,6 +28,7 @@ DONE, TO_DO, RUNNING, FAILED, WAITS = "done", "to do", "running", "failed", "not
 STOPPED = "stopped"  # by Ctrl-C or a signal; the next start continues it
 POLL_SECONDS = 0.2
 SHOW_SECONDS = 1.0
+SAY_THEIR_INPUTS = ("record.json", "certificate.json")  # of a run, and of a conversion
 TERMINATION_PATIENCE = 60.0  # seconds for a stage to save what it has
 
 log = logging.getLogger(LOGGER)
@@ -42,6 +43,7 @@ class State:
     seconds: float | None = None  # it took, or has taken so far
     expected: float | None = None  # what stages of its kind took before, or the suite's estimate
     log: Path | None = None
+    is_outdated: bool = False  # a result before it is made again, and may differ
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,14 @@ def look(
         path = note_path(state_dir, stage)
         note = notes.get(path)
         is_known = note is not None and note.key == stage.key
-        # What is made again may differ, so what was made from it is looked at again too.
-        if not _result_exists(stage) or gone.intersection(map(id, stage.needs)):
+        is_outdated = bool(gone.intersection(map(id, stage.needs)))
+        # The leaderboard is quick and always made again.
+        if stage.kind == "board" or not Path(stage.folder).exists() or is_outdated:
             gone.add(id(stage))
         status = DONE if is_known and id(stage) not in gone else TO_DO
         if (
             status == TO_DO
-            and stage.kind != "board"  # it is always made again
+            and stage.kind != "board"
             and path not in damaged
             and any(state_dir.glob(f"{_base_name(stage)}-????????.json"))
         ):
@@ -90,10 +93,17 @@ def look(
                 "that of a stage before it is gone.",
                 stage.name,
             )
-        file = state_dir / f"{file_name(stage)}.log"
-        seconds = note.seconds if note and is_known else None
         expected = (estimates or {}).get(stage.kind)
-        states.append(State(stage, status, seconds, expected and expected * stage.length, file))
+        states.append(
+            State(
+                stage,
+                status,
+                seconds=note.seconds if note and is_known else None,
+                expected=expected and expected * stage.length,
+                log=state_dir / f"{file_name(stage)}.log",
+                is_outdated=is_outdated,
+            )
+        )
     _estimate(states, notes)
     return states
 
@@ -133,6 +143,9 @@ def run_stages(
         raise KsclError(
             f"{state_dir}: The folder cannot be made: {error.strerror}. Choose another output_dir."
         ) from error
+    for state in states:
+        if state.is_outdated:  # also if this call is stopped before its turn
+            note_path(state_dir, state.stage).unlink(missing_ok=True)
     running: list[_Job] = []
     with stop_requests() as stop:
         try:
@@ -192,22 +205,20 @@ class _Job:
 def _begin(state: State, states: Sequence[State], jobs: int) -> _Job:
     stage = state.stage
     state.status, state.seconds = RUNNING, 0.0
-    # Only the leaderboard runs after a stage it needs failed: it shows the others.
-    missing = {need.folder for need in stage.needs if not Path(need.folder).exists()}
-    given = stage.arguments
-    if any(other.status in (FAILED, WAITS) for other in states):
-        given = without_insert(given)
-    arguments = [word for word in given if word not in missing]
+    set_aside(stage, state.is_outdated)
+    if stage.kind == "board":
+        complete = not any(other.status in (FAILED, WAITS) for other in states)
+        stage = of_what_exists(stage, complete)
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     if jobs > 1:  # stages that run in parallel would compete with their threads
         environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // jobs)))
     assert state.log is not None
     try:
         with state.log.open("ab") as file:
-            file.write(f"$ {' '.join([stage.program, *arguments])}\n".encode())
+            file.write(f"$ {' '.join(stage.command)}\n".encode())
             file.flush()
             process = subprocess.Popen(
-                [program_path(stage.program), *arguments],
+                [program_path(stage.program), *stage.arguments],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -221,6 +232,46 @@ def _begin(state: State, states: Sequence[State], jobs: int) -> _Job:
             "or choose another output_dir; a new start continues here."
         ) from error
     return _Job(state, process, time.monotonic())
+
+
+def of_what_exists(board: Stage, complete: bool) -> Stage:
+    """Return the stage of a board that shows what there is: a stage before it may have failed.
+
+    A board that lacks results stays out of a document that may have had all of them.
+    """
+    options = [it for it in board.options if complete or it[0] != "insert"]
+    inputs = [folder for folder in board.inputs if Path(folder).exists()]
+    return replace(board, inputs=tuple(inputs), options=tuple(options))
+
+
+def set_aside(stage: Stage, is_outdated: bool) -> None:
+    """Rename a result that was made from another backbone: its tool would refuse to continue it.
+
+    An outdated one is renamed too if nothing says what it was made from.
+    """
+    folder, backbone = Path(stage.folder), _backbone_of(stage)
+    if backbone is None or not folder.is_dir():
+        return
+    records = [path for name in SAY_THEIR_INPUTS for path in folder.rglob(name)]
+    if records and backbone.is_file():
+        digest = sha256_of(backbone)
+        is_outdated = not all(digest in path.read_text(errors="replace") for path in records)
+    if is_outdated:
+        number = 1
+        while (old := folder.with_name(f"{folder.name}.old{number}")).exists():
+            number += 1
+        folder.rename(old)
+        log.warning("%s was made from another backbone: it is kept as %s.", folder, old)
+
+
+def _backbone_of(stage: Stage) -> Path | None:
+    """Return the pretrained weights that a stage works on, or the stage that prepares them."""
+    if (convert := stage.need("convert")) is not None:
+        return _backbone_of(convert)
+    pretrain = stage.need("pretrain")
+    return (
+        None if pretrain is None or stage.kind == "basis" else Path(pretrain.folder, BACKBONE_FILE)
+    )
 
 
 def _end_with_suite() -> None:
@@ -259,11 +310,6 @@ def _end(job: _Job) -> None:
                 job.process.wait(TERMINATION_PATIENCE)
 
 
-def _result_exists(stage: Stage) -> bool:
-    """Tell whether the result is still there; the leaderboard is quick and always made again."""
-    return stage.kind != "board" and Path(stage.folder).exists()
-
-
 def _read_notes(state_dir: Path) -> tuple[dict[Path, _Note], dict[Path, str]]:
     """Return the notes by path, and for every damaged one the reason."""
     notes, damaged = {}, {}
@@ -271,22 +317,17 @@ def _read_notes(state_dir: Path) -> tuple[dict[Path, _Note], dict[Path, str]]:
         try:
             if not path.is_file():  # a pipe would be waited for
                 raise ValueError("it is not a regular file")
-            notes[path] = _parse_note(json.loads(path.read_text(encoding="utf-8")))
+            content = json.loads(path.read_text(encoding="utf-8"))
+            if problems := list(wrong_places(content, _Note, "the note")):
+                raise ValueError(listed(problems))
+            if content["seconds"] < 0:
+                raise ValueError(f"the note.seconds is {content['seconds']}, which is negative")
+            notes[path] = _Note(**content)
         except OSError as error:
             damaged[path] = str(error.strerror)
         except (ValueError, RecursionError) as error:
             damaged[path] = one_line(str(error))
     return notes, damaged
-
-
-def _parse_note(content: object) -> _Note:
-    problems = list(wrong_places(content, _Note, "the note"))
-    if problems:
-        raise ValueError(listed(problems))
-    assert isinstance(content, dict)
-    if content["seconds"] < 0:
-        raise ValueError(f"the note.seconds is {content['seconds']}, which is negative")
-    return _Note(**content)
 
 
 def note_path(state_dir: Path, stage: Stage) -> Path:

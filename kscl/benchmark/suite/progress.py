@@ -1,21 +1,42 @@
-"""How far a suite is: a table on a terminal, lines elsewhere; the time to go comes first."""
+"""Stages as text: how far they are, as commands for other engines, and the time they took."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
+import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tabulate import tabulate
 
-from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, State
+from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, State, note_path
+from kscl.benchmark.suite.spec import Suite
+from kscl.benchmark.suite.stages import Stage
+from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.logs import clock
 
 WIDTH = 80  # columns that every terminal has
 LINE_SECONDS = 60.0  # between two lines where there is no terminal
 GAP = 2  # columns between those of the table
+TOLERATED = 0.15  # fraction by which the slowest pretraining may take longer than the fastest
+FORMATS = ("list", "sh")
+
+SH_HEAD = """\
+#!/bin/sh
+# All stages in order; one is skipped if a stage that it needs has failed. Run it again to continue.
+stage() { # NOTE KEY KIND COMMAND…
+    note=$1 key=$2 kind=$3 begun=$(date +%s)
+    shift 3
+    if [ -s "$note" ]; then return 0; fi
+    "$@" || return 1
+    printf '{"key": "%s", "kind": "%s", "seconds": %d.0}\\n' \\
+        "$key" "$kind" "$(($(date +%s) - begun))" >"$note"
+}
+"""
 
 
 def table(states: Sequence[State], jobs: int = 1, width: int = WIDTH) -> str:
@@ -36,7 +57,7 @@ def to_go(states: Sequence[State], jobs: int = 1) -> str:
     `jobs` stages at a time share the work, but a stage waits for those it needs.
     """
     left = [state for state in states if state.status != DONE]
-    known = [_left(state) for state in left if state.expected is not None]
+    known = [seconds for seconds in map(_left, left) if seconds is not None]
     unknown = len(left) - len(known)
     done = f"{len(states) - len(left)} of {len(states)} stages done"
     if not left:
@@ -111,13 +132,16 @@ def _longest_chain(left: Sequence[State]) -> float:
     until_end: dict[int, float] = {}  # by identity of the stage
     for state in left:
         before = max((until_end.get(id(need), 0.0) for need in state.stage.needs), default=0.0)
-        until_end[id(state.stage)] = before + _left(state)
+        until_end[id(state.stage)] = before + (_left(state) or 0.0)
     return max(until_end.values())
 
 
-def _left(state: State) -> float:
+def _left(state: State) -> float | None:
+    """Return the seconds to go; None if they are not known, as for a stage past its estimate."""
     spent = state.seconds or 0.0 if state.status == RUNNING else 0.0
-    return max(0.0, (state.expected or 0.0) - spent)
+    if state.expected is None or (spent and spent >= state.expected):
+        return None
+    return state.expected - spent
 
 
 def _time(state: State) -> str:
@@ -137,3 +161,71 @@ def _last_line(state: State, width: int) -> str:
 def _cut(name: str, room: int) -> str:
     """Return a name that fits; its end says more than its start."""
     return name if len(name) <= room else f"…{name[-(room - 1) :]}"
+
+
+# Commands for other engines
+
+
+def commands_text(stages: Sequence[Stage], state_dir: Path, form: str) -> str:
+    """Return the commands of all stages in one of the formats."""
+    if form == "sh":
+        return _sh(stages, state_dir)
+    return "".join(f"{shlex.join(stage.command)}\n" for stage in stages)
+
+
+def board_command(stage: Stage, program: str) -> str:
+    """Return shell text that makes the leaderboard from what there is: a stage may have failed."""
+    options = replace(stage, inputs=()).arguments
+    return (
+        f"set --; for folder in {' '.join(map(shlex.quote, stage.inputs))}; do "
+        'if [ -e "$folder" ]; then set -- "$@" "$folder"; fi; done; '
+        f'{shlex.quote(program)} "$@" {shlex.join(options)}'
+    )
+
+
+def _sh(stages: Sequence[Stage], state_dir: Path) -> str:
+    *others, board = stages
+    number = {id(stage): place for place, stage in enumerate(others, 1)}
+    lines = [SH_HEAD + f"mkdir -p {shlex.quote(str(state_dir))}", "failed=0"]
+    for stage in others:
+        own = f"done{number[id(stage)]}"
+        needs = "".join(f'[ -n "$done{number[id(need)]}" ] && ' for need in stage.needs)
+        words = ["stage", str(note_path(state_dir, stage)), stage.key, stage.kind, *stage.command]
+        lines += [f"# {stage.name}", f"{own}=", f"{needs}{shlex.join(words)} && {own}=1"]
+        lines.append(f'[ -n "${own}" ] || failed=1')
+    lines += [f"# {board.name}", f"{board_command(board, board.program)} || failed=1"]
+    return "\n".join([*lines, 'exit "$failed"', ""])
+
+
+# Pretrainings that should take equally long
+
+
+def seconds_of(suite: Suite, stages: Sequence[Stage]) -> dict[str, float]:
+    """Return the mean seconds of each contender's finished pretrainings, per unit of length."""
+    length = {contender.name: contender.lengths[0] for contender in suite.contenders}
+    found: dict[str, list[float]] = {}
+    for stage in stages:
+        record = Path(stage.folder) / RECORD_FILE
+        if stage.kind == "pretrain" and record.is_file():
+            name = stage.name.split("/")[0]
+            found.setdefault(name, []).append(read_record(record).seconds / length[name])
+    return {name: statistics.fmean(seconds) for name, seconds in found.items()}
+
+
+def report_seconds(seconds: Mapping[str, float]) -> str:
+    """Return a table of the seconds, and a warning if they differ by more than is tolerated."""
+    if not seconds:
+        return ""
+    fastest, slowest = min(seconds, key=seconds.__getitem__), max(seconds, key=seconds.__getitem__)
+    over = {name: value / seconds[fastest] - 1 for name, value in seconds.items()}
+    rows = [(name, f"{value:.1f}", f"{over[name]:+.0%}") for name, value in seconds.items()]
+    text = tabulate(
+        rows, ["pretraining", "seconds per length", "to the fastest"], disable_numparse=True
+    )
+    if over[slowest] > TOLERATED:
+        text += (
+            f"\nWarning: the time is not equal. {slowest} took {over[slowest]:.0%} longer than "
+            f"{fastest}. If other work ran beside some of them, the steps may still be right; if "
+            "not, measure again with tools/equal_time.py and run the suite again."
+        )
+    return text

@@ -10,15 +10,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
-from kscl.benchmark.suite.numbers import estimate_problems, number_lists
-from kscl.benchmark.suite.references import reference_problems
-from kscl.benchmark.suite.steps import length_problems, step_problems, with_steps
 from kscl.config import COMMAND_LINE, find_config, one_line, raise_problems, read_mapping
 from kscl.errors import ConfigError
 from kscl.keys import load_config
-from kscl.run.task import evaluation_kinds
+from kscl.registry import import_modules
 
 Overrides = dict[str, Any]
 
@@ -40,7 +37,7 @@ class Contender:
     # Where in a file with several networks or an unknown layout the tensors are: the keys that lead
     # to them, joined by dots.
     container: str = ""
-    # What stands before the network's names there.
+    # Key prefix of the network's tensors there, e.g. module.encoder_q.
     prefix: str = ""
     # Mean of red, green and blue in [0, 1] of a file whose input is not known.
     mean: tuple[float, ...] = ()
@@ -67,8 +64,8 @@ class Evaluation:
     name: str
     # The config file of the evaluation.
     config: str
-    # What is done: linear, knn, svm, low_shot, linear_suite, finetune or detection. Not needed if
-    # the key of the evaluation says it.
+    # What is done, e.g. linear, knn or detection; see below. Not needed if the key of the
+    # evaluation says it.
     kind: str = ""
     # Fine-tuning trials per backbone, each with its own seed; only for detection.
     trials: int = 1
@@ -92,6 +89,8 @@ class Suite:
     evaluations: tuple[Evaluation, ...]
     # Seeds of every contender: each is pretrained and evaluated once per seed.
     seeds: tuple[int, ...] = (0,)
+    # Modules with parts of your own, imported in every stage; see docs/extending.md.
+    import_: tuple[str, ...] = ()
     # Processes per stage, on GPUs or else on cores.
     num_gpus: int = 1
     # Number of stages to run at the same time.
@@ -119,7 +118,7 @@ class Suite:
 def types_of_keys(declaration: type, *without: str) -> dict[str, Any]:
     """Return the keys that a file may use and the type of each value."""
     return {
-        name: list if get_origin(hint) is tuple else get_origin(hint) or hint
+        name.rstrip("_"): list if get_origin(hint) is tuple else get_origin(hint) or hint
         for name, hint in get_type_hints(declaration).items()
         if name not in without
     }
@@ -128,38 +127,55 @@ def types_of_keys(declaration: type, *without: str) -> dict[str, Any]:
 KEYS_OF_SUITE = types_of_keys(Suite) | {"contenders": dict, "evaluations": dict}
 KEYS_OF_CONTENDER = types_of_keys(Contender, "name") | {"lengths": list | dict}
 KEYS_OF_EVALUATION = types_of_keys(Evaluation, "name")
-OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
-EVALUATION_KINDS = evaluation_kinds()
-FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-OTHER_STAGES = ("pretrain", "basis", "convert")
-STAGE_KINDS = ("shapes", *OTHER_STAGES, *EVALUATION_KINDS, "board")
-REQUIRED = ("name", "output_dir", "contenders", "evaluations")
 IN_WORDS: dict[Any, str] = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
 IN_WORDS |= {list | dict: "a list or a mapping"}
+OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
+
+
+class Tool(NamedTuple):
+    """What runs a task: the module of a command, and that of the command which prepares it."""
+
+    tool: str
+    prepared_by: str = ""
+
+
+PROBES = ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune")
+TOOLS = {
+    "pretrain": Tool("kscl.commands.pretrain"),
+    **dict.fromkeys(PROBES, Tool("linear_eval.commands.linear_eval")),
+    "detection": Tool("detection.commands.train_net", "detection.commands.convert"),
+}
+EVALUATION_KINDS = (*PROBES, "detection")
+OTHER_STAGES = ("pretrain", "basis", "convert")
+STAGE_KINDS = ("shapes", *OTHER_STAGES, *EVALUATION_KINDS, "board")
+FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+ROW_KEY = re.compile(r"[0-9a-f]{8}")  # as the page of a board shows it
+RANDOM = "random"
+SHAPES_FOLDER = "datasets/shapes"  # where shapes are drawn unless the suite says otherwise
+MAX_STEPS = "SOLVER.MAX_STEPS"
 
 
 def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
     """Return the suite in this file, or a shipped one; raise one error with all that is wrong."""
     path = find_config(name)
     values = read_mapping(path)
-    problems = [*_problems(values), *(length_problems(values) if with_lengths else ())]
-    raise_problems(problems, f"the suite {path}")
+    import_modules([str(module) for module in _sequence(values, "import")])
+    raise_problems(list(_problems(values, with_lengths)), f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
     described = with_steps(values) if with_lengths else values["contenders"]
-    defaults = {"seeds": seeds, "lengths": (1,)}
-    contenders = (
-        Contender(key, **(about | {k: tuple(about.get(k, v)) for k, v in defaults.items()}))
-        for key, about in described.items()
-    )
-    others = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "seeds")}
+    defaults: dict[str, Any] = {"seeds": seeds, "lengths": (1,), "mean": (), "std": ()}
+    others = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "import")}
     return Suite(
-        contenders=tuple(contenders),
+        contenders=tuple(
+            Contender(key, **(about | {k: tuple(about.get(k, v)) for k, v in defaults.items()}))
+            for key, about in described.items()
+        ),
         evaluations=tuple(
             Evaluation(str(key), **({"kind": str(key)} | about))
             for key, about in values["evaluations"].items()
         ),
-        seeds=seeds,
-        **others,
+        import_=tuple(values.get("import", ())),
+        **(others | {"seeds": seeds}),
     )
 
 
@@ -172,24 +188,85 @@ def override_words(overrides: Overrides) -> list[str]:
     ]
 
 
-def _problems(values: Mapping[str, Any]) -> Iterator[str]:
+def with_steps(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the contenders with the steps that the suite gives them, one for each length."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, about in values["contenders"].items():
+        steps = values.get("steps", {}).get(key)
+        if steps is None:
+            found[key] = about
+            continue
+        lengths = about.get("lengths", values.get("lengths", [1]))
+        for length in lengths:
+            overrides = {"LABEL": key, **about.get("overrides", {}), MAX_STEPS: length * steps}
+            name = key if length == 1 else f"{key}_x{length}"  # so that suites can share length 1
+            found[name] = {**about, "overrides": overrides, "lengths": (length,)}
+            if isinstance(lengths, dict):
+                found[name]["seeds"] = lengths[length]
+    return found
+
+
+def lengths_in_all(values: Mapping[str, Any]) -> int:
+    """Return the sum of the lengths of all pretrainings with steps, over their seeds."""
+    seeds = values.get("seeds", [0])
+    with_pretraining = [about for about in with_steps(values).values() if "pretrain" in about]
+    return sum(about["lengths"][0] * len(about.get("seeds", seeds)) for about in with_pretraining)
+
+
+# What is wrong with a file
+
+
+def _problems(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
     yield from key_problems("the suite", values, KEYS_OF_SUITE)
-    for key in REQUIRED:
+    for key in ("name", "output_dir", "contenders", "evaluations"):
         if not values.get(key):
             yield f"{key} is missing or empty."
-    yield from number_lists("the suite", values)
+    yield from _number_lists("the suite", values)
     shared = _mapping(values, "pretrain_overrides")
     if "LABEL" in shared:
         yield "pretrain_overrides: LABEL is for one contender: write it into its overrides."
-    for key, about in _mapping(values, "contenders").items():
+    contenders = _mapping(values, "contenders")
+    for key, about in contenders.items():
         yield from _contender(f"contender {key}", about, shared)
-    yield from step_problems(values)
-    yield from estimate_problems(_mapping(values, "estimates"), STAGE_KINDS)
-    yield from reference_problems(values)
-    evaluations = _mapping(values, "evaluations")
-    for key, about in evaluations.items():
+    yield from _steps(values, with_lengths)
+    for kind, seconds in _mapping(values, "estimates").items():
+        if kind not in STAGE_KINDS:
+            yield f"estimates: {kind} is not a kind of stage; choose from {', '.join(STAGE_KINDS)}."
+        elif type(seconds) not in (int, float) or not 0 <= seconds < float("inf"):
+            yield f"estimates: {kind} must be a number of seconds, got {seconds!r}."
+    described = {key: about for key, about in contenders.items() if isinstance(about, dict)}
+    yield from _baselines(values, described)
+    if any("pretrain" in about for about in described.values()):
+        yield from _basis_image(values)
+    measured: dict[str, object] = {}
+    for key, about in _mapping(values, "evaluations").items():
         yield from _evaluation(str(key), about)
-    yield from _same_twice(evaluations)
+        if isinstance(about, dict):
+            same = str((about.get("kind", key), about.get("config"), about.get("overrides") or {}))
+            if (first := measured.setdefault(same, key)) is not key:
+                yield f"evaluation {key} measures the same as {first}: remove one of them."
+
+
+def key_problems(where: str, about: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
+    """Yield every key that is not known, and every value of another type."""
+    for key, value in about.items():
+        if key not in known:
+            yield f"{where}: {key} is not a key; {_hint(str(key), known)}"
+        elif not isinstance(value, known[key]) or isinstance(value, bool):
+            yield f"{where}: {key} takes {IN_WORDS[known[key]]}, not {value!r}."
+
+
+def _number_lists(where: str, about: Mapping[str, Any]) -> Iterator[str]:
+    """Yield lists that do not hold different whole numbers."""
+    for key, least in (("seeds", 0), ("lengths", 1)):
+        given = about.get(key, [1])
+        if key == "lengths" and isinstance(given, dict):
+            for length, seeds in given.items():
+                yield from _number_lists(f"{where}: length {length}", {"seeds": seeds})
+            given = list(given)
+        good = isinstance(given, list) and given and all(type(n) is int for n in given)
+        if not good or min(given) < least or len(set(given)) != len(given):
+            yield f"{where}: {key} must be a list of different whole numbers, got {given!r}."
 
 
 def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
@@ -197,17 +274,24 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
         yield f"{where} must be a mapping with pretrain, file or arch."
         return
     yield from key_problems(where, about, KEYS_OF_CONTENDER)
-    yield from number_lists(where, about)
+    yield from _number_lists(where, about)
     overrides = _mapping(about, "overrides")
     if "pretrain" in about:
         if of_files := ", ".join(key for key in OF_FILES if key in about):
             yield f"{where}: The pretraining names the network: remove {of_files}."
-        yield from _pretraining(where, about, {**shared, **overrides})
+        try:
+            load_config(str(about["pretrain"]), override_words({**shared, **overrides}))
+        except ConfigError as error:
+            yield f"{where}: {error}".replace(COMMAND_LINE, "overrides").replace("\n", "\n    ")
         return
     if without_effect := [key for key in overrides if key != "LABEL"]:
         yield f"{where}: {without_effect[0]} overrides a pretraining, and there is none: remove it."
     for key in ("mean", "std"):
-        if not _is_color(about.get(key)) and ("mean" in about or "std" in about):
+        three = about.get(key)
+        is_color = (
+            isinstance(three, list) and [type(n) in (int, float) for n in three] == [True] * 3
+        )
+        if not is_color and ("mean" in about or "std" in about):
             yield f"{where}: {key} must be three numbers (mean and std go together)."
     if "file" in about:
         if isinstance(about["file"], str) and not Path(about["file"]).is_file():
@@ -216,19 +300,24 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
         yield f"{where} has no backbone: set pretrain, file, or arch (random weights)."
 
 
-def _is_color(value: Any) -> bool:
-    three = isinstance(value, list) and len(value) == 3
-    return three and all(type(number) in (int, float) for number in value)
-
-
-def _pretraining(where: str, about: Mapping[str, Any], overrides: Overrides) -> Iterator[str]:
-    """Yield what is wrong with the config of a pretraining and its overrides."""
-    try:
-        load_config(about["pretrain"], override_words(overrides))
-    except ConfigError as error:
-        yield f"{where}: {error}".replace(COMMAND_LINE, "overrides").replace("\n", "\n    ")
-    except TypeError:
-        yield f"{where}: pretrain must be the path of a config file."
+def _steps(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
+    """Yield steps of no pretraining, and lengths that have no steps to multiply."""
+    contenders, given = _mapping(values, "contenders"), _mapping(values, "steps")
+    for key, steps in given.items():
+        about = contenders.get(key)
+        if not isinstance(about, dict) or "pretrain" not in about:
+            yield f"steps: {key} is not a contender with a pretraining: remove it."
+        elif type(steps) is not int or steps < 1:
+            yield f"steps: {key} must be a whole number from 1 on, got {steps!r}."
+        elif MAX_STEPS in _mapping(about, "overrides"):
+            yield f"steps: {key} has {MAX_STEPS} among its overrides too: remove one of them."
+    for key, about in contenders.items() if with_lengths else ():
+        pretrained = isinstance(about, dict) and "pretrain" in about
+        if pretrained and key not in given and ("lengths" in about or "lengths" in values):
+            yield (
+                f"contender {key}: lengths multiply steps, and it has none: let "
+                "tools/equal_time.py write them, or remove the lengths."
+            )
 
 
 def _evaluation(name: str, about: object) -> Iterator[str]:
@@ -243,43 +332,74 @@ def _evaluation(name: str, about: object) -> Iterator[str]:
         what = f"There is no kind {kind!r}" if "kind" in about else "kind is missing"
         yield f"{where}: {what}; write kind: and one of {', '.join(EVALUATION_KINDS)}."
     yield from key_problems(where, about, KEYS_OF_EVALUATION)
-    gpus = about.get("num_gpus", 0)
-    if isinstance(gpus, int) and gpus < 0:
-        yield f"{where}: num_gpus is {gpus}; it must be at least 1, or 0 for that of the suite."
+    yield from too_small(where, about, {"num_gpus": 0, "trials": 1})
     try:
         find_config(str(about.get("config", "")))
     except ConfigError as error:
         yield f"{where}: config: {error}"
-    trials = about.get("trials", 1)
-    if isinstance(trials, int) and trials < 1:
-        yield f"{where}: trials is {trials}; it must be at least 1."
-    if kind != "detection" and trials != 1:
+    if kind != "detection" and about.get("trials", 1) != 1:
         yield f"{where}: trials is only for detection: remove it, or use more seeds."
 
 
-def _same_twice(evaluations: Mapping[str, Any]) -> Iterator[str]:
-    """Yield evaluations that would put the same numbers into the same column twice."""
-    seen: dict[str, object] = {}
-    for name, about in evaluations.items():
-        if not isinstance(about, dict):
+def too_small(where: str, about: Mapping[str, Any], least: Mapping[str, int]) -> Iterator[str]:
+    """Yield every whole number that is smaller than it may be."""
+    for key, lowest in least.items():
+        value = about.get(key)
+        if isinstance(value, int) and value < lowest:
+            yield f"{where}: {key} must be at least {lowest}, got {value}."
+
+
+def _baselines(values: Mapping[str, Any], contenders: Mapping[str, Any]) -> Iterator[str]:
+    """Yield baselines that no row will have."""
+    if any("file" in about for about in contenders.values()):
+        return  # a file may say itself what it is called
+    labels = {
+        str(_mapping(about, "overrides").get("LABEL", key)): key
+        for key, about in contenders.items()
+    }
+    if any("arch" in about for about in contenders.values()):
+        labels.setdefault(RANDOM, RANDOM)
+    for baseline in map(str, _sequence(values, "baseline")):
+        method = re.split("[@,]", baseline)[0]
+        if method in labels or ROW_KEY.fullmatch(baseline):
+            if method == baseline and _has_lengths(values, labels.get(method, "")):
+                yield (
+                    f"baseline: {baseline} is trained for several lengths: name the epochs of one, "
+                    f"as in {baseline}@30."
+                )
             continue
-        measures = (about.get("kind", name), about.get("config"), about.get("overrides") or {})
-        first = seen.setdefault(str(measures), name)
-        if first is not name:
-            yield f"evaluation {name} measures the same as {first}: remove one of them."
+        hint = _hint(method, labels)
+        if method in contenders:  # what its rows are called
+            hint = f"did you mean {_mapping(contenders[method], 'overrides')['LABEL']}?"
+        yield f"baseline: {baseline} is the label of no contender; {hint}"
 
 
-def key_problems(where: str, about: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every key that is not known, and every value of another type."""
-    for key, value in about.items():
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key), list(known), n=1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(known)}."
-            yield f"{where}: {key} is not a key; {hint}"
-        elif not isinstance(value, known[key]) or isinstance(value, bool):
-            yield f"{where}: {key} takes {IN_WORDS[known[key]]}, not {value!r}."
+def _has_lengths(values: Mapping[str, Any], key: str) -> bool:
+    """Return whether a contender is pretrained several times, for several lengths."""
+    if key not in _mapping(values, "steps"):
+        return False
+    lengths = _mapping(values["contenders"], key).get("lengths", values.get("lengths", ()))
+    return isinstance(lengths, list | dict) and len(lengths) > 1
+
+
+def _basis_image(values: Mapping[str, Any]) -> Iterator[str]:
+    image, shapes = values.get("basis_image"), _mapping(values, "shapes")
+    if not isinstance(image, str) or not image or Path(image).is_file():
+        return
+    if not shapes or not Path(image).is_relative_to(str(shapes.get("output_dir", SHAPES_FOLDER))):
+        yield f"basis_image: {image}: no such file. Name an image, or remove the key."
+
+
+def _hint(name: str, known: Mapping[str, Any]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {nearest[0]}?" if nearest else f"choose from {', '.join(known)}."
 
 
 def _mapping(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = values.get(key)
     return found if isinstance(found, dict) else {}
+
+
+def _sequence(values: Mapping[str, Any], key: str) -> list[Any]:
+    found = values.get(key)
+    return found if isinstance(found, list) else []

@@ -1,248 +1,314 @@
-"""Plan the stages of a suite: plain commands, each keyed by the hash of what goes into it."""
+"""Plan a suite: its stages as objects, each keyed by the hash of what goes into it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
-from kscl.benchmark.suite.inputs import content_of, data_of, weights_of
-from kscl.benchmark.suite.references import SHAPES_FOLDER
-from kscl.benchmark.suite.spec import Contender, Evaluation, Overrides, Suite, override_words
-from kscl.cli import INSERT_OPTION
-from kscl.config import one_line
+from kscl.benchmark.suite.spec import (
+    RANDOM,
+    SHAPES_FOLDER,
+    TOOLS,
+    Contender,
+    Evaluation,
+    Overrides,
+    Suite,
+    override_words,
+)
+from kscl.config import file_values, leaves, one_line
+from kscl.data.annotations import is_set_name, parse_source
+from kscl.data.source import is_remote
+from kscl.data.tar import expand_shards, is_shard_pattern
+from kscl.errors import KsclError
+from kscl.records.fingerprint import fingerprint, fingerprint_of_list
+from kscl.runtime.files import sha256_of
 
 KEY_LENGTH = 8
+BACKBONE_FILE = "backbone.safetensors"
+PATH_KEYS = (
+    *("DATA.TRAIN", "DATA.VAL", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),
+    *("DATA.SUBSET", "DATASETS.TRAIN", "DATASETS.TEST"),
+)
+SETS, PARTS = "SETS.", (".train", ".val", ".test")  # of the linear suite
+PHOTOS = "JPEGImages"  # of a set of prepare_data.py, which cuts them into a folder of tiles
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command, the stages it waits for, and a key that changes when its result would."""
+    """One run of a tool: what it is given, what it waits for, and where its result goes.
+
+    The key changes when the result would.
+    """
 
     name: str  # "kscl/seed0/pretrain"
     kind: str  # "shapes", "pretrain", "convert", "basis", "board", or that of an evaluation
-    program: str  # the console command
-    arguments: tuple[str, ...]
-    needs: tuple[Stage, ...]
-    key: str
+    tool: str  # the module of its command
     folder: str  # where its results go
+    needs: tuple[Stage, ...] = ()
+    inputs: tuple[str, ...] = ()  # what it works on: a backbone, or the folders of a board
+    config: str = ""
+    options: tuple[tuple[str, Any], ...] = ()  # of its command; one may appear twice
+    overrides: Overrides = field(default_factory=dict)  # of its config, by full key
+    num_gpus: int = 0  # 0: it does not start processes
+    imports: tuple[str, ...] = ()  # modules with parts of others
     length: int = 1  # of a pretraining: in units of the suite's steps
+    key: str = ""
 
     @property
-    def command(self) -> tuple[str, ...]:
+    def program(self) -> str:
+        """Return the console command."""
+        return f"kscl-{self.tool.rpartition('.')[2].replace('_', '-')}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """Return the words of the command line behind the program."""
+        words = list(self.inputs)
+        if self.config:
+            words += ["--config-file", self.config, "--auto-resume"]
+        words += [word for module in self.imports for word in ("--import", module)]
+        if self.num_gpus:
+            words += ["--num-gpus", str(self.num_gpus)]
+        for name, value in self.options:
+            several = list(value) if isinstance(value, list | tuple) else [value]
+            words += [f"--{name.replace('_', '-')}", *map(_word, several)]
+        return words + override_words(self.overrides)
+
+    @property
+    def command(self) -> list[str]:
         """Return the program and its arguments."""
-        return (self.program, *self.arguments)
+        return [self.program, *self.arguments]
+
+    def need(self, kind: str) -> Stage | None:
+        """Return the stage of this kind that it waits for."""
+        return next((stage for stage in self.needs if stage.kind == kind), None)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else one_line(value)
 
 
 def plan(suite: Suite) -> list[Stage]:
     """Return every stage, each after those it needs."""
-    data = [_shapes(suite)] if suite.shapes else []
-    stages = list(data)
-    shown: list[Stage] = []  # whose folders the leaderboard reads
+    stages = [_shapes(suite)] if suite.shapes else []
+    data = tuple(stages)
     for contender in suite.contenders:
         for seed in contender.seeds:
-            made = list(_contender_stages(suite, contender, seed, data))
-            stages += made
-            shown += [stage for stage in made if stage.kind not in ("convert", "basis")]
-    stages.append(_board(suite, shown, [stage for stage in stages if stage.kind == "basis"]))
-    return stages
-
-
-def _contender_stages(
-    suite: Suite, contender: Contender, seed: int, data: list[Stage]
-) -> Iterator[Stage]:
-    run = f"{contender.name}/seed{seed}"
-    pretrain = None
-    if contender.pretrain:
-        pretrain = _pretrain(suite, contender, seed, run, data)
-        yield pretrain
-        if suite.basis_image:
-            yield _basis(suite, run, pretrain)
-    for evaluation in suite.evaluations:
-        if evaluation.kind == "detection":
-            convert = _convert(suite, contender, seed, run, evaluation, pretrain)
-            yield convert
-            label = contender.label if pretrain is None else ""
-            yield _detect(suite, seed, run, evaluation, [*data, convert], convert, label)
-        else:
-            yield _probe(suite, contender, seed, run, evaluation, data, pretrain)
+            stages += _contender_stages(_Backbone(suite, contender, seed, data))
+    shown = [stage for stage in stages if stage.kind not in ("shapes", "convert", "basis")]
+    figures = [stage for stage in stages if stage.kind == "basis"]
+    folder = f"{suite.output_dir}/{suite.board}"
+    board = Stage(
+        name="leaderboard",
+        kind="board",
+        tool="kscl.commands.leaderboard",
+        folder=folder,
+        needs=(*shown, *figures),
+        inputs=tuple(stage.folder for stage in shown),
+        options=(
+            ("output_dir", folder),
+            ("title", suite.name),
+            *(("baseline", method) for method in suite.baseline),
+        ),
+    )
+    return [*stages, _keyed(board)]
 
 
 def _shapes(suite: Suite) -> Stage:
-    arguments: list[str] = []
-    for name, value in suite.shapes.items():
-        arguments += [f"--{name.replace('_', '-')}", str(value)]
     folder = str(suite.shapes.get("output_dir", SHAPES_FOLDER))
-    return _stage("shapes", "shapes", "kscl-make-shapes", arguments, [], folder, [])
+    options = tuple(suite.shapes.items())
+    return _keyed(Stage("shapes", "shapes", "kscl.commands.make_shapes", folder, options=options))
 
 
-def _pretrain(suite: Suite, contender: Contender, seed: int, run: str, data: list[Stage]) -> Stage:
-    overrides = {**suite.pretrain_overrides, **contender.overrides}
-    overrides |= {"LABEL": contender.label, "SEED": seed}
-    arguments = ["--config-file", contender.pretrain, "--auto-resume", *_gpus(suite.num_gpus)]
-    stage = _in_folder(
-        suite, f"{run}/pretrain", "pretrain", "kscl-pretrain", arguments, overrides, data,
-        [contender.pretrain, *weights_of([contender.pretrain], overrides)],
-    )  # fmt: skip
-    return replace(stage, length=contender.lengths[0])
+@dataclass(frozen=True)
+class _Backbone:
+    """What all stages of one contender and seed share."""
+
+    suite: Suite
+    contender: Contender
+    seed: int
+    data: tuple[Stage, ...]  # the stage that draws the data, if there is one
+    pretrain: Stage | None = None
+
+    @property
+    def run(self) -> str:
+        return f"{self.contender.name}/seed{self.seed}"
+
+    @property
+    def weights(self) -> str:
+        if self.pretrain is not None:
+            return f"{self.pretrain.folder}/{BACKBONE_FILE}"
+        return self.contender.file or RANDOM
+
+    @property
+    def files(self) -> list[str]:
+        return [self.contender.file] if self.contender.file else []
 
 
-def _basis(suite: Suite, run: str, pretrain: Stage) -> Stage:
-    output = f"{pretrain.folder}/basis.png"
-    arguments = ["--checkpoint", pretrain.folder, "--image", suite.basis_image]
-    arguments += ["--output", output]
-    name, files = f"{run}/basis", [suite.basis_image]
-    return _stage(name, "basis", "kscl-visualize-basis", arguments, [pretrain], output, files)
+def _contender_stages(backbone: _Backbone) -> Iterator[Stage]:
+    suite = backbone.suite
+    if backbone.contender.pretrain:
+        pretrain = _pretrain(backbone)
+        backbone = replace(backbone, pretrain=pretrain)
+        yield pretrain
+        if suite.basis_image:
+            output = f"{pretrain.folder}/basis.png"
+            options = (
+                *(("checkpoint", pretrain.folder), ("image", suite.basis_image)),
+                ("output", output),
+            )
+            basis = Stage(
+                name=f"{backbone.run}/basis",
+                kind="basis",
+                tool="kscl.commands.visualize_basis",
+                folder=output,
+                needs=(pretrain,),
+                options=options,
+                imports=suite.import_,
+            )
+            yield _keyed(basis, [suite.basis_image])
+    for evaluation in suite.evaluations:
+        if TOOLS[evaluation.kind].prepared_by:
+            convert = _convert(backbone, evaluation)
+            yield convert
+            yield _detect(backbone, evaluation, convert)
+        else:
+            yield _probe(backbone, evaluation)
 
 
-def _probe(
-    suite: Suite,
-    contender: Contender,
-    seed: int,
-    run: str,
-    evaluation: Evaluation,
-    data: list[Stage],
-    pretrain: Stage | None,
-) -> Stage:
-    overrides = {"LABEL": contender.label, **evaluation.overrides, "SEED": seed}
-    overrides |= _backbone_overrides(contender, pretrain)
-    gpus = _gpus(evaluation.num_gpus or suite.num_gpus)
-    arguments = ["--config-file", evaluation.config, "--auto-resume", *gpus]
-    needs = data + ([pretrain] if pretrain else [])
-    files = [evaluation.config, *([contender.file] if contender.file else [])]
-    name = f"{run}/{evaluation.name}"
-    return _in_folder(
-        suite, name, evaluation.kind, "kscl-linear-eval", arguments, overrides, needs, files
+def _pretrain(backbone: _Backbone) -> Stage:
+    suite, contender = backbone.suite, backbone.contender
+    stage = Stage(
+        name=f"{backbone.run}/pretrain",
+        kind="pretrain",
+        tool=TOOLS["pretrain"].tool,
+        folder="",
+        needs=backbone.data,
+        config=contender.pretrain,
+        overrides={
+            **suite.pretrain_overrides,
+            **contender.overrides,
+            "LABEL": contender.label,
+            "SEED": backbone.seed,
+        },
+        num_gpus=suite.num_gpus,
+        imports=suite.import_,
+        length=contender.lengths[0],
     )
+    start = _values([contender.pretrain], stage.overrides).get("BACKBONE.WEIGHTS")
+    return _in_folder(suite, stage, [contender.pretrain, *([str(start)] if start else [])])
 
 
-def _backbone_overrides(contender: Contender, pretrain: Stage | None) -> Overrides:
-    if pretrain is not None:
-        return {"BACKBONE.WEIGHTS": f"{pretrain.folder}/backbone.safetensors"}
-    weights = contender.file or "random"
-    found: Overrides = {"BACKBONE.WEIGHTS": weights}
-    if contender.arch:
-        found["BACKBONE.NAME"] = contender.arch
-    for key, name in (("container", "BACKBONE.CONTAINER"), ("prefix", "BACKBONE.PREFIX")):
-        if value := getattr(contender, key):
-            found[name] = value
-    if contender.mean:
-        found |= {"INPUT.MEAN": list(contender.mean), "INPUT.STD": list(contender.std)}
-    return found | {f"BACKBONE.KWARGS.{key}": value for key, value in contender.kwargs.items()}
+def _probe(backbone: _Backbone, evaluation: Evaluation) -> Stage:
+    suite, contender = backbone.suite, backbone.contender
+    overrides: Overrides = {
+        "LABEL": contender.label,
+        **evaluation.overrides,
+        "SEED": backbone.seed,
+        "BACKBONE.WEIGHTS": backbone.weights,
+    }
+    if backbone.pretrain is None:
+        network = {
+            "BACKBONE.NAME": contender.arch,
+            "BACKBONE.CONTAINER": contender.container,
+            "BACKBONE.PREFIX": contender.prefix,
+            "INPUT.MEAN": list(contender.mean),
+            "INPUT.STD": list(contender.std),
+        }
+        overrides |= {key: value for key, value in network.items() if value}
+        overrides |= {f"BACKBONE.KWARGS.{key}": it for key, it in contender.kwargs.items()}
+    stage = Stage(
+        name=f"{backbone.run}/{evaluation.name}",
+        kind=evaluation.kind,
+        tool=TOOLS[evaluation.kind].tool,
+        folder="",
+        needs=(*backbone.data, *([backbone.pretrain] if backbone.pretrain else [])),
+        config=evaluation.config,
+        overrides=overrides,
+        num_gpus=evaluation.num_gpus or suite.num_gpus,
+        imports=suite.import_,
+    )
+    return _in_folder(suite, stage, [evaluation.config, *backbone.files])
 
 
-def _convert(
-    suite: Suite,
-    contender: Contender,
-    seed: int,
-    run: str,
-    evaluation: Evaluation,
-    pretrain: Stage | None,
-) -> Stage:
-    if pretrain is not None:
-        source = [f"{pretrain.folder}/backbone.safetensors"]
-    else:
-        source = [contender.file or "random"]
+def _convert(backbone: _Backbone, evaluation: Evaluation) -> Stage:
+    contender = backbone.contender
+    network: Overrides = {}
+    if backbone.pretrain is None:
         if contender.arch:
-            source += ["--arch", contender.arch, "--arch-kwargs", one_line(contender.kwargs)]
-        for key in ("container", "prefix"):
+            network = {"arch": contender.arch, "arch_kwargs": contender.kwargs}
+        for key in ("container", "prefix", "mean", "std"):
             if value := getattr(contender, key):
-                source += [f"--{key}", value]
-        for key in ("mean", "std"):
-            if values := getattr(contender, key):
-                source += [f"--{key}", *map(str, values)]
+                network[key] = value
         if not contender.file:
-            source += ["--seed", str(seed)]
-    arguments = [*source, "--protocol", evaluation.config]
-    files = [evaluation.config, *([contender.file] if contender.file else [])]
-    needs = [pretrain] if pretrain else []
+            network["seed"] = backbone.seed
     named_by_kind = evaluation.name == evaluation.kind
-    name = f"{run}/convert" if named_by_kind else f"{run}/{evaluation.name}-convert"
-    key = _key("kscl-convert", arguments, needs, files)
-    folder = f"{suite.output_dir}/{name}-{key[:KEY_LENGTH]}"
-    arguments = [*arguments, "--output-dir", folder]
-    return Stage(name, "convert", "kscl-convert", tuple(arguments), tuple(needs), key, folder)
+    stage = Stage(
+        name=f"{backbone.run}/{'' if named_by_kind else f'{evaluation.name}-'}convert",
+        kind="convert",
+        tool=TOOLS[evaluation.kind].prepared_by,
+        folder="",
+        needs=(backbone.pretrain,) if backbone.pretrain else (),
+        inputs=(backbone.weights,),
+        options=(*network.items(), ("protocol", evaluation.config)),
+    )
+    stage = _keyed(stage, [evaluation.config, *backbone.files])
+    folder = _folder(backbone.suite, stage)
+    return replace(stage, folder=folder, options=(*stage.options, ("output_dir", folder)))
 
 
-def _detect(
-    suite: Suite,
-    seed: int,
-    run: str,
-    evaluation: Evaluation,
-    needs: list[Stage],
-    convert: Stage,
-    label: str,
-) -> Stage:
-    overrides = {**evaluation.overrides, "SEED": seed * evaluation.trials}
-    if label not in ("", "random"):  # what the weights do not say themselves
+def _detect(backbone: _Backbone, evaluation: Evaluation, convert: Stage) -> Stage:
+    overrides = {**evaluation.overrides, "SEED": backbone.seed * evaluation.trials}
+    label = "" if backbone.pretrain else backbone.contender.label
+    if label not in ("", RANDOM):  # what the weights do not say themselves
         overrides = {"KSCL.LABEL": label, **overrides}
-    arguments = ["--config-file", f"{convert.folder}/config.yaml", "--auto-resume"]
-    arguments += _gpus(evaluation.num_gpus or suite.num_gpus)
-    arguments += ["--num-trials", str(evaluation.trials)]
-    name = f"{run}/{evaluation.name}"
-    files = [evaluation.config]
-    return _in_folder(
-        suite, name, "detection", "kscl-train-net", arguments, overrides, needs, files
+    stage = Stage(
+        name=f"{backbone.run}/{evaluation.name}",
+        kind=evaluation.kind,
+        tool=TOOLS[evaluation.kind].tool,
+        folder="",
+        needs=(*backbone.data, convert),
+        config=f"{convert.folder}/config.yaml",
+        options=(("num_trials", evaluation.trials),),
+        overrides=overrides,
+        num_gpus=evaluation.num_gpus or backbone.suite.num_gpus,
+        imports=backbone.suite.import_,
     )
+    return _in_folder(backbone.suite, stage, [evaluation.config])
 
 
-def _board(suite: Suite, shown: list[Stage], figures: list[Stage]) -> Stage:
-    folder = f"{suite.output_dir}/{suite.board}"
-    arguments = [stage.folder for stage in shown]
-    arguments += ["--output-dir", folder, "--title", suite.name]
-    arguments += [word for method in suite.baseline for word in ("--baseline", method)]
-    return _stage(
-        "leaderboard", "board", "kscl-leaderboard", arguments, [*shown, *figures], folder, []
-    )
+def _in_folder(suite: Suite, stage: Stage, files: Sequence[str]) -> Stage:
+    """Return the stage with its key and an OUTPUT_DIR: a changed stage gets another folder."""
+    stage = _keyed(stage, [*files, *_data(files, stage.overrides)])
+    folder = _folder(suite, stage)
+    return replace(stage, folder=folder, overrides=stage.overrides | {"OUTPUT_DIR": folder})
 
 
-def _in_folder(
-    suite: Suite,
-    name: str,
-    kind: str,
-    program: str,
-    arguments: list[str],
-    overrides: Overrides,
-    needs: list[Stage],
-    files: list[str],
-) -> Stage:
-    """Return a stage whose OUTPUT_DIR holds its key: a changed stage gets another folder."""
-    words = [*arguments, *override_words(overrides)]
-    hashed = [*files, *data_of(files, overrides)]
-    key = _key(program, words, needs, hashed)
-    folder = f"{suite.output_dir}/{name}-{key[:KEY_LENGTH]}"
-    words += ["OUTPUT_DIR", folder]
-    return Stage(name, kind, program, tuple(words), tuple(needs), key, folder)
+def _folder(suite: Suite, stage: Stage) -> str:
+    return f"{suite.output_dir}/{stage.name}-{stage.key[:KEY_LENGTH]}"
 
 
-def _stage(
-    name: str,
-    kind: str,
-    program: str,
-    arguments: list[str],
-    needs: list[Stage],
-    folder: str,
-    files: list[str],
-) -> Stage:
-    key = _key(program, arguments, needs, files)
-    return Stage(name, kind, program, tuple(arguments), tuple(needs), key, folder)
+# Keys: what a stage is given and reads, by content
 
 
-def _key(program: str, arguments: list[str], needs: list[Stage], files: list[str]) -> str:
-    """Return the hash of a command, the stages before it, and the files and data it reads.
+def _keyed(stage: Stage, files: Sequence[str] = ()) -> Stage:
+    """Return the stage with the hash of all that it is given, and of the files and data it reads.
 
     Data that an earlier stage makes is known by the key of that stage. The code is not part of it:
     a result of older code is kept, and the leaderboard marks it as stale.
     """
-    made = _folders(needs)
+    made = _folders(stage.needs)
     content = {
-        "program": program,
-        "arguments": arguments,
-        "needs": [stage.key for stage in needs],
-        "files": [content_of(file, made) for file in files],
+        "program": stage.program,
+        "arguments": replace(stage, imports=()).arguments,
+        "needs": [need.key for need in stage.needs],
+        "files": [_content(file, made) for file in files],
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return replace(stage, key=key)
 
 
 def _folders(stages: Sequence[Stage]) -> list[str]:
@@ -250,13 +316,64 @@ def _folders(stages: Sequence[Stage]) -> list[str]:
     return [folder for stage in stages for folder in (stage.folder, *_folders(stage.needs))]
 
 
-def _gpus(number: int) -> list[str]:
-    return ["--num-gpus", str(number)]
+def _data(files: Sequence[str], overrides: Overrides) -> list[str]:
+    """Return the data that a stage reads, by its overrides or else by its config files."""
+    values = _values(files, overrides)
+    sets = [key for key in values if key.startswith(SETS) and key.endswith(PARTS)]
+    found: list[str] = []
+    for key in (*PATH_KEYS, *sets):
+        value = values.get(key)
+        found += [str(name) for name in (value if isinstance(value, list | tuple) else [value])]
+    return [name for name in found if name and name != "None"]
 
 
-def without_insert(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Keep a board that lacks results out of a document that may have had all of them."""
-    if INSERT_OPTION not in arguments:
-        return arguments
-    place = arguments.index(INSERT_OPTION)
-    return arguments[:place] + arguments[place + 3 :]  # a file and a name follow
+def _values(files: Sequence[str], overrides: Overrides) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for file in files:
+        if Path(file).suffix in (".yaml", ".yml"):
+            values |= dict(leaves(file_values(file)))
+    return values | dict(leaves(overrides))
+
+
+def _content(name: str, made: Sequence[str]) -> str:
+    """Return a hash of what a file or folder holds; for a config, of the values that it sets.
+
+    What an earlier stage has `made` is known by its name, and so is what does not exist, or not on
+    this machine.
+    """
+    if is_set_name(name):
+        source = parse_source(name)
+        return "/".join([source.split, *(_content(str(part), made) for part in source.parts)])
+    path = Path(name)
+    if any(path.is_relative_to(folder) for folder in made):
+        return name
+    if path.suffix in (".yaml", ".yml"):
+        values = json.dumps(file_values(name), sort_keys=True, default=str)
+        return hashlib.sha256(values.encode()).hexdigest()
+    if path.is_dir():
+        return "/".join([fingerprint(path).hash, *_cut_from(path)])
+    if not path.is_file():
+        return "/".join(_shards(name)) or name
+    images = fingerprint_of_list(name) if path.suffix.lower() == ".txt" else None
+    return f"{sha256_of(path)}/{images.hash}" if images else sha256_of(path)
+
+
+def _cut_from(folder: Path) -> list[str]:
+    """Return the hash of the photos beside a folder: its tiles are copies of their parts."""
+    photos = folder.parent / PHOTOS
+    if folder == photos or not photos.is_dir():
+        return []
+    try:
+        return [fingerprint(photos).hash]
+    except KsclError:  # links to photos that are gone; the tiles are still there
+        return []
+
+
+def _shards(pattern: str) -> list[str]:
+    """Return the hashes of tar shards, or none if any of them is missing."""
+    if is_remote(pattern) or not is_shard_pattern(pattern):
+        return []
+    try:
+        return [fingerprint(shard).hash for shard in expand_shards(pattern)]
+    except KsclError:  # reported by the check of the stage
+        return []

@@ -1,1 +1,0 @@
-"""A suite on a SLURM cluster: one job per stage, states from notes and squeue."""
