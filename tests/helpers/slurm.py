@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kscl.benchmark.suite.stages import Stage
 
 
-def stage(folder: Path, name: str, *needs: Stage, kind: str = "pretrain", **more: object) -> Stage:
-    key = hashlib.sha256(name.encode()).hexdigest()
+@dataclass(frozen=True)
+class Command(Stage):
+    """A stage that runs any program."""
+
+    words: tuple[str, ...] = ()
+
+    @property
+    def program(self) -> str:
+        return self.words[0]
+
+    @property
+    def arguments(self) -> list[str]:
+        return [*self.inputs, *self.words[1:]]
+
+
+def stage(folder: Path, name: str, *needs: Stage, kind: str = "pretrain", **more: Any) -> Stage:
     place = f"{folder}/{name}"
-    return replace(Stage(f"a/{name}", kind, "mkdir", ("-p", place), needs, key, place), **more)
+    key = hashlib.sha256(name.encode()).hexdigest()
+    given = {"key": key, "words": ("mkdir", "-p", place)} | more
+    return Command(f"a/{name}", kind, "", place, needs, **given)
 
 
 def option(script: Path, name: str) -> str:

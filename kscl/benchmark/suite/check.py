@@ -13,6 +13,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 import warnings
@@ -22,6 +23,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import kscl
 from kscl.benchmark.suite.execute import DONE, State
 from kscl.benchmark.suite.spec import override_words
 from kscl.benchmark.suite.stages import Stage
@@ -164,14 +166,16 @@ def run_checks(
             ready = wait([it.answers for it in running], max(0.0, first - time.monotonic()))
             for worker in list(running):
                 if worker.answers in ready:
-                    try:
-                        yield worker.left[0], worker.receive()
-                    except (EOFError, OSError):
-                        running.remove(worker)
-                        worker.end()
-                        if worker.left and (worker.is_late or len(worker.left) == 1):
-                            yield worker.left.pop(0), worker.failure()
-                        parts += [[request] for request in worker.left]
+                    answer = worker.receive()
+                    if answer is not None:
+                        yield worker.left.pop(0), answer
+                        continue
+                    running.remove(worker)
+                    worker.process.join(1)  # for its exit code
+                    worker.end()
+                    if worker.left and (worker.is_late or len(worker.left) == 1):
+                        yield worker.left.pop(0), worker.failure()
+                    parts += [[request] for request in worker.left]
                 elif time.monotonic() >= worker.until:
                     worker.is_late = True
                     worker.kill()  # which closes its end of the pipe
@@ -198,12 +202,13 @@ class _Worker:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         sender.close()
 
-    def receive(self) -> Checked:
-        """Return the next answer; EOFError if the process has ended."""
-        answer: Checked = self.answers.recv()
-        self.left.pop(0)
+    def receive(self) -> Checked | None:
+        """Return the next answer, or None if the process has ended."""
         self.until = time.monotonic() + self.timeout
-        return answer
+        try:
+            return self.answers.recv()  # type: ignore[no-any-return]
+        except (EOFError, OSError):
+            return None
 
     def failure(self) -> Checked:
         """Return the answer in place of the one that did not come."""
@@ -232,6 +237,8 @@ def _work(requests: Sequence[Request], answers: Connection) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
+    # Or tools/linear_eval.py, beside the command, would hide the package of its name.
+    sys.path.insert(0, str(Path(kscl.__file__).resolve().parent.parent))
     for request in requests:
         answers.send(_check(request))
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 
 import pytest
 import yaml
 
 from detection.commands import train_net
-from kscl.benchmark.suite.check import check_command
+from kscl.benchmark.suite.check import Request, check_of, check_stages, run_checks
+from kscl.benchmark.suite.execute import TO_DO, State
+from kscl.benchmark.suite.progress import show_checks
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.commands import pretrain
@@ -17,6 +20,9 @@ from linear_eval.commands import linear_eval
 from tests.helpers.chain import smoke_suite
 from tests.helpers.commands import tool
 from tests.helpers.data.sets import small_voc, write_image
+from tests.helpers.slurm import stage
+
+NETWORK = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4", "SOLVER.BATCH_SIZE", "4")
 
 
 def problems_of(main, capsys, *words: str) -> list[str]:
@@ -29,8 +35,7 @@ def problems_of(main, capsys, *words: str) -> list[str]:
     return fatal
 
 
-@pytest.mark.parametrize("option", [[], ["--dry-run"]])
-def test_a_wrong_class_count_and_a_misspelt_override_are_named_before_a_stage(tmp_path, option):
+def test_a_wrong_class_count_and_a_misspelt_override_are_named_before_a_stage(tmp_path):
     small_voc(tmp_path / "voc")
     path = smoke_suite(tmp_path)
     suite = yaml.safe_load(path.read_text())
@@ -43,7 +48,7 @@ def test_a_wrong_class_count_and_a_misspelt_override_are_named_before_a_stage(tm
     del suite["contenders"]["kscl"]
     suite["evaluations"]["knn"]["overrides"]["KNN.NEIGHBOURS"] = 3
     path.write_text(yaml.safe_dump(suite))
-    done = tool("run_suite", path, *option, timeout=600)
+    done = tool("run_suite", path, "--dry-run", timeout=600)
     assert done.returncode == 2
     for name in ("MODEL.ROI_HEADS.NUM_CLASSES", "KNN.NEIGHBOURS"):
         assert name in done.stderr
@@ -56,11 +61,11 @@ def test_a_wrong_class_count_and_a_misspelt_override_are_named_before_a_stage(tm
 def test_stages_that_differ_only_in_seed_are_checked_once(tmp_path):
     stages = plan(read_suite(smoke_suite(tmp_path, seeds=[0, 1, 2])))
     missing = {stage.folder for stage in stages}
-    commands = [check_command(stage, missing, "out") for stage in stages]
-    asked = [command for command in commands if command is not None]
-    # Of random and kscl: one pretraining, a probe and a conversion each, and one set of boxes.
-    assert len(asked) == 3 * 7
-    assert len(set(asked)) == 6
+    requests = [check_of(stage, missing, "out") for stage in stages]
+    wanted = [repr(request) for request in requests if request is not None]
+    # random and kscl: one pretraining, a probe and a conversion each, and one set of boxes.
+    assert len(wanted) == 3 * 7
+    assert len(set(wanted)) == 6
 
 
 def test_a_pretraining_that_cannot_start_says_why(tmp_path, capsys):
@@ -74,9 +79,8 @@ def test_a_pretraining_that_cannot_start_says_why(tmp_path, capsys):
 def test_a_disk_without_room_for_a_pretraining_is_told_by_its_check(tmp_path, capsys, monkeypatch):
     for number in range(8):
         write_image(tmp_path / f"images/{number}.png", number)
-    network = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4")
-    data = ("DATA.TRAIN", str(tmp_path / "images"), "SOLVER.BATCH_SIZE", "4")
-    words = (*network, *data, "OUTPUT_DIR", str(tmp_path / "out"))
+    data = ("DATA.TRAIN", str(tmp_path / "images"))
+    words = (*NETWORK, *data, "OUTPUT_DIR", str(tmp_path / "out"))
     assert problems_of(pretrain.main, capsys, *words) == []
     usage = shutil.disk_usage(tmp_path)._replace(free=12_345)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -87,10 +91,9 @@ def test_a_disk_without_room_for_a_pretraining_is_told_by_its_check(tmp_path, ca
 def test_the_sets_of_the_neighbors_of_a_pretraining_are_checked_too(tmp_path, capsys):
     for number in range(8):
         write_image(tmp_path / f"images/class{number % 2}/{number}.png", number)
-    network = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4")
-    data = ("DATA.TRAIN", str(tmp_path / "images"), "SOLVER.BATCH_SIZE", "4")
+    data = ("DATA.TRAIN", str(tmp_path / "images"))
     knn = ("EVAL.KNN_PERIOD", "1", "EVAL.KNN_VAL", str(tmp_path / "images"), "EVAL.KNN_TRAIN")
-    words = (*network, *data, "OUTPUT_DIR", str(tmp_path / "out"), *knn)
+    words = (*NETWORK, *data, "OUTPUT_DIR", str(tmp_path / "out"), *knn)
     assert problems_of(pretrain.main, capsys, *words, str(tmp_path / "images")) == []
     (problem,) = problems_of(pretrain.main, capsys, *words, "nowhere")
     assert "nowhere" in problem
@@ -100,10 +103,9 @@ def test_the_sets_of_the_neighbors_of_a_pretraining_are_checked_too(tmp_path, ca
 def test_images_that_would_stop_a_pretraining_are_named_by_its_check(tmp_path, capsys, monkeypatch):
     for number in range(8):
         write_image(tmp_path / f"images/{number}.png", number)
-    network = ("BACKBONE.NAME", "test_resnet", "DICTIONARY.QUEUE_LENGTH", "4")
-    data = ("DATA.TRAIN", str(tmp_path / "images"), "SOLVER.BATCH_SIZE", "4")
+    data = ("DATA.TRAIN", str(tmp_path / "images"))
     groups = ("KEY_ENCODER.BATCH_NORM_GROUPS", "2")
-    words = (*network, *data, *groups, "OUTPUT_DIR", str(tmp_path / "out"))
+    words = (*NETWORK, *data, *groups, "OUTPUT_DIR", str(tmp_path / "out"))
     for number in (3, 5):
         bad = tmp_path / f"images/{number}.png"
         bad.write_bytes(bad.read_bytes()[:-100])
@@ -158,3 +160,85 @@ def test_a_fine_tuning_that_cannot_start_says_why(tmp_path, capsys):
     assert fatal
     good = (*words, "MODEL.ROI_HEADS.NUM_CLASSES", "2")
     assert problems_of(train_net.main, capsys, *later, *config, *good) == []
+
+
+# Many checks share few processes
+
+TOOL = """
+import os, sys, time
+from kscl.data.annotations import Problem
+from kscl.errors import KsclError
+
+def check(word):
+    if word == "die":
+        os._exit(3)
+    if word == "raise":
+        raise ValueError("a bug")
+    if word == "refuse":
+        raise KsclError("what to fix")
+    if word == "sleep":
+        time.sleep(60)
+    print("printed by a library")
+    return [Problem(word, str(os.getpid()), "", "", fatal=word == "bad")]
+"""
+
+
+@pytest.fixture
+def answers(tmp_path, monkeypatch):
+    """A function that checks some words; returns the first problem of each."""
+    (tmp_path / "pretended.py").write_text(TOOL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(*words: str, processes: int = 1, timeout: float = 100.0) -> dict:
+        requests = [Request("pretended", {"word": word}) for word in words]
+        answered = run_checks(requests, processes, timeout)
+        return {request.arguments["word"]: checked.problems[0] for request, checked in answered}
+
+    return run
+
+
+def test_checks_share_as_many_processes_as_there_are_places(answers):
+    for processes in (1, 2):
+        found = answers("a", "b", "bad", "c", processes=processes)
+        assert {word: problem.kind for word, problem in found.items()} == dict(
+            zip(*2 * [("a", "b", "bad", "c")], strict=True)
+        )
+        assert len({problem.where for problem in found.values()}) == processes
+
+
+def test_a_check_that_ends_badly_is_reported_and_the_others_run(answers):
+    found = answers("a", "die", "raise", "refuse", "b")
+    assert "exit code 3" in found["die"].what
+    assert "ValueError: a bug" in found["raise"].what
+    assert found["refuse"].what == "what to fix"
+    assert [found[word].kind for word in "ab"] == ["a", "b"]
+    assert found["die"].fatal
+
+
+def test_a_check_without_end_is_reported(answers):
+    assert "more than 1 s" in answers("sleep", timeout=1.0)["sleep"].what
+
+
+def test_only_a_check_that_has_passed_is_not_repeated(tmp_path, answers, monkeypatch):
+    monkeypatch.setattr(
+        "kscl.benchmark.suite.check.check_of",
+        lambda stage, *_: Request("pretended", {"word": stage.kind}),
+    )
+    states = [State(stage(tmp_path, kind, kind=kind), TO_DO) for kind in ("good", "bad")]
+    counts = []
+    for _ in range(2):
+        problems = check_stages(
+            *(states, tmp_path, "out", 1), show=lambda done, total, name: counts.append(total)
+        )
+        assert [text.split(":")[0] for text in problems] == ["a/bad"]
+    assert set(counts) == {2, 1}
+
+
+def test_progress_is_a_line_per_check_and_on_a_terminal_one_line(capsys, monkeypatch):
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        for done in range(3):
+            show_checks(done, 2, "kscl/seed0/pretrain" if done else "")
+        text = capsys.readouterr().err
+        assert text.count("\n") == (1 if terminal else 3)
+        assert all(f"{done} of 2" in text for done in range(3))

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from kscl.benchmark.suite.equal_time import StepTimes, measure_steps, write_steps
-from kscl.benchmark.suite.seconds import report_seconds
-from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.progress import report_seconds
+from kscl.benchmark.suite.spec import lengths_in_all, read_suite
 from kscl.benchmark.suite.stages import plan
-from kscl.benchmark.suite.steps import lengths_in_all
 from kscl.commands.equal_time import main
 from kscl.config import read_mapping
 from kscl.errors import ConfigError, KsclError
