@@ -62,12 +62,7 @@ def add_config_arguments(
 ) -> None:
     """Add the arguments of a tool that has a config, named as in Detectron2's train_net."""
     arguments.add_argument("--config-file", metavar="FILE", help="a YAML file; see configs/")
-    arguments.add_argument(
-        "--import",
-        action=_Import,
-        metavar="MODULE",
-        help="import a module that registers parts of your own; see docs/extending.md",
-    )
+    add_import(arguments)
     about = "print the resolved config, with comments, as YAML that can be fed back, and stop"
     add_flag(arguments, "--print-config", about)
     arguments.add_argument(
@@ -76,6 +71,12 @@ def add_config_arguments(
         metavar="KEY VALUE",
         help=f"settings that override the file, at the end: {example}",
     )
+
+
+def add_import(arguments: argparse.ArgumentParser) -> None:
+    """Add the option that brings parts of others."""
+    about = "import a module that registers parts of your own; see docs/extending.md"
+    arguments.add_argument("--import", action=_Import, metavar="MODULE", help=about)
 
 
 class _Import(argparse.Action):

@@ -90,7 +90,12 @@ log = logging.getLogger(__name__)
 retinanet.sigmoid_focal_loss_jit = sigmoid_focal_loss
 
 
-@task("detection", title="Detector")
+@task(
+    "detection",
+    title="Detector",
+    prepared_by="detection.commands.convert",
+    trials="num_trials",
+)
 class Detection(Task):
     """Fine-tunes and scores a detector; the state between two steps is Detectron2's trainer's."""
 

@@ -27,14 +27,13 @@ from kscl.benchmark.suite.execute import (
     program_path,
 )
 from kscl.benchmark.suite.progress import board_command
-from kscl.benchmark.suite.spec import EVALUATION_KINDS, key_problems, too_small, types_of_keys
+from kscl.benchmark.suite.spec import key_problems, stage_kinds, too_small, types_of_keys
 from kscl.benchmark.suite.stages import Stage
 from kscl.config import find_config, raise_problems, read_mapping
 from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
 WITHOUT_GPU = ("shapes", "convert", "basis", "board")
-KINDS = ("pretrain", *EVALUATION_KINDS, *WITHOUT_GPU)
 FORMAT = "%i|%T|%r|%o"  # job, state, reason, script
 # Every other state is that of a job which runs, or will.
 ENDED = {
@@ -180,7 +179,7 @@ def read_profile(name: str | Path) -> Profile:
         kind: Resources(
             **((without_gpu if kind in WITHOUT_GPU else shared) | (given.get(kind) or {}))
         )
-        for kind in KINDS
+        for kind in stage_kinds()
     }
     others = {key: value for key, value in values.items() if key not in ("resources", "kinds")}
     if "sbatch" in others:
@@ -193,8 +192,8 @@ def _problems(values: Mapping[str, Any]) -> Iterator[str]:
     kinds = values.get("kinds")
     parts = {"resources": values.get("resources"), **(kinds if isinstance(kinds, dict) else {})}
     for name, about in parts.items():
-        if name not in ("resources", *KINDS):
-            yield f"kinds: {name} is not a kind of stage; choose from {', '.join(KINDS)}."
+        if name not in ("resources", *stage_kinds()):
+            yield f"kinds: {name} is not a kind of stage; choose from {', '.join(stage_kinds())}."
         elif about is not None and not isinstance(about, dict):
             yield f"{name} takes a mapping, not {about!r}."
         else:

@@ -129,6 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="print how these rows differ from the first of them, in Markdown, and stop; a row is "
         "named as for --baseline or by its key",
     )
+    cli.add_import(parser)
     cli.add_insert(parser)
     about = "put only these columns into FILE, in this order: 'method,epochs,pretrain min,top-1'"
     parser.add_argument("--columns", metavar="NAMES", help=about)

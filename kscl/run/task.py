@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from fvcore.common.config import CfgNode
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from kscl.run.engine import Run
 
 FOLDERS = ("kscl/engine", "linear_eval/probes", "detection/train")
+# The module of the command that runs the tasks of a package, and those derived from them.
+COMMANDS = {
+    "kscl": "kscl.commands.pretrain",
+    "linear_eval": "linear_eval.commands.linear_eval",
+    "detection": "detection.commands.train_net",
+}
 PRETRAIN = "pretrain"  # the task whose records are rows; all others evaluate them
 
 
@@ -53,6 +59,7 @@ class Task:
     name: ClassVar[str]
     kind: ClassVar[str]  # of its records
     title: ClassVar[str]  # on the leaderboard
+    command: ClassVar[Command]
     cost_stage: ClassVar[str] = "probe"  # under which the board adds up its costs
     hub_task: ClassVar[str] = "image-classification"  # a model hub's name for it
     metrics: ClassVar[Sequence[Metric]] = ()  # in the order of the columns
@@ -137,32 +144,51 @@ class Task:
 Registered = TypeVar("Registered", bound=type[Task])
 
 
-def task(name: str, *, title: str, kind: str = "") -> Callable[[Registered], Registered]:
+class Command(NamedTuple):
+    """How a suite runs a task."""
+
+    module: str  # of the command
+    prepared_by: str = ""  # the module of the command that makes its weights from a backbone
+    trials: str = ""  # the option of the command that repeats it with further seeds
+
+
+def task(
+    name: str, *, title: str, kind: str = "", prepared_by: str = "", trials: str = ""
+) -> Callable[[Registered], Registered]:
     """Register a task; `kind` is that of its records if it is not its name."""
 
     def register(found: Registered) -> Registered:
+        packages = [base.__module__.partition(".")[0] for base in found.__mro__]
+        command = next(COMMANDS[package] for package in packages if package in COMMANDS)
         found.name, found.title, found.kind = name, title, kind or name
+        found.command = Command(command, prepared_by, trials)
         TASKS.register(name, found)
         return found
 
     return register
 
 
-def _decorated(folder: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, kind, module) of every task in a folder, without importing it."""
+def _decorated(folder: str) -> Iterator[tuple[str, str, str, Command]]:
+    """Yield (name, kind, module, command) of every task in a folder, without importing it."""
     for path in sorted((Path(kscl.__file__).resolve().parent.parent / folder).glob("*.py")):
         source = path.read_text(encoding="utf-8")
         for name, more in re.findall(r'^@task\(\s*"(\w+)"(.*?)^class ', source, re.M | re.S):
-            kind = re.search(r'\bkind="(\w+)"', more)
-            yield name, kind[1] if kind else name, f"{folder.replace('/', '.')}.{path.stem}"
+            given = dict(re.findall(r'\b(\w+)="([^"]*)"', more))
+            how = {key: given[key] for key in Command._fields if key in given}
+            command = Command(COMMANDS[folder.partition("/")[0]], **how)
+            yield name, given.get("kind", name), f"{folder.replace('/', '.')}.{path.stem}", command
 
 
 _BUILT_IN = [found for folder in FOLDERS for found in _decorated(folder)]
-TASKS: Registry[type[Task]] = Registry("task", {name: module for name, _, module in _BUILT_IN})
+TASKS: Registry[type[Task]] = Registry("task", {name: module for name, _, module, _ in _BUILT_IN})
+
+
+def commands() -> dict[str, Command]:
+    """Return how a suite runs the tasks of each kind of record, those of imported ones too."""
+    known = {kind: command for _, kind, _, command in _BUILT_IN}
+    return known | {found.kind: found.command for found in TASKS.loaded().values()}
 
 
 def evaluation_kinds() -> tuple[str, ...]:
     """Return the kinds of records that evaluations write, those of imported tasks too."""
-    kinds = {name: kind for name, kind, _ in _BUILT_IN}
-    kinds |= {name: found.kind for name, found in TASKS.loaded().items()}
-    return tuple(dict.fromkeys(kind for kind in kinds.values() if kind != PRETRAIN))
+    return tuple(kind for kind in commands() if kind != PRETRAIN)

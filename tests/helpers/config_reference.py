@@ -21,6 +21,7 @@ from detection.config import Kscl
 from kscl.benchmark.suite import spec
 from kscl.config import Key, Schema, one_line, plain
 from kscl.keys import PRETRAIN
+from kscl.run.task import evaluation_kinds
 from kscl.views.augment import AUGMENTATIONS
 from kscl.views.recipes import RECIPES
 from linear_eval.probe import schema
@@ -103,14 +104,14 @@ def suite_page() -> str:
         ("An evaluation", spec.Evaluation, spec.KEYS_OF_EVALUATION),
     ):
         comments = _comments_of(declaration)
-        fields = {field.name: field for field in dataclasses.fields(declaration)}
+        fields = {it.name.rstrip("_"): it for it in dataclasses.fields(declaration)}
         rows = [
             (f"`{key}`", spec.IN_WORDS[kind], _default_of(fields[key]), comments[key])
             for key, kind in keys.items()
         ]
         parts += [f"\n## {title}\n\n{_first_line(declaration)}\n\n"]
         parts += _table(("key", "takes", "default", "meaning"), rows)
-    kinds = ", ".join(f"`{kind}`" for kind in spec.EVALUATION_KINDS)
+    kinds = ", ".join(f"`{kind}`" for kind in evaluation_kinds())
     parts += [
         "\nThe key of a contender is its name: that of its folder and, unless its overrides set "
         "`LABEL`, of its rows.\nThe key of an evaluation is its name. Where it is a kind "
@@ -184,7 +185,7 @@ def _comments_of(declaration: type) -> dict[str, str]:
             first -= 1
         text = [comments[n] for n in range(first, (node.end_lineno or first) + 1) if n in comments]
         if text:
-            found[ast.unparse(node.target)] = " ".join(text)
+            found[ast.unparse(node.target).rstrip("_")] = " ".join(text)
     return found
 
 

@@ -161,7 +161,8 @@ def run_checks(
     try:
         while parts or running:
             while parts and len(running) < count:
-                running.append(_Worker(parts.pop(0), timeout))
+                with _without_interrupts():  # which the process inherits
+                    running.append(_Worker(parts.pop(0), timeout))
             first = min(worker.until for worker in running)
             ready = wait([it.answers for it in running], max(0.0, first - time.monotonic()))
             for worker in list(running):
@@ -184,6 +185,16 @@ def run_checks(
             worker.end()
 
 
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let Ctrl-C wait until the end of the block."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 class _Worker:
     """A process that works on requests, one after the other."""
 
@@ -194,19 +205,14 @@ class _Worker:
         self.answers, sender = context.Pipe(duplex=False)
         given = [replace(request, stages=[]) for request in requests]
         self.process = context.Process(target=_work, args=(given, sender))
-        # Ctrl-C reaches this process, which ends them; they inherit the mask.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        self.process.start()
         sender.close()
 
     def receive(self) -> Checked | None:
         """Return the next answer, or None if the process has ended."""
         self.until = time.monotonic() + self.timeout
         try:
-            return self.answers.recv()  # type: ignore[no-any-return]
+            return self.answers.recv()
         except (EOFError, OSError):
             return None
 

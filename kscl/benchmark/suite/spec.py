@@ -10,12 +10,13 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from kscl.config import COMMAND_LINE, find_config, one_line, raise_problems, read_mapping
 from kscl.errors import ConfigError
 from kscl.keys import load_config
 from kscl.registry import import_modules
+from kscl.run.task import PRETRAIN, commands, evaluation_kinds
 
 Overrides = dict[str, Any]
 
@@ -130,24 +131,7 @@ KEYS_OF_EVALUATION = types_of_keys(Evaluation, "name")
 IN_WORDS: dict[Any, str] = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
 IN_WORDS |= {list | dict: "a list or a mapping"}
 OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
-
-
-class Tool(NamedTuple):
-    """What runs a task: the module of a command, and that of the command which prepares it."""
-
-    tool: str
-    prepared_by: str = ""
-
-
-PROBES = ("linear", "knn", "svm", "low_shot", "linear_suite", "finetune")
-TOOLS = {
-    "pretrain": Tool("kscl.commands.pretrain"),
-    **dict.fromkeys(PROBES, Tool("linear_eval.commands.linear_eval")),
-    "detection": Tool("detection.commands.train_net", "detection.commands.convert"),
-}
-EVALUATION_KINDS = (*PROBES, "detection")
-OTHER_STAGES = ("pretrain", "basis", "convert")
-STAGE_KINDS = ("shapes", *OTHER_STAGES, *EVALUATION_KINDS, "board")
+OTHER_STAGES = (PRETRAIN, "basis", "convert")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 ROW_KEY = re.compile(r"[0-9a-f]{8}")  # as the page of a board shows it
 RANDOM = "random"
@@ -177,6 +161,11 @@ def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
         import_=tuple(values.get("import", ())),
         **(others | {"seeds": seeds}),
     )
+
+
+def stage_kinds() -> tuple[str, ...]:
+    """Return the kinds of stages that a suite may have."""
+    return ("shapes", *OTHER_STAGES, *evaluation_kinds(), "board")
 
 
 def override_words(overrides: Overrides) -> list[str]:
@@ -230,8 +219,9 @@ def _problems(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
         yield from _contender(f"contender {key}", about, shared)
     yield from _steps(values, with_lengths)
     for kind, seconds in _mapping(values, "estimates").items():
-        if kind not in STAGE_KINDS:
-            yield f"estimates: {kind} is not a kind of stage; choose from {', '.join(STAGE_KINDS)}."
+        if kind not in stage_kinds():
+            known = ", ".join(stage_kinds())
+            yield f"estimates: {kind} is not a kind of stage; choose from {known}."
         elif type(seconds) not in (int, float) or not 0 <= seconds < float("inf"):
             yield f"estimates: {kind} must be a number of seconds, got {seconds!r}."
     described = {key: about for key, about in contenders.items() if isinstance(about, dict)}
@@ -328,17 +318,18 @@ def _evaluation(name: str, about: object) -> Iterator[str]:
     if not FOLDER_NAME.fullmatch(name) or name in OTHER_STAGES:
         yield f"{where}: Folders are named by it; choose another name of letters, digits, - and _."
     kind = about.get("kind", name)
-    if kind not in EVALUATION_KINDS:
+    if kind not in evaluation_kinds():
         what = f"There is no kind {kind!r}" if "kind" in about else "kind is missing"
-        yield f"{where}: {what}; write kind: and one of {', '.join(EVALUATION_KINDS)}."
+        yield f"{where}: {what}; write kind: and one of {', '.join(evaluation_kinds())}."
+    elif not commands()[kind].trials and about.get("trials", 1) != 1:
+        with_trials = ", ".join(kind for kind, command in commands().items() if command.trials)
+        yield f"{where}: trials is only for {with_trials}: remove it, or use more seeds."
     yield from key_problems(where, about, KEYS_OF_EVALUATION)
     yield from too_small(where, about, {"num_gpus": 0, "trials": 1})
     try:
         find_config(str(about.get("config", "")))
     except ConfigError as error:
         yield f"{where}: config: {error}"
-    if kind != "detection" and about.get("trials", 1) != 1:
-        yield f"{where}: trials is only for detection: remove it, or use more seeds."
 
 
 def too_small(where: str, about: Mapping[str, Any], least: Mapping[str, int]) -> Iterator[str]:

@@ -12,7 +12,6 @@ from typing import Any
 from kscl.benchmark.suite.spec import (
     RANDOM,
     SHAPES_FOLDER,
-    TOOLS,
     Contender,
     Evaluation,
     Overrides,
@@ -25,6 +24,7 @@ from kscl.data.source import is_remote
 from kscl.data.tar import expand_shards, is_shard_pattern
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
+from kscl.run.task import PRETRAIN, Command, commands
 from kscl.runtime.files import sha256_of
 
 KEY_LENGTH = 8
@@ -113,6 +113,7 @@ def plan(suite: Suite) -> list[Stage]:
             ("title", suite.name),
             *(("baseline", method) for method in suite.baseline),
         ),
+        imports=suite.import_,
     )
     return [*stages, _keyed(board)]
 
@@ -171,12 +172,13 @@ def _contender_stages(backbone: _Backbone) -> Iterator[Stage]:
             )
             yield _keyed(basis, [suite.basis_image])
     for evaluation in suite.evaluations:
-        if TOOLS[evaluation.kind].prepared_by:
-            convert = _convert(backbone, evaluation)
+        command = commands()[evaluation.kind]
+        if command.prepared_by:
+            convert = _convert(backbone, evaluation, command)
             yield convert
-            yield _detect(backbone, evaluation, convert)
+            yield _fine_tune(backbone, evaluation, command, convert)
         else:
-            yield _probe(backbone, evaluation)
+            yield _probe(backbone, evaluation, command)
 
 
 def _pretrain(backbone: _Backbone) -> Stage:
@@ -184,7 +186,7 @@ def _pretrain(backbone: _Backbone) -> Stage:
     stage = Stage(
         name=f"{backbone.run}/pretrain",
         kind="pretrain",
-        tool=TOOLS["pretrain"].tool,
+        tool=commands()[PRETRAIN].module,
         folder="",
         needs=backbone.data,
         config=contender.pretrain,
@@ -202,7 +204,7 @@ def _pretrain(backbone: _Backbone) -> Stage:
     return _in_folder(suite, stage, [contender.pretrain, *([str(start)] if start else [])])
 
 
-def _probe(backbone: _Backbone, evaluation: Evaluation) -> Stage:
+def _probe(backbone: _Backbone, evaluation: Evaluation, command: Command) -> Stage:
     suite, contender = backbone.suite, backbone.contender
     overrides: Overrides = {
         "LABEL": contender.label,
@@ -223,7 +225,7 @@ def _probe(backbone: _Backbone, evaluation: Evaluation) -> Stage:
     stage = Stage(
         name=f"{backbone.run}/{evaluation.name}",
         kind=evaluation.kind,
-        tool=TOOLS[evaluation.kind].tool,
+        tool=command.module,
         folder="",
         needs=(*backbone.data, *([backbone.pretrain] if backbone.pretrain else [])),
         config=evaluation.config,
@@ -234,7 +236,7 @@ def _probe(backbone: _Backbone, evaluation: Evaluation) -> Stage:
     return _in_folder(suite, stage, [evaluation.config, *backbone.files])
 
 
-def _convert(backbone: _Backbone, evaluation: Evaluation) -> Stage:
+def _convert(backbone: _Backbone, evaluation: Evaluation, command: Command) -> Stage:
     contender = backbone.contender
     network: Overrides = {}
     if backbone.pretrain is None:
@@ -249,7 +251,7 @@ def _convert(backbone: _Backbone, evaluation: Evaluation) -> Stage:
     stage = Stage(
         name=f"{backbone.run}/{'' if named_by_kind else f'{evaluation.name}-'}convert",
         kind="convert",
-        tool=TOOLS[evaluation.kind].prepared_by,
+        tool=command.prepared_by,
         folder="",
         needs=(backbone.pretrain,) if backbone.pretrain else (),
         inputs=(backbone.weights,),
@@ -260,7 +262,9 @@ def _convert(backbone: _Backbone, evaluation: Evaluation) -> Stage:
     return replace(stage, folder=folder, options=(*stage.options, ("output_dir", folder)))
 
 
-def _detect(backbone: _Backbone, evaluation: Evaluation, convert: Stage) -> Stage:
+def _fine_tune(
+    backbone: _Backbone, evaluation: Evaluation, command: Command, convert: Stage
+) -> Stage:
     overrides = {**evaluation.overrides, "SEED": backbone.seed * evaluation.trials}
     label = "" if backbone.pretrain else backbone.contender.label
     if label not in ("", RANDOM):  # what the weights do not say themselves
@@ -268,11 +272,11 @@ def _detect(backbone: _Backbone, evaluation: Evaluation, convert: Stage) -> Stag
     stage = Stage(
         name=f"{backbone.run}/{evaluation.name}",
         kind=evaluation.kind,
-        tool=TOOLS[evaluation.kind].tool,
+        tool=command.module,
         folder="",
         needs=(*backbone.data, convert),
         config=f"{convert.folder}/config.yaml",
-        options=(("num_trials", evaluation.trials),),
+        options=((command.trials, evaluation.trials),),
         overrides=overrides,
         num_gpus=evaluation.num_gpus or backbone.suite.num_gpus,
         imports=backbone.suite.import_,

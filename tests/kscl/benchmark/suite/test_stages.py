@@ -78,7 +78,7 @@ def test_modules_of_others_reach_every_command_and_change_no_key(tmp_path, monke
     stages = stages_of(smoke_suite(tmp_path, **{"import": ["my_parts"]}))
     assert "my_parts" in sys.modules
     assert {name: stage.key for name, stage in stages.items()} == before
-    for name in ("kscl/seed0/pretrain", "kscl/seed0/knn", "random/seed0/detection"):
+    for name in ("kscl/seed0/pretrain", "kscl/seed0/knn", "random/seed0/detection", "leaderboard"):
         words = stages[name].command
         assert words[words.index("--import") + 1] == "my_parts"
 

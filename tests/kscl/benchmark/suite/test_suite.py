@@ -17,8 +17,9 @@ from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.commands import run_suite
 from kscl.records.record import find_records
-from tests.helpers.chain import numbers, smoke_suite
+from tests.helpers.chain import TINY_SHAPES, numbers, smoke_suite
 from tests.helpers.commands import ROOT, tool
+from tests.helpers.runs import wait_until
 
 
 @pytest.fixture
@@ -56,12 +57,12 @@ def test_a_pretrained_row_is_made_again_from_its_records(undisturbed, tmp_path):
 
 
 @pytest.mark.full
-def test_a_second_run_runs_nothing_again(undisturbed):
+def test_a_second_run_runs_nothing_again(undisturbed, capfd):
     records = {p: p.stat().st_mtime_ns for p in undisturbed.rglob("record.json")}
-    done = tool("run_suite", undisturbed / "suite.yaml")
-    assert done.returncode == 0, done.stderr
-    assert "running" not in done.stdout.replace("leaderboard: running", "")
-    assert f"write seeds: [0, 1, 2] in {undisturbed / 'suite.yaml'}" in done.stdout
+    assert run_suite.main([str(undisturbed / "suite.yaml")]) == 0
+    said = capfd.readouterr().out
+    assert "running" not in said.replace("leaderboard: running", "")
+    assert f"write seeds: [0, 1, 2] in {undisturbed / 'suite.yaml'}" in said
     assert records == {p: p.stat().st_mtime_ns for p in undisturbed.rglob("record.json")}
 
 
@@ -181,3 +182,56 @@ def test_a_suite_killed_in_every_stage_ends_in_the_same_leaderboard(undisturbed,
 def next_log(folder: Path, name: str):
     pattern = f"{name.replace('/', '_')}-*.log"
     return lambda: list((folder / "output" / ".stages").glob(pattern))
+
+
+# Ctrl-C
+
+
+def hear_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a background process may ignore them
+
+
+@pytest.mark.full
+def test_a_suite_that_is_interrupted_while_it_checks_stops_at_once_with_its_checks(tmp_path):
+    suite = smoke_suite(tmp_path)
+    command = [sys.executable, "-W", "ignore", "tools/run_suite.py", str(suite)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(
+        command, cwd=ROOT, preexec_fn=hear_interrupts, start_new_session=True, **pipes
+    )
+    line = process.stderr.readline()
+    while "Checking the stages" not in line:
+        line = process.stderr.readline()
+    while not (checks := children_of(process.pid)):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, out + err
+    assert out.splitlines()[-1] == "Stopped. Run it again to continue."
+    assert "Traceback" not in out + err
+    wait_until(lambda: not any(Path(f"/proc/{check}").exists() for check in checks))
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+@pytest.mark.full
+def test_an_interrupted_suite_says_how_to_continue_and_calls_no_stage_failed(tmp_path):
+    data = {"output_dir": str(tmp_path / "shapes"), **TINY_SHAPES, "unlabeled": 100_000}
+    suite = smoke_suite(tmp_path, shapes=data)
+    command = [sys.executable, "-W", "ignore", "tools/run_suite.py", str(suite), "--skip-check"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, preexec_fn=hear_interrupts, **pipes)
+    log = next_log(tmp_path, "shapes")
+    while process.poll() is None and not log():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, out + err
+    assert out.splitlines()[-1] == "Stopped. Run it again to continue."
+    assert "shapes: stopped" in out
+    assert "failed" not in out
+    assert "Traceback" not in out + err
+    assert not list((tmp_path / "output/.stages").glob("*.json"))
