@@ -105,7 +105,7 @@ setup(
             "kscl-doctor = kscl.commands.doctor:main",
             "kscl-equal-time = kscl.commands.equal_time:main",
             "kscl-export = kscl.commands.export:main",
-            "kscl-install-detectron2 = detection.commands.install_detectron2:main",
+            "kscl-install-detectron2 = detection.install:main",
             "kscl-leaderboard = kscl.commands.leaderboard:main",
             "kscl-linear-eval = linear_eval.commands.linear_eval:main",
             "kscl-make-shapes = kscl.commands.make_shapes:main",

@@ -7,11 +7,13 @@ its compiled part. `--from-source` builds the official repository instead, with 
 
 from __future__ import annotations
 
+import argparse
 import base64
 import csv
 import hashlib
 import importlib.metadata
 import io
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,11 @@ from pathlib import Path
 
 from kscl.errors import KsclError
 
+EXAMPLES = """examples:
+  python tools/install_detectron2.py                 the pinned pure-Python Detectron2
+  python tools/install_detectron2.py --from-source   build the official repository (git, compiler)
+  python tools/install_detectron2.py --wheel FILE    use a wheel fetched elsewhere (same hash)
+"""
 UPSTREAM = "https://github.com/facebookresearch/detectron2"
 UPSTREAM_COMMIT = "a59f0563"
 CARRIER = "sal-detectron2"
@@ -138,11 +145,6 @@ def check_hash(wheel: Path) -> None:
         )
 
 
-def wanted(name: str) -> bool:
-    """Return whether a file of the carrier belongs into our wheel."""
-    return name.startswith("detectron2/") and not Path(name).name.startswith("_C.")
-
-
 def repack(carrier: Path, folder: Path) -> Path:
     """Write a wheel called detectron2 with only the wanted files and its own metadata."""
     info = f"detectron2-{VERSION}.dist-info"
@@ -158,8 +160,9 @@ def repack(carrier: Path, folder: Path) -> Path:
             entry.external_attr = 0o644 << 16
             wheel.writestr(entry, content, zipfile.ZIP_DEFLATED)
 
-        for name in sorted(filter(wanted, source.namelist())):
-            add(name, source.read(name))
+        for name in sorted(source.namelist()):
+            if name.startswith("detectron2/") and not Path(name).name.startswith("_C."):
+                add(name, source.read(name))
         license = f"{CARRIER.replace('-', '_')}-{CARRIER_VERSION}.dist-info/LICENSE"
         add(f"{info}/LICENSE", source.read(license))
         add(f"{info}/METADATA", METADATA.encode())
@@ -181,34 +184,24 @@ def install_wheel(wheel: Path) -> None:
         )
 
 
-def install_pinned(wheel: Path | None) -> None:
-    """Check, repack and install the pinned wheel, downloading it if none is given."""
-    with tempfile.TemporaryDirectory() as folder:
-        carrier = wheel or download_carrier(Path(folder))
-        check_hash(carrier)
-        install_wheel(repack(carrier, Path(folder)))
-
-
-def install_from_source() -> None:
-    """Build and install the official repository."""
-    print(f"Building {UPSTREAM} (git, a C++ compiler and some minutes are needed)", flush=True)
-    done = pip("install", *FROM_SOURCE)
-    if done.returncode:
-        raise KsclError(
-            f"The official Detectron2 could not be built:\n  {pip_error(done)}\n"
-            "Without --from-source the pinned pure-Python one is installed; it needs no compiler."
-        )
-
-
 def install(from_source: bool = False, wheel: Path | None = None, force: bool = False) -> str:
     """Install Detectron2 unless one imports already; return a sentence on what there is now."""
     before = installed_as()
     if not force and (present := importable_version()):
         return f"Kept: Detectron2 {before or present} imports already."
     if from_source:
-        install_from_source()
+        print(f"Building {UPSTREAM} (git, a C++ compiler and some minutes are needed)", flush=True)
+        done = pip("install", *FROM_SOURCE)
+        if done.returncode:
+            raise KsclError(
+                f"The official Detectron2 could not be built:\n  {pip_error(done)}\n"
+                "Without --from-source the pinned pure-Python one is installed, without a compiler."
+            )
     else:
-        install_pinned(wheel)
+        with tempfile.TemporaryDirectory() as folder:
+            carrier = wheel or download_carrier(Path(folder))
+            check_hash(carrier)
+            install_wheel(repack(carrier, Path(folder)))
     if importable_version() is None:
         if before is None:
             pip("uninstall", "-q", "-y", "detectron2")
@@ -217,3 +210,23 @@ def install(from_source: bool = False, wheel: Path | None = None, force: bool = 
             "fit. `make setup` installs versions that are known to work together."
         )
     return f"Installed: Detectron2 {installed_as()}, from {UPSTREAM}."
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the tool and return its exit code."""
+    parser = argparse.ArgumentParser(
+        prog=os.path.basename(sys.argv[0]),
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--from-source", action="store_true", help="build the official repository")
+    parser.add_argument("--wheel", type=Path, help="use this file instead of downloading it")
+    parser.add_argument("--force", action="store_true", help="replace one that imports already")
+    arguments = parser.parse_args(argv)
+    try:
+        print(install(arguments.from_source, arguments.wheel, arguments.force))
+    except KsclError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0

@@ -3,7 +3,7 @@
 import sys
 
 import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from detection.commands.install_detectron2 import main
+from detection.install import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -30,6 +30,7 @@ from kscl.errors import KsclError
 
 MAX_BAD_FRACTION = 0.01  # of a training set, as in pretraining; a run has KSCL.MAX_BAD_FRACTION
 UNREADABLE = "unreadable image"
+Part = tuple[Source, AnnotatedSet]
 THREADS = 8  # reading headers waits for the disk more than it computes
 
 
@@ -44,9 +45,13 @@ class Report:
     # Reasons by path of unreadable training images, few enough for a run to skip them.
     skipped: dict[str, str] = field(default_factory=dict, repr=False)
     # The sets themselves by role, for the run that follows: nothing is read a second time.
-    annotated: dict[str, list[tuple[Source, AnnotatedSet]]] = field(
+    annotated: dict[str, list[Part]] = field(
         default_factory=lambda: {"train": [], "test": []}, repr=False
     )
+
+    def add(self, kind: str, where: str, what: str, fix: str, *, fatal: bool = True) -> None:
+        """Note a problem."""
+        self.problems.append(Problem(kind, where, what, fix, fatal))
 
     @property
     def fatal(self) -> list[Problem]:
@@ -81,9 +86,11 @@ class Report:
     def __str__(self) -> str:
         lines = [f"Classes ({len(self.class_names)}): {', '.join(self.class_names)}"]
         for row in self.sets:
+            is_whole = row["decoded"] == row["images"] + row["skipped"]
+            decoded = "all decoded" if is_whole else f"a sample of {row['decoded']} decoded"
             lines.append(
                 f"{row['role']:>5}  {row['name']}: {row['images']} images, {row['objects']} objects"
-                f" ({row['difficult']} difficult), {_decoded(row)}"
+                f" ({row['difficult']} difficult), {decoded}"
             )
         if self.notes:
             lines.append(f"Notes ({len(self.notes)}):\n{list_problems(self.notes)}")
@@ -92,12 +99,6 @@ class Report:
         else:
             lines.append("No problem found.")
         return "\n".join(lines)
-
-
-def _decoded(row: dict[str, Any]) -> str:
-    if row["decoded"] == row["images"] + row["skipped"]:
-        return "all decoded"
-    return f"a sample of {row['decoded']} decoded"
 
 
 def preflight(
@@ -113,11 +114,11 @@ def preflight(
 ) -> Report:
     """Check every set (see kscl.data.annotations for names); `full` decodes every image.
 
-    A set registered under its own name is given as `catalog.source_of(name)`. `num_classes` is the
-    model's, which `classes_key` holds; without `class_names`, the list is the training sets' own.
-    With a `mask_format`, Detectron2's `polygon` or `bitmask`, every object must have a mask that it
-    can train on. Of a training set, up to `max_bad_fraction` of the images may be unreadable: they
-    are noted and skipped.
+    A set registered with Detectron2 is given as `detection.data.sets.source_of(name)`.
+    `num_classes` is the model's, from `classes_key`; without `class_names`, the list is the
+    training sets' own. With a `mask_format`, Detectron2's `polygon` or `bitmask`, every object must
+    have a mask that it can train on. Up to `max_bad_fraction` of the images of a training set may
+    be unreadable: they are noted and skipped.
     """
     report = Report()
     sources: list[tuple[str, Source]] = []
@@ -126,12 +127,14 @@ def preflight(
             try:
                 sources.append((role, parse_source(name) if isinstance(name, str) else name))
             except KsclError as error:
-                _add(report, "data set", str(name), str(error), "Correct the name")
+                report.add("data set", str(name), str(error), "Correct the name")
     report.class_names, no_list = _class_names(sources, class_names)
     sets = report.annotated
     for role, source in sources:
-        found = _read(source, report, with_masks=bool(mask_format))
-        if found is None:
+        try:
+            found = read_source(source, report.class_names or None, with_masks=bool(mask_format))
+        except KsclError as error:
+            report.add("class list", source.name, str(error), "Correct the annotations")
             continue
         report.problems += found.problems
         if mask_format:
@@ -143,7 +146,7 @@ def preflight(
         report.sets.append(_summary(role, found, decoded, listed - len(found.images)))
     # A list that could not be found is explained by the problems of the files.
     if no_list and (class_names is not None or not report.fatal):
-        _add(report, "class list", "the training sets", no_list, "Give one list for all")
+        report.add("class list", "the training sets", no_list, "Give one list for all")
     _check_classes(report, sets, num_classes, classes_key)
     report.problems += _overlap(sets["train"], sets["test"])
     return report
@@ -161,14 +164,6 @@ def _class_names(
         return (shared_class_names(deciding) if deciding else ()), ""
     except KsclError as error:
         return (), str(error)
-
-
-def _read(source: Source, report: Report, with_masks: bool) -> AnnotatedSet | None:
-    try:
-        return read_source(source, report.class_names or None, with_masks=with_masks)
-    except KsclError as error:
-        _add(report, "class list", source.name, str(error), "Correct the annotations")
-        return None
 
 
 def _mask_problems(role: str, found: AnnotatedSet, mask_format: str) -> Iterator[Problem]:
@@ -218,17 +213,17 @@ def _check_images(
     if not found.usable:  # what is missing then was refused above, object by object
         return len(decoded)
     if images and empty == len(images):
-        _add(report, "no objects", source.name, "no image has an object", "Annotate some")
+        report.add("no objects", source.name, "no image has an object", "Annotate some")
     elif empty:
         text = f"{empty} of {len(images)} images have no object"
         fix = "Training skips them, testing keeps them"
-        _add(report, "without objects", source.name, text, fix, fatal=False)
+        report.add("without objects", source.name, text, fix, fatal=False)
     return len(decoded)
 
 
 def _check_classes(
     report: Report,
-    sets: dict[str, list[tuple[Source, AnnotatedSet]]],
+    sets: dict[str, list[Part]],
     num_classes: int | None,
     classes_key: str,
 ) -> None:
@@ -237,14 +232,14 @@ def _check_classes(
         what = f"is {num_classes}, but there are {len(names)} classes ({', '.join(names[:20])})"
         why = "With fewer, a class is trained as background" if num_classes < len(names) else ""
         fix = f"{why or 'With more, outputs are wasted'}: set it to {len(names)}"
-        _add(report, "class count", classes_key, what, fix)
+        report.add("class count", classes_key, what, fix)
     by_case: dict[str, list[str]] = {}
     for name in names:
         by_case.setdefault(name.casefold(), []).append(name)
     for alike in (found for found in by_case.values() if len(found) > 1):
         where = " and ".join(_place(name, [*sets["train"], *sets["test"]]) for name in alike)
         fix = "Give them one name, or let tools/prepare_data.py own --merge-case do it"
-        _add(report, "case of a class", where, "differ only in upper and lower case", fix)
+        report.add("case of a class", where, "differ only in upper and lower case", fix)
     for role, found in sets.items():
         if not names or not found or not all(annotated.usable for _, annotated in found):
             continue
@@ -259,13 +254,13 @@ def _check_classes(
             listed = ", ".join(f"'{name}'" for name in absent)
             text = f"no {role}ing object is of the class {listed} (difficult ones do not count)"
             where = ", ".join(source.name for source, _ in found)
-            _add(report, "absent class", where, text, fix, fatal=False)
+            report.add("absent class", where, text, fix, fatal=False)
         if role == "test" and len(absent) == len(names):
             where = ", ".join(source.name for source, _ in found)
-            _add(report, "absent class", where, "there is nothing to find", "Name another test set")
+            report.add("absent class", where, "there is nothing to find", "Name another test set")
 
 
-def _place(name: str, sets: list[tuple[Source, AnnotatedSet]]) -> str:
+def _place(name: str, sets: list[Part]) -> str:
     """Return a class with the first annotation file that has it, and its set."""
     for source, annotated in sets:
         for image in annotated.images:
@@ -274,9 +269,7 @@ def _place(name: str, sets: list[tuple[Source, AnnotatedSet]]) -> str:
     return f"'{name}' in the class list of {', '.join(source.name for source, _ in sets)}"
 
 
-def _overlap(
-    train: list[tuple[Source, AnnotatedSet]], test: list[tuple[Source, AnnotatedSet]]
-) -> Iterator[Problem]:
+def _overlap(train: list[Part], test: list[Part]) -> Iterator[Problem]:
     """Yield test images that are trained on: the same file, or one with the same content."""
     fix = "Remove it from one of the splits: a score on training images says nothing"
     for test_source, test_set in test:
@@ -311,7 +304,3 @@ def _summary(role: str, found: AnnotatedSet, decoded: int, skipped: int) -> dict
         "decoded": decoded,  # of these and of those that are skipped
         "skipped": skipped,
     }
-
-
-def _add(report: Report, kind: str, where: str, what: str, fix: str, *, fatal: bool = True) -> None:
-    report.problems.append(Problem(kind, where, what, fix, fatal))

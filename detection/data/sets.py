@@ -19,7 +19,7 @@ from detectron2.data.build import filter_images_with_only_crowd_annotations
 from detectron2.structures import BoxMode
 
 from detection.config import classes_key
-from detection.data.preflight import Report, preflight
+from detection.data.preflight import Part, Report, preflight
 from detection.errors import DetectionError
 from detection.scoring.boxes import GroundTruth, make_ground_truth, segmentation
 from kscl.config import value_at
@@ -35,7 +35,6 @@ from kscl.data.annotations import (
 from kscl.records.fingerprint import fingerprint
 
 Dicts = list[dict[str, Any]]
-Part = tuple[Source, AnnotatedSet]
 
 log = logging.getLogger(__name__)
 COARSEST = {"GeneralizedRCNN": 64, "RetinaNet": 128}  # strides of p6 and p7

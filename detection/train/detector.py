@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -101,22 +100,23 @@ def find_detector(cfg: CfgNode, is_named: bool) -> Detector:
             )
     elif (folder / DETECTOR_FILE).is_file():
         path = folder / DETECTOR_FILE
-    else:
-        newest = load_newest(folder / CHECKPOINT_FOLDER)
-        if newest is None:
-            raise DetectionError(
-                f"OUTPUT_DIR {folder} holds a run without weights yet. Train it (leave --eval-only "
-                "out), or name a detector with MODEL.WEIGHTS."
-            )
+    elif newest := load_newest(folder / CHECKPOINT_FOLDER):
         path = newest[0]
+    else:
+        raise DetectionError(
+            f"OUTPUT_DIR {folder} holds a run without weights yet. Train it (leave --eval-only "
+            "out), or name a detector with MODEL.WEIGHTS."
+        )
     return Detector(path, _training_of(path))
 
 
 def inference_folder(run: Path) -> Path:
     """Return the first of inference, inference-2 and so on in a run that holds no record."""
-    names = (f"{INFERENCE_FOLDER}-{number}" for number in itertools.count(2))
-    folders = (run / name for name in itertools.chain([INFERENCE_FOLDER], names))
-    return next(folder for folder in folders if not (folder / RECORD_FILE).exists())
+    folder, number = run / INFERENCE_FOLDER, 1
+    while (folder / RECORD_FILE).exists():
+        number += 1
+        folder = run / f"{INFERENCE_FOLDER}-{number}"
+    return folder
 
 
 def _training_of(path: Path) -> Training | None:

@@ -24,7 +24,8 @@ from detectron2.engine import DefaultTrainer
 
 from detection.config import GRID_KEY, NORM_KEYS, WEIGHTS_KEY
 from detection.convert.certificate import verify_start
-from detection.data.sets import Part, RunSets, check_sets, read_run_sets
+from detection.data.preflight import Part
+from detection.data.sets import RunSets, check_sets, read_run_sets
 from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
 from detection.train.detect import run_trial, score_detector

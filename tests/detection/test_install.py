@@ -8,7 +8,7 @@ import zipfile
 import pytest
 
 from detection import install
-from detection.commands.install_detectron2 import main
+from detection.install import main
 from tests.helpers.commands import ROOT, run
 
 
@@ -101,9 +101,10 @@ def test_where_detectron2_is_missing_the_hint_says_how_to_install_it():
 
 
 def test_tools_that_need_no_detectron2_run_without_it():
-    code = "".join(
+    code = "import detection.install\n"
+    code += "".join(
         f"from detection.commands.{command} import main as {command}\n"
-        for command in ("install_detectron2", "preflight", "score")
+        for command in ("preflight", "score")
     )
     code += "assert 'torch' not in sys.modules\nscore(['--help'])"
     done = run(sys.executable, "-W", "ignore", "-c", WITHOUT_DETECTRON2 + code)

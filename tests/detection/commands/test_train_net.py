@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,6 @@ from kscl.data.annotated.voc import read_voc
 from kscl.data.annotations import AnnotatedSet
 from kscl.data.masks import run_lengths
 from kscl.records.record import read_record
-from kscl.run.checkpoint import CHECKPOINT_FOLDER, find_checkpoints, step_of
 from tests.detection.commands.conftest import READS
 from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
 
@@ -85,7 +83,7 @@ def test_a_class_that_is_hardly_found_is_told_at_the_end_and_on_the_board(finish
 
 
 def test_a_record_has_the_label_and_says_that_its_detector_is_too_low(shop, tmp_path):
-    words = ["KSCL.LABEL", "narrow", "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)"]
+    words = ["KSCL.LABEL", "narrow", *SHORT]
     words += ["MODEL.ROI_HEADS.SCORE_THRESH_TEST", "0.9999"]  # so that nothing is found
     done = train_net(shop, tmp_path / "run", *words)
     assert done.returncode == 0, done.stderr
@@ -128,34 +126,11 @@ def test_a_leaderboard_sees_that_the_data_have_changed(finished, shop):
     assert [reason.split(" was ")[0] for reason in row.stale] == ["The test data", "The train data"]
 
 
-def test_a_run_killed_at_any_moment_resumes_to_the_same_numbers(finished, shop, tmp_path):
-    output = tmp_path / "run"
-    folder = output / CHECKPOINT_FOLDER
-    for kill_after in (2, 4):
-        run = start_train_net(shop, output, "--auto-resume")
-        while not any(step_of(path) >= kill_after for path in find_checkpoints(folder)):
-            assert run.process.is_alive(), run.stderr
-            time.sleep(0.02)
-        run.process.kill()
-        run.wait()
-        assert not (output / "record.json").exists()
-    done = train_net(shop, output, "--auto-resume")
-    assert done.returncode == 0, done.stderr
-    ours, undisturbed = (read_record(folder / "record.json") for folder in (output, finished))
-    assert ours["metrics"] == undisturbed["metrics"]
-    for name in ("boxes", "scores", "category"):
-        with np.load(output / "detections.npz") as a, np.load(finished / "detections.npz") as b:
-            assert np.array_equal(a[name], b[name])
-    iterations = [json.loads(line)["iteration"] for line in (output / "metrics.json").open()]
-    assert iterations
-    assert iterations == sorted(set(iterations))
-
-
 def test_trials_have_seeds_and_folders_of_their_own_and_finished_ones_are_kept(shop, tmp_path):
     output = tmp_path / "run"
-    assert train_net(shop, output, "--num-trials=1").returncode == 0
+    assert train_net(shop, output, "--num-trials=1", *SHORT).returncode == 0
     first = (output / "seed0" / "record.json").read_bytes()
-    done = train_net(shop, output, "--num-trials=2", "--resume")
+    done = train_net(shop, output, "--num-trials=2", "--resume", *SHORT)
     assert done.returncode == 0, done.stderr
     assert f"This run has ended: {output / 'seed0'}" in done.stderr
     assert "(2 trials" in done.stdout
@@ -163,8 +138,7 @@ def test_trials_have_seeds_and_folders_of_their_own_and_finished_ones_are_kept(s
     records = [read_record(output / f"seed{seed}" / "record.json") for seed in (0, 1)]
     assert [record["seed"] for record in records] == [0, 1]
     assert records[0]["protocol"]["hash"] == records[1]["protocol"]["hash"]
-    losses = [(output / f"seed{seed}" / "metrics.json").read_text() for seed in (0, 1)]
-    assert losses[0] != losses[1]
+    assert records[0]["details"]["detector_sha256"] != records[1]["details"]["detector_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -209,16 +183,6 @@ def test_a_folder_of_another_run_is_refused(finished, shop, tmp_path, capsys):
     assert (finished / "record.json").read_bytes() == before
 
 
-def test_training_from_scratch_runs_when_it_is_asked_for_by_name(shop, tmp_path):
-    more = ["MODEL.WEIGHTS", "", "KSCL.FROM_SCRATCH", "True", "SOLVER.MAX_ITER", "2"]
-    done = train_net(shop, tmp_path / "run", *more, "SOLVER.STEPS", "(1,)")
-    assert done.returncode == 0, done.stderr
-    backbone = read_record(tmp_path / "run" / "record.json")["details"]["backbone"]
-    assert backbone["method"] == "from scratch"
-    assert backbone["arch"].startswith("resnet")
-    assert "res2_out_channels" in backbone["kwargs"]
-
-
 def test_random_weights_compete_under_the_protocol_of_the_others():
     config = "detection/bccd_tiny_c4.yaml"
     with_weights, scratch = (
@@ -228,13 +192,13 @@ def test_random_weights_compete_under_the_protocol_of_the_others():
     assert with_weights.hash == scratch.hash
 
 
-def test_coco_files_train_and_score_like_voc_folders(shop, tmp_path):
+def test_coco_files_train_and_score_like_voc_folders_and_from_scratch_if_asked(shop, tmp_path):
     sets = []
     for role, split in (("TRAIN", "train"), ("TEST", "test")):
         path = tmp_path / f"{split}.json"
         path.write_text(json.dumps(as_coco(read_voc(shop / "voc", split).checked())))
         sets += [f"DATASETS.{role}", f"('coco:{path}:{shop / 'voc' / 'JPEGImages'}',)"]
-    more = [*sets, "KSCL.SCORER", "coco-101pt", "SOLVER.MAX_ITER", "2", "SOLVER.STEPS", "(1,)"]
+    more = [*sets, *SHORT, "MODEL.WEIGHTS", "", "KSCL.FROM_SCRATCH", "True"]
     done = train_net(shop, tmp_path / "run", *more)
     assert done.returncode == 0, done.stderr
     assert "(1 trial, coco-101pt)" in done.stdout
@@ -242,6 +206,10 @@ def test_coco_files_train_and_score_like_voc_folders(shop, tmp_path):
     assert {"AP", "voc07-11pt/AP", "voc10-every-point/AP"} <= set(record["metrics"])
     assert {*SIZES, "AR1", "AR10", "AR100"} <= set(record["metrics"])
     assert len(record["data"]["test"]["parts"]) == 2  # the images and the file
+    backbone = record["details"]["backbone"]
+    assert backbone["method"] == "from scratch"
+    assert backbone["arch"].startswith("resnet")
+    assert "res2_out_channels" in backbone["kwargs"]
 
 
 def as_coco(annotated: AnnotatedSet) -> dict:
@@ -260,11 +228,11 @@ def as_coco(annotated: AnnotatedSet) -> dict:
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def test_a_loss_that_is_not_a_number_stops_with_advice(shop, tmp_path):
-    done = train_net(shop, tmp_path / "run", "SOLVER.BASE_LR", "1e9", "SOLVER.WARMUP_ITERS", "0")
-    assert done.returncode == 2
-    assert "SOLVER.BASE_LR" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_a_loss_that_is_not_a_number_stops_with_advice(shop, tmp_path, capsys):
+    words = ["SOLVER.BASE_LR", "1e9", "SOLVER.WARMUP_ITERS", "0"]
+    code, told = in_process(capsys, *arguments(shop, tmp_path / "run", *words))
+    assert code == 2
+    assert "SOLVER.BASE_LR" in told
 
 
 def test_the_printed_config_can_be_fed_back(shop, tmp_path, capsys):

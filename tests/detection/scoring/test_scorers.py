@@ -37,11 +37,7 @@ from tests.helpers.data.sets import (
 
 IMAGES, CLASSES = 12, ("class0", "class1", "class2")
 boxes = st.tuples(*[st.integers(0, 40)] * 2, *[st.integers(1, 40)] * 2)
-
-
 truths = st.lists(st.tuples(boxes, st.booleans()), min_size=1, max_size=6)
-
-
 finds = st.lists(st.tuples(boxes, st.integers(0, 5)), max_size=12)
 
 
@@ -344,7 +340,7 @@ def test_every_point_ap_is_the_area_under_the_envelope_by_hand():
 
 
 @given(truth=truths.filter(lambda t: not all(d for _, d in t)), found=finds)
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_voc07_equals_the_definition_written_out(truth, found):
     objects = tuple(
         AnnotatedObject("thing", (x, y, x + w, y + h), difficult)
