@@ -23,7 +23,7 @@ only_help = sys.argv[1:] in (["--help"], ["-h"])
 if not only_help and importlib.util.find_spec("detectron2") is not None:
     # An installed Detectron2 that does not import is an error here, not a missing head later.
     try:
-        import detection.backbones.builders  # noqa: F401
+        import detection.backbones  # noqa: F401
     except KeyboardInterrupt:  # within the seconds before a tool can catch it
         if hasattr(sys, "ps1"):  # a Python prompt or a notebook, which goes on
             raise

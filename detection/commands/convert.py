@@ -25,6 +25,7 @@ from kscl.data.annotations import Problem
 from kscl.errors import KsclError
 
 COUNTER = "num_batches_tracked"
+FOR_DETECTRON2 = ("container", "prefix", "mean", "std", "channels")  # options of load_backbone
 EXAMPLES = """  our own file says what it is:
     python tools/convert.py output/kscl/backbone.safetensors --output-dir output/kscl/detectron2
   a checkpoint of another project (docs/checkpoints.md lists them):
@@ -55,26 +56,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
     arguments = _parser().parse_args(argv)
     require_detectron2()
-    from detection.convert import converter as convert  # needs Detectron2
-
-    if arguments.to == "timm":
-        run = functools.partial(_take_back, arguments)
-    else:
-        names = ("seed", "container", "prefix", "channels", "route")
-        run = functools.partial(
-            convert.convert,
-            arguments.source,
-            **_network(arguments),
-            **{name: getattr(arguments, name) for name in names},
-            mean=arguments.mean and tuple(arguments.mean),
-            std=arguments.std and tuple(arguments.std),
-            protocol=arguments.protocol or convert.PROTOCOL,
-            file_format=arguments.format,
-        )
+    convert, report = (_to_timm, _report_of_timm) if arguments.to == "timm" else (_to_d2, _report)
+    run = functools.partial(convert, arguments)
     if arguments.check:
         return cli.tell_problems(lambda: _try(run))
-    converted = run(output=arguments.output_dir)
-    print(_report_of_timm(converted) if arguments.to == "timm" else _report(converted))
+    print(report(run(output=arguments.output_dir)))
     return 0
 
 
@@ -105,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--arch", help="the timm model, for files that do not say it themselves")
     add("--arch-kwargs", default="{}", metavar="YAML", help="its arguments")
     add("--container", metavar="KEY", help="where in the file the tensors are: keys joined by dots")
-    add("--prefix", help="what stands before the network's names there, letter by letter")
+    add("--prefix", help="key prefix of the backbone there, such as module.encoder_q.")
     add("--seed", type=int, default=0, help="of random weights (0)")
     for name, value in (("mean", "0.485 0.456 0.406"), ("std", "0.229 0.224 0.225")):
         about = f"of the pretraining's input, if it is not known (ImageNet's: {value})"
@@ -134,12 +120,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _network(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of both directions: which network, and whether to overwrite."""
-    kwargs = _kwargs(arguments.arch_kwargs)
-    return {"arch": arguments.arch, "kwargs": kwargs, "force": arguments.force}
-
-
 def _kwargs(text: str) -> dict[str, Any]:
     try:
         values = yaml.safe_load(text)
@@ -147,19 +127,41 @@ def _kwargs(text: str) -> dict[str, Any]:
         raise KsclError(f"--arch-kwargs is not YAML: {error}.") from error
     if not isinstance(values, dict):
         raise KsclError(
-            f"--arch-kwargs takes a mapping such as '{{channels: [8, 16, 32, 64]}}', not {text}."
+            f"--arch-kwargs must be a mapping such as '{{channels: [8, 16, 32, 64]}}', got {text}."
         )
     return values
 
 
-def _take_back(arguments: argparse.Namespace, output: str | Path) -> Any:
-    from detection.convert.converter import take_back
+def _to_d2(arguments: argparse.Namespace, output: str | Path) -> Any:
+    from detection.convert.converter import PROTOCOL, convert  # needs Detectron2
 
-    for name in ("container", "prefix", "mean", "std", "channels", "route"):
+    how = {name: getattr(arguments, name) for name in ("arch", "seed", *FOR_DETECTRON2)}
+    return convert(
+        arguments.source,
+        output,
+        protocol=arguments.protocol or PROTOCOL,
+        route=arguments.route,
+        file_format=arguments.format,
+        force=arguments.force,
+        kwargs=_kwargs(arguments.arch_kwargs),
+        **how,
+    )
+
+
+def _to_timm(arguments: argparse.Namespace, output: str | Path) -> Any:
+    from detection.convert.converter import convert_back
+
+    for name in (*FOR_DETECTRON2, "route"):
         if getattr(arguments, name) is not None:
-            raise KsclError(f"--{name} is not for --to timm: leave it out.")
-    network = _network(arguments)
-    return take_back(arguments.source, output, **network, protocol=arguments.protocol)
+            raise KsclError(f"--{name} is not for --to timm. Leave it out.")
+    return convert_back(
+        arguments.source,
+        output,
+        arch=arguments.arch,
+        kwargs=_kwargs(arguments.arch_kwargs),
+        protocol=arguments.protocol,
+        force=arguments.force,
+    )
 
 
 def _report_of_timm(back: Any) -> str:
@@ -174,13 +176,12 @@ def _report_of_timm(back: Any) -> str:
 
 
 def _report(converted: Any) -> str:
-    certificate = converted.certificate
+    certificate, folder = converted.certificate, converted.folder
     rows = [(stage, f"{value:.1e}", "equal") for stage, value in certificate.differences.items()]
-    source = certificate.source
     keys = [(key, str(value)) for key, value in certificate.detectron2_keys.items()]
     return "\n".join(
         [
-            f"{source['name']} ({source['layout']}): {certificate.arch}",
+            f"{certificate.source['name']} ({certificate.source['layout']}): {certificate.arch}",
             *converted.said,
             f"Relative difference between timm and Detectron2 (allowed {certificate.tolerance:g}):",
             _table(rows),
@@ -188,16 +189,15 @@ def _report(converted: Any) -> str:
             f"{in_kinds(certificate.left_behind)}",
             "Detectron2's keys:",
             _table(keys),
-            f"Written to {converted.folder}: "
-            + ", ".join(sorted(path.name for path in converted.folder.iterdir())),
-            f"Next: python tools/train_net.py --config-file {converted.folder / 'config.yaml'} "
-            f"OUTPUT_DIR {converted.folder}-run",
+            f"Written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}",
+            f"Next: python tools/train_net.py --config-file {folder / 'config.yaml'} "
+            f"OUTPUT_DIR {folder}-run",
         ]
     )
 
 
 def in_kinds(names: Sequence[str]) -> str:
-    """Count tensors by what they belong to: of MoCo's two encoders, one sees which was left."""
+    """Count tensors by what they belong to, e.g. which of MoCo's two encoders was left out."""
     kinds: Counter[str] = Counter()
     everything = set(names)
     for name in names:

@@ -10,19 +10,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import torch
 from detectron2.config import CfgNode
 from torch import Tensor
 
+from detection.backbones import EXACT_BUILDERS
 from detection.config import DETECTOR_KEYS, norm_family
 from detection.convert.proof import TOLERANCE, stages_of
-from detection.convert.routes import EXACT_BUILDERS, Route, choose_route
-from detection.convert.weights import CONVERT_IT, COUNTER, read_weights, to_detectron2
+from detection.convert.routes import EXACT, TIMM, Route, choose_route
+from detection.convert.weights import CONVERT_IT, read_weights
 from detection.errors import DetectionError
 from kscl.backbone_file import (
     IMAGENET_MEAN,
@@ -39,7 +41,7 @@ from kscl.runtime.files import sha256_of, write_atomically
 CERTIFICATE_FILE = "certificate.json"
 VERSION = 4
 SOURCE_FIELDS: dict[str, type | UnionType] = {  # of the weights' source, with their types
-    "name": str,
+    "name": str,  # the file's, or the address it was fetched from
     "path": str | None,
     "file_sha256": str | None,
     "tensors_sha256": str,
@@ -53,7 +55,7 @@ PIXEL_TOLERANCE = 1e-3  # of 255: files round the mean and std
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that is known of a conversion; every field is required."""
+    """All that is known about a conversion; every field is required."""
 
     weights_file: str
     weights_sha256: str
@@ -76,7 +78,7 @@ class Certificate:
 
     @property
     def backbone(self) -> dict[str, Any]:
-        """What a record says of the contender: its network and pretraining run."""
+        """What a record says about the contender: its network and pretraining run."""
         return {**self.source["run"], "arch": self.arch, "arch_kwargs": self.arch_kwargs}
 
     def as_dict(self) -> dict[str, Any]:
@@ -96,23 +98,22 @@ def read_certificate(path: str | Path) -> Certificate:
         about = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
         raise DetectionError(
-            f"{path}: there is no such certificate, so nothing is known of the weights. "
+            f"{path}: there is no such certificate, so nothing is known about the weights. "
             f"{CONVERT_IT}"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DetectionError(f"{path} cannot be read as a certificate: {error}.") from error
     if not isinstance(about, dict) or about.pop("version", None) != VERSION:
         raise DetectionError(f"{path} is not a certificate of version {VERSION}. {CONVERT_IT}")
-    require_fields(about, [field.name for field in dataclasses.fields(Certificate)], str(path))
-    for name, kind in get_type_hints(Certificate).items():
-        _require_type(about[name], get_origin(kind) or kind, f"{path}: {name}")
-    for name in about["left_behind"]:
-        _require_type(name, str, f"{path}: left_behind")
-    for name, count in about["counters"].items():
-        _require_type(count, int, f"{path}: counters.{name}")
-    require_fields(about["source"], SOURCE_FIELDS, f"{path}: source")
-    for name, kind in SOURCE_FIELDS.items():
-        _require_type(about["source"][name], kind, f"{path}: source.{name}")
+    hints = get_type_hints(Certificate)
+    for found, types, where in (
+        (about, hints, f"{path}"),
+        (about.get("source", {}), SOURCE_FIELDS, f"{path}: source"),
+    ):
+        _require(found, dict, where)
+        _require_fields(found, types, where)
+        for name, hint in types.items():
+            _require(found[name], hint, f"{where}: {name}")
     return Certificate(**about)
 
 
@@ -120,14 +121,23 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"it holds {name}, which is not a number")
 
 
-def _require_type(value: Any, kind: Any, where: str) -> None:
+def _require(value: Any, hint: Any, where: str) -> None:
+    """Raise an error unless a value of JSON, and all inside it, has the type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    kind = hint if origin in (None, UnionType) else origin
+    if hint is Any:
+        return
     if not isinstance(value, kind) or isinstance(value, bool):
-        wanted = getattr(kind, "__name__", str(kind))
-        raise DetectionError(f"{where} is not a {wanted}. {CONVERT_IT}")
+        raise DetectionError(f"{where} must be {getattr(hint, '__name__', hint)}. {CONVERT_IT}")
+    if origin is dict:
+        for key, item in value.items():
+            _require(item, inner[1], f"{where}.{key}")
+    if origin is list:
+        for item in value:
+            _require(item, inner[0], where)
 
 
-def require_fields(found: dict[str, Any], required: Any, where: str) -> None:
-    """Raise an error unless exactly the required fields are there."""
+def _require_fields(found: Mapping[str, Any], required: Iterable[str], where: str) -> None:
     wrong = sorted(set(required) ^ set(found))
     if wrong:
         raise DetectionError(
@@ -142,11 +152,6 @@ def input_keys(description: Description) -> dict[str, Any]:
         "MODEL.PIXEL_MEAN": [round(255 * value, 6) for value in description.mean],
         "MODEL.PIXEL_STD": [round(255 * value, 6) for value in description.std],
     }
-
-
-def detector_keys(cfg: CfgNode) -> dict[str, Any]:
-    """Return what the detector of a config is made of, beside its network."""
-    return {key: plain(value_at(cfg, key)) for key in DETECTOR_KEYS}
 
 
 def verify_start(cfg: CfgNode) -> Certificate | None:
@@ -185,21 +190,49 @@ def verify(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
     _check_source(certificate, route, tensors, weights)
 
 
-def _check_proof(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
-    """Require that every stage was compared and differed by no more than our own tolerance."""
-    proven, required = certificate.differences, stages_of(cfg, certificate.arch_kwargs)
-    missing = [stage for stage in required if stage not in proven]
-    failed = [stage for stage in proven if stage not in required or not _is_small(proven[stage])]
-    if missing or failed:
+def _check_config(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
+    certified = certificate.detectron2_keys | certificate.detector_keys
+    misfits = []
+    for key, value in certified.items():
+        try:
+            ours = plain(value_at(cfg, key))
+        except KeyError:
+            raise DetectionError(
+                f"The certificate of {weights} names {key}, which configs do not have. {CONVERT_IT}"
+            ) from None
+        if not _fits(key, ours, value):
+            misfits.append(f"\n  {key} is {ours}; the weights are for {value}")
+    if misfits:
         raise DetectionError(
-            f"{weights}: its certificate proves nothing for {', '.join([*missing, *failed])} "
-            f"(allowed is a difference of {TOLERANCE:g}). {CONVERT_IT}"
+            f"The config does not fit {weights}:{''.join(misfits)}\n"
+            f"Start from {Path(weights).parent / 'config.yaml'}, set these keys, or convert the "
+            "source for the other detector (tools/convert.py --protocol)."
         )
 
 
-def _is_small(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and 0 <= value <= TOLERANCE
+def _fits(key: str, ours: Any, certified: Any) -> bool:
+    if key.endswith(".NORM"):
+        return isinstance(certified, str) and norm_family(ours) == norm_family(certified)
+    if key in ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"):
+        if not isinstance(certified, list) or len(ours) != len(certified):
+            return False
+        numbers = all(isinstance(value, int | float) for value in certified)
+        return numbers and all(
+            abs(a - b) <= PIXEL_TOLERANCE for a, b in zip(ours, certified, strict=True)
+        )
+    return plain(ours) == certified
+
+
+def _check_proof(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
+    """Require that every stage was compared and differed by no more than our own tolerance."""
+    proven, required = certificate.differences, stages_of(cfg, certificate.arch_kwargs)
+    wrong = [stage for stage in required if stage not in proven]
+    wrong += [s for s, value in proven.items() if s not in required or not 0 <= value <= TOLERANCE]
+    if wrong:
+        raise DetectionError(
+            f"{weights}: its certificate proves nothing for {', '.join(wrong)} (allowed is a "
+            f"difference of {TOLERANCE:g}). {CONVERT_IT}"
+        )
 
 
 def _check_network(
@@ -208,42 +241,24 @@ def _check_network(
     """Compare tensors and keys with those of the network that the certificate names."""
     with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
         backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
-    wanted = "exact" if cfg.MODEL.BACKBONE.NAME in EXACT_BUILDERS else "timm"
+    wanted = EXACT if cfg.MODEL.BACKBONE.NAME in EXACT_BUILDERS else TIMM
     route = choose_route(backbone, certificate.arch, certificate.arch_kwargs, cfg, wanted)
-    shapes = (
-        {
-            to_detectron2(name): tuple(value.shape)
-            for name, value in backbone.state_dict().items()
-            if name.rpartition(".")[2] != COUNTER
-        }
-        if route.shapes is None
-        else {f"{route.prefix}{name}": shape for name, shape in route.shapes.items()}
-    )
-    if {name: tuple(value.shape) for name, value in tensors.items()} != shapes:
+    shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+    if shapes != route.shapes or certificate.tensors != len(tensors):
         raise DetectionError(
-            f"{weights} does not hold a {certificate.arch} {certificate.arch_kwargs}, which its "
-            f"certificate says. {CONVERT_IT}"
+            f"{weights} does not hold the {certificate.tensors} tensors of a {certificate.arch} "
+            f"{certificate.arch_kwargs}, as its certificate says. {CONVERT_IT}"
         )
-    if certificate.tensors != len(tensors):
-        raise DetectionError(
-            f"{weights} holds {len(tensors)} tensors, its certificate says {certificate.tensors}. "
-            f"{CONVERT_IT}"
-        )
-    expected = route.keys
-    required = {*expected, *input_keys(Description(certificate.arch))}
-    where = f"The certificate of {weights}: detectron2_keys"
-    require_fields(certificate.detectron2_keys, required, where)
-    for key, value in expected.items():
+    where = f"The certificate of {weights}:"
+    required = {*route.keys, *input_keys(Description(certificate.arch))}
+    _require_fields(certificate.detectron2_keys, required, f"{where} detectron2_keys")
+    _require_fields(certificate.detector_keys, DETECTOR_KEYS, f"{where} detector_keys")
+    for key, value in route.keys.items():
         if not _fits(key, value, certificate.detectron2_keys[key]):
             raise DetectionError(
-                f"{where} has {key} {certificate.detectron2_keys[key]}, but a {certificate.arch} "
-                f"needs {value}. {CONVERT_IT}"
+                f"{where} {key} must be {value} for a {certificate.arch}, got "
+                f"{certificate.detectron2_keys[key]}. {CONVERT_IT}"
             )
-    require_fields(
-        certificate.detector_keys,
-        DETECTOR_KEYS,
-        f"The certificate of {weights}: detector_keys",
-    )
     return route
 
 
@@ -279,56 +294,13 @@ def _check_source(
             f"{weights}: {different[0]} is not that of {path}, which its certificate names as its "
             f"source ({len(different)} tensors differ). {CONVERT_IT}"
         )
-    said = {"tensors_sha256": loaded.tensors_sha256, "run": dict(loaded.description.source)}
-    if loaded.description.source:  # our own file also names its input
-        said |= input_keys(loaded.description)
+    expected = {"tensors_sha256": loaded.tensors_sha256, "run": dict(loaded.description.source)}
+    if loaded.description.source:
+        expected |= input_keys(loaded.description)
     certified = {**source, **certificate.detectron2_keys}
-    wrong = [name for name, value in said.items() if not _fits(name, value, certified[name])]
-    if wrong:
-        raise DetectionError(
-            f"{weights}: its certificate has another {wrong[0]} ({certified[wrong[0]]}) than its "
-            f"source {path} ({said[wrong[0]]}). {CONVERT_IT}"
-        )
-
-
-def _check_config(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
-    certified = certificate.detectron2_keys | certificate.detector_keys
-    unknown = [key for key in certified if not _has_key(cfg, key)]
-    if unknown:
-        raise DetectionError(
-            f"The certificate of {weights} names {unknown[0]}, which configs do not have. "
-            f"{CONVERT_IT}"
-        )
-    misfits = [
-        f"{key} is {plain(value_at(cfg, key))}; the weights are for {value}"
-        for key, value in certified.items()
-        if not _fits(key, value_at(cfg, key), value)
-    ]
-    if misfits:
-        lines = "".join(f"\n  {misfit}" for misfit in misfits)
-        raise DetectionError(
-            f"The config does not fit {weights}:{lines}\n"
-            f"Start from {Path(weights).parent / 'config.yaml'}, set these keys, or convert the "
-            "source for the other detector (tools/convert.py --protocol)."
-        )
-
-
-def _has_key(cfg: CfgNode, key: str) -> bool:
-    try:
-        value_at(cfg, key)
-    except KeyError:
-        return False
-    return True
-
-
-def _fits(key: str, ours: Any, certified: Any) -> bool:
-    if key.endswith(".NORM"):
-        return isinstance(certified, str) and norm_family(ours) == norm_family(certified)
-    if key in ("MODEL.PIXEL_MEAN", "MODEL.PIXEL_STD"):
-        if not isinstance(certified, list) or len(ours) != len(certified):
-            return False
-        numbers = all(isinstance(value, int | float) for value in certified)
-        return numbers and all(
-            abs(a - b) <= PIXEL_TOLERANCE for a, b in zip(ours, certified, strict=True)
-        )
-    return plain(ours) == certified
+    for name, value in expected.items():
+        if not _fits(name, value, certified[name]):
+            raise DetectionError(
+                f"{weights}: its certificate has another {name} ({certified[name]}) than its "
+                f"source {path} ({value}). {CONVERT_IT}"
+            )

@@ -1,15 +1,14 @@
 """Convert a backbone file for Detectron2, with proof, or a Detectron2 ResNet back to timm.
 
-Weights, config and certificate are made in a temporary folder, the proof is run on the very bytes
-that would be delivered, and only then the folder is renamed. On the way back a folder of the
-converter says which network it holds and what its input is; for any other file of Detectron2 the
-user names both: the timm model, and the config that the weights were trained with.
+Load the backbone, choose its route into the detector, rename its tensors, prove that the detector
+computes the same, write the folder. The proof runs on the very bytes that are delivered, and the
+folder gets its name only after it. On the way back a folder of the converter says which network it
+holds and what its input is; for any other file of Detectron2 the user names both: the timm model,
+and the config that the weights were trained with.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
 import platform
 import tempfile
 from collections.abc import Mapping
@@ -25,30 +24,30 @@ from detectron2.utils.file_io import Detectron2Handler, PathManager
 from torch import Tensor, nn
 
 import kscl
-from detection.backbones.builders import EXTRA_NORM_HEAD, PLAIN_HEAD
-from detection.config import changed_values, check_version, load_detection_config, set_network
+from detection.backbones import EXACT_BUILDERS, EXTRA_NORM_HEAD, PLAIN_HEAD
+from detection.config import (
+    DETECTOR_KEYS,
+    changed_values,
+    check_version,
+    load_detection_config,
+    set_network,
+)
 from detection.convert.certificate import (
     CERTIFICATE_FILE,
     Certificate,
-    detector_keys,
     input_keys,
     read_certificate,
     verify,
     write_certificate,
 )
 from detection.convert.proof import TOLERANCE, check_proof, stage_differences
-from detection.convert.routes import EXACT, EXACT_BUILDERS, choose_route
-from detection.convert.weights import (
-    AUTHOR,
-    COUNTER,
-    as_arrays,
-    by_heuristics,
-    read_detectron2,
-    to_timm,
-    without_prefix,
-)
+from detection.convert.routes import EXACT, choose_route
+from detection.convert.weights import is_counter, name_in_file, read_detectron2, weights_bytes
 from detection.errors import DetectionError
-from kscl.backbone_file import Description, Loaded, load_backbone, save_backbone, tensors_hash
+from kscl.backbone_file import Description, load_backbone, save_backbone, tensors_hash
+from kscl.backbone_file.detectron2 import timm_name
+from kscl.backbone_file.read import some
+from kscl.config import plain, value_at
 from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
 from kscl.runtime.files import sha256_of, whole_folder, write_atomically
 
@@ -79,70 +78,64 @@ def convert(
     source: str | Path,
     output: str | Path,
     *,
-    arch: str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    container: str | None = None,
-    prefix: str | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
-    channels: str | None = None,
     protocol: str | Path = PROTOCOL,
     route: str | None = None,
     file_format: str = "pth",
     force: bool = False,
+    **how: Any,
 ) -> Converted:
     """Convert a backbone for a protocol's detector, prove it, and deliver the folder `output`.
 
-    `container` and `prefix` name the network's place in a file of an unknown layout or with several
-    networks; `mean` and `std` (RGB in [0, 1]) are for files whose input is not known, `channels`
-    (RGB or BGR) for files in Detectron2's layout. `route` "timm" runs the timm network itself also
-    where Detectron2 could build it. `source` may be an address of Detectron2's, `detectron2://…`.
+    `how` are arguments of `load_backbone`; `source` may also be an address of Detectron2's,
+    `detectron2://…`. `route` "timm" runs the timm network itself also where Detectron2 could build
+    it.
     """
     output = Path(output)
     cfg = load_detection_config(protocol)
-    place = {"container": container, "prefix": prefix}
-    source = _fetched(source)
-    loaded = load_backbone(
-        source,
-        arch,
-        kwargs,
-        seed,
-        container=container,
-        prefix=prefix,
-        mean=mean,
-        std=std,
-        channels=channels,
-    )
-    description = loaded.description
-    _check_output(output, loaded, force)
-
-    kwargs = description.kwargs
-    chosen = choose_route(loaded.backbone, description.arch, kwargs, cfg, route)
-    keys = chosen.keys | input_keys(description)
-    tensors, not_needed = chosen.carry(loaded.backbone.state_dict())
-    _check_finite(tensors, str(source))
+    loaded = load_backbone(_fetched(source), **how)
+    about, backbone = loaded.description, loaded.backbone
+    _check_output(output, loaded.tensors_sha256, force)
+    chosen = choose_route(backbone, about.arch, about.kwargs, cfg, route)
+    tensors, not_needed = chosen.carry(backbone.state_dict())
+    broken = [key for key, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        raise DetectionError(
+            f"{source}: {some(broken)} hold NaN or infinite values: the pretraining diverged, or "
+            "the file is damaged. Use another checkpoint."
+        )
+    keys = chosen.keys | input_keys(about)
     set_network(cfg, keys)
     cfg.MODEL.WEIGHTS = FORMATS[file_format]
-
     with whole_folder(output, replace=True) as folder:
         weights = folder / FORMATS[file_format]
         write_atomically(weights, weights_bytes(tensors, file_format))
-        differences = stage_differences(
-            loaded.backbone, kwargs, description.mean, description.std, cfg, weights
-        )
+        differences = stage_differences(backbone, about.kwargs, about.mean, about.std, cfg, weights)
         check_proof(differences)
         certificate = Certificate(
             weights_file=weights.name,
             weights_sha256=sha256_of(weights),
             tensors=len(tensors),
             left_behind=[*loaded.left_behind, *not_needed],
-            counters=_counters(loaded, not_needed),
-            source=_source(loaded, str(source)) | place,
-            arch=description.arch,
-            arch_kwargs=dict(kwargs),
+            # Detectron2 does not keep BatchNorm's counters; the way back needs them.
+            counters={
+                name: int(value)
+                for name, value in backbone.state_dict().items()
+                if is_counter(name)
+            },
+            source={
+                "name": str(source) if "://" in str(source) else Path(source).name,
+                "path": str(loaded.path.resolve()) if loaded.path else None,
+                "file_sha256": loaded.file_sha256,
+                "tensors_sha256": loaded.tensors_sha256,
+                "layout": loaded.layout,
+                "container": how.get("container"),
+                "prefix": how.get("prefix"),
+                "run": dict(about.source),
+            },
+            arch=about.arch,
+            arch_kwargs=dict(about.kwargs),
             detectron2_keys=keys,
-            detector_keys=detector_keys(cfg),
+            detector_keys={key: plain(value_at(cfg, key)) for key in DETECTOR_KEYS},
             differences=differences,
             tolerance=TOLERANCE,
             made_with=_versions(),
@@ -163,45 +156,34 @@ def _fetched(source: str | Path) -> str | Path:
         return PathManager.get_local_path(str(source))
     except OSError as error:  # HTTP and connection errors are among them
         raise DetectionError(
-            f"{source} cannot be fetched ({type(error).__name__}: {error}): check the address and "
+            f"{source} cannot be fetched ({type(error).__name__}: {error}). Check the address and "
             "the connection, or download it by hand and give the file's path."
         ) from error
 
 
-def _check_finite(tensors: Mapping[str, Tensor], name: str) -> None:
-    broken = [key for key, tensor in tensors.items() if not tensor.isfinite().all()]
-    if broken:
+def _check_output(output: Path, tensors_sha256: str, force: bool) -> None:
+    """Raise an error if a folder holds anything but an earlier conversion of this backbone."""
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise DetectionError(f"{output} is a file. Name a folder with --output-dir.")
+    names = {path.name for path in output.iterdir()}
+    foreign = names - {CONFIG_FILE, PLAIN_CONFIG_FILE, CERTIFICATE_FILE, *FORMATS.values()}
+    if foreign:
         raise DetectionError(
-            f"{name}: {broken[0]} and {len(broken) - 1} other tensors hold NaN or infinite values: "
-            "the pretraining diverged, or the file is damaged. Use another checkpoint."
+            f"{output} holds other things ({some(sorted(foreign))}). Choose an empty folder."
         )
-
-
-def weights_bytes(tensors: dict[str, Tensor], file_format: str) -> bytes:
-    """Serialize with the marks that Detectron2's loader needs."""
-    marks = {"matching_heuristics": by_heuristics(tensors), "__author__": AUTHOR}
-    if file_format == "pkl":
-        return pickle.dumps({"model": as_arrays(tensors), **marks}, protocol=4)
-    content = io.BytesIO()
-    torch.save({"model": tensors, **marks}, content)
-    return content.getvalue()
-
-
-def _counters(loaded: Loaded, not_needed: list[str]) -> dict[str, int]:
-    """Return BatchNorm's counters, which Detectron2 does not keep, for the way back."""
-    state = loaded.backbone.state_dict()
-    return {name: int(state[name]) for name in not_needed if name.rpartition(".")[2] == COUNTER}
-
-
-def _source(loaded: Loaded, name: str) -> dict[str, Any]:
-    return {
-        "name": Path(name).name,
-        "path": str(Path(name).resolve()) if loaded.file_sha256 else None,
-        "file_sha256": loaded.file_sha256,
-        "tensors_sha256": loaded.tensors_sha256,
-        "layout": loaded.layout,
-        "run": dict(loaded.description.source),
-    }
+    if not names or force:
+        return
+    try:
+        before = read_certificate(output / CERTIFICATE_FILE).source
+    except DetectionError:
+        before = {}
+    if before.get("tensors_sha256") != tensors_sha256:
+        raise DetectionError(
+            f"{output} holds a conversion of other weights ({before.get('name', 'unknown')}). "
+            "Choose another folder, or overwrite it with --force."
+        )
 
 
 def _versions() -> dict[str, str]:
@@ -215,13 +197,12 @@ def _versions() -> dict[str, str]:
 
 
 def _config_text(cfg: CfgNode, certificate: Certificate) -> str:
-    plain = changed_values(cfg, always=certificate.detectron2_keys)
-    values = yaml.safe_dump(plain, sort_keys=True, default_flow_style=None, width=100)
-    return (
-        f"# {certificate.weights_file} beside this file ({certificate.arch}) in the protocol "
-        f"{cfg.KSCL.PROTOCOL or 'that was given'}: the network's keys, and all else\n"
-        "# that differs from Detectron2's defaults. The proof is in certificate.json.\n" + values
-    )
+    lines = [
+        f"{certificate.weights_file} beside this file ({certificate.arch}) in the protocol "
+        f"{cfg.KSCL.PROTOCOL or 'that was given'}: the network's keys, and all else",
+        "that differs from Detectron2's defaults. The proof is in certificate.json.",
+    ]
+    return _yaml(lines, changed_values(cfg, always=certificate.detectron2_keys))
 
 
 def _plain_config_text(cfg: CfgNode, certificate: Certificate) -> str:
@@ -230,7 +211,7 @@ def _plain_config_text(cfg: CfgNode, certificate: Certificate) -> str:
     lines = [
         f"{certificate.weights_file} beside this file ({certificate.arch}) for plain Detectron2, "
         "which reads MODEL.WEIGHTS",
-        "from the folder that it is started in. It is checked by nobody there.",
+        "from the folder that it is started in, and checks nothing.",
     ]
     if cfg.MODEL.ROI_HEADS.NAME == EXTRA_NORM_HEAD:
         cfg.MODEL.ROI_HEADS.NAME = PLAIN_HEAD
@@ -240,38 +221,16 @@ def _plain_config_text(cfg: CfgNode, certificate: Certificate) -> str:
         lines.append("DATASETS are to be registered and named.")
     values = changed_values(cfg, always=certificate.detectron2_keys)
     values.pop("KSCL")
-    comment = "".join(f"# {line}\n" for line in lines)
-    return comment + yaml.safe_dump(values, sort_keys=True, default_flow_style=None, width=100)
+    return _yaml(lines, values)
 
 
-def _check_output(output: Path, loaded: Loaded, force: bool) -> None:
-    """Raise an error if a folder holds anything but an earlier conversion of this backbone."""
-    if not output.exists():
-        return
-    if not output.is_dir():
-        raise DetectionError(f"{output} is a file. Name a folder with --output-dir.")
-    names = {path.name for path in output.iterdir()}
-    foreign = names - {CONFIG_FILE, PLAIN_CONFIG_FILE, CERTIFICATE_FILE, *FORMATS.values()}
-    if foreign:
-        raise DetectionError(
-            f"{output} holds other things ({', '.join(sorted(foreign)[:3])}). Choose an empty "
-            "folder."
-        )
-    if not names or force:
-        return
-    try:
-        before = read_certificate(output / CERTIFICATE_FILE).source
-    except DetectionError:
-        before = {}
-    if before.get("tensors_sha256") != loaded.tensors_sha256:
-        raise DetectionError(
-            f"{output} holds a conversion of other weights ({before.get('name', 'unknown')}). "
-            "Choose another folder, or overwrite it with --force."
-        )
+def _yaml(comment: list[str], values: dict[str, Any]) -> str:
+    text = yaml.safe_dump(values, sort_keys=True, default_flow_style=None, width=100)
+    return "".join(f"# {line}\n" for line in comment) + text
 
 
 @dataclass(frozen=True)
-class TakenBack:
+class ConvertedBack:
     """What was delivered."""
 
     path: Path
@@ -281,7 +240,7 @@ class TakenBack:
     same_as_source: bool  # its tensors have the hash of those that were once converted
 
 
-def take_back(
+def convert_back(
     source: str | Path,
     output: str | Path,
     *,
@@ -289,13 +248,13 @@ def take_back(
     kwargs: Mapping[str, Any] | None = None,
     protocol: str | Path | None = None,
     force: bool = False,
-) -> TakenBack:
+) -> ConvertedBack:
     """Write `backbone.safetensors` into the folder `output`, proven against `source`."""
     weights, certificate = _open(Path(source))
     if certificate is not None:
         if arch is not None or protocol is not None:
             raise DetectionError(
-                f"{source} has a certificate, which names its network and config: leave --arch, "
+                f"{source} has a certificate, which names its network and config. Leave --arch, "
                 "--arch-kwargs and --protocol out."
             )
         cfg = load_detection_config(weights.parent / CONFIG_FILE, rules=check_version)
@@ -303,44 +262,52 @@ def take_back(
         arch, kwargs = certificate.arch, certificate.arch_kwargs
     elif arch is None or protocol is None:
         raise DetectionError(
-            f"{source} has no certificate beside it, and tensors alone do not tell the stride, the "
-            "channel order or the input: name the network (--arch) and the Detectron2 config that "
+            f"{source} has no certificate beside it, and tensors alone do not show the stride, the "
+            "channel order or the input. Name the network (--arch) and the Detectron2 config that "
             "the weights were trained with (--protocol FILE)."
         )
     else:
         cfg = load_detection_config(protocol, rules=check_version)
+    kwargs = dict(kwargs or {})
+    target = Path(output) / BACKBONE_FILE
     if cfg.MODEL.BACKBONE.NAME not in EXACT_BUILDERS:
         raise DetectionError(
             f"{source} holds the timm network itself (MODEL.BACKBONE.NAME "
-            f"{cfg.MODEL.BACKBONE.NAME}), without the layers that a detector does not need: use "
+            f"{cfg.MODEL.BACKBONE.NAME}), without the layers that a detector does not need. Use "
             "the file that it was made from."
         )
-    target = Path(output) / BACKBONE_FILE
-    if target.exists() and not force:
-        raise DetectionError(f"{target} exists: choose another folder, or overwrite with --force.")
-    if (kwargs or {}).get(STRIDE_IN_1X1):
+    if kwargs.get(STRIDE_IN_1X1):
         raise DetectionError(
             f"{source} has its stride in 1x1 convolutions ({STRIDE_IN_1X1}), and timm has no such "
             "network: its file would be read as another one. Use the source in our tools."
         )
+    if target.exists() and not force:
+        raise DetectionError(f"{target} exists. Choose another folder, or overwrite with --force.")
     tensors, left_behind = _resnet_of(weights)
+    is_bgr = cfg.INPUT.FORMAT == "BGR"
     in_rgb = dict(tensors)
-    if cfg.INPUT.FORMAT == "BGR" and "stem.conv1.weight" in tensors:
+    if is_bgr and "stem.conv1.weight" in tensors:
         in_rgb["stem.conv1.weight"] = tensors["stem.conv1.weight"].flip(1)
     backbone = _fill(build_backbone(arch, kwargs), in_rgb, certificate, weights)
-    mean, std = _colors(cfg)
-    differences = _prove(backbone, kwargs or {}, mean, std, cfg, tensors)
-    run = dict(certificate.source["run"]) if certificate else {}
-    description = Description(arch, dict(kwargs or {}), mean, std, source=run)
+    mean, std = (  # RGB in [0, 1]
+        tuple(round(value / 255, DIGITS) for value in (values[::-1] if is_bgr else values))
+        for values in (cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        network = Path(folder, FORMATS["pth"])
+        network.write_bytes(weights_bytes(tensors))
+        differences = stage_differences(backbone, kwargs, mean, std, cfg, network)
+    check_proof(differences)
     if certificate and tensors_hash(backbone) != certificate.source["tensors_sha256"]:
         raise DetectionError(
-            f"{weights}: taken back, its tensors are not those that its certificate names as the "
-            "source's. Nothing was written."
+            f"{weights}: converted back, its tensors are not those that its certificate names as "
+            "the source's. Nothing was written."
         )
+    run = dict(certificate.source["run"]) if certificate else {}
+    description = Description(arch, kwargs, mean, std, source=run)
     target.parent.mkdir(parents=True, exist_ok=True)
     save_backbone(target, backbone.state_dict(), description)
-    is_same = certificate is not None
-    return TakenBack(target, description, differences, left_behind, is_same)
+    return ConvertedBack(target, description, differences, left_behind, certificate is not None)
 
 
 def _open(source: Path) -> tuple[Path, Certificate | None]:
@@ -362,16 +329,14 @@ def _resnet_of(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     tensors: dict[str, Tensor] = {}
     left_behind = []
     for name, tensor in read_detectron2(path).items():
-        bare = without_prefix(name)
+        bare = name_in_file(name)
         if bare is None:
             left_behind.append(name)
-        elif bare in tensors and not torch.equal(tensors[bare], tensor):
+        elif not torch.equal(tensors.setdefault(bare, tensor), tensor):
             raise DetectionError(
                 f"{path} holds {bare} twice, with different values: it has two ResNets, and one "
                 "file of timm holds one."
             )
-        else:
-            tensors[bare] = tensor
     if not tensors:
         raise DetectionError(
             f"{path} holds no tensors of a Detectron2 ResNet (stem.conv1.weight, res2.0.…)."
@@ -384,51 +349,19 @@ def _fill(
 ) -> nn.Module:
     """Load tensors by Detectron2's names into a timm network, all of them, each in its shape."""
     wanted = backbone.state_dict()
-    named = {to_timm(name): tensor for name, tensor in tensors.items()}
-    counters = certificate.counters if certificate else {}
-    for name, count in counters.items():
+    named = {timm_name(name) or name: tensor for name, tensor in tensors.items()}
+    for name, count in (certificate.counters if certificate else {}).items():
         if not 0 <= count < LARGEST_COUNT:
-            raise DetectionError(
-                f"{path}: its certificate's counter {name} is {str(count)[:40]}, not a count."
-            )
-    named |= {name: torch.tensor(count) for name, count in counters.items()}
-    needed = [name for name in wanted if not name.endswith(COUNTER)]
-    missing = [name for name in needed if name not in named]
+            raise DetectionError(f"{path}: its certificate's counter {name} is not a count.")
+        named[name] = torch.tensor(count)
+    missing = [name for name in wanted if name not in named and not is_counter(name)]
     strange = [name for name in named if name not in wanted]
-    wrong = [n for n in needed if n in named and named[n].shape != wanted[n].shape]
-    for names, what in ((missing, "lacks"), (strange, "has, beyond it,"), (wrong, "has another")):
+    wrong = [n for n in named if n in wanted and named[n].shape != wanted[n].shape]
+    for names, what in ((missing, "lacks"), (strange, "also has"), (wrong, "has another shape of")):
         if names:
             raise DetectionError(
-                f"{path} does not hold this network: it {what} {names[0]} "
-                f"({len(names)} tensors in all). Name the right one with --arch and --arch-kwargs."
+                f"{path} does not hold this network: it {what} {some(names)}. Name the right one "
+                "with --arch and --arch-kwargs."
             )
     backbone.load_state_dict({**wanted, **named}, strict=True)
     return backbone.eval()
-
-
-def _colors(cfg: CfgNode) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and std of a config's input, RGB in [0, 1]."""
-    order = slice(None, None, -1 if cfg.INPUT.FORMAT == "BGR" else 1)
-    mean, std = (
-        tuple(round(value / 255, DIGITS) for value in list(values)[order])
-        for values in (cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
-    )
-    return mean, std
-
-
-def _prove(
-    backbone: nn.Module,
-    kwargs: Mapping[str, Any],
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    cfg: CfgNode,
-    tensors: dict[str, Tensor],
-) -> dict[str, float]:
-    """Compare timm's network with the detector of the config, stage by stage."""
-    with tempfile.TemporaryDirectory() as folder:
-        file_format = "pth"
-        weights = Path(folder) / FORMATS[file_format]
-        write_atomically(weights, weights_bytes(tensors, file_format))
-        differences = stage_differences(backbone, kwargs, mean, std, cfg, weights)
-    check_proof(differences)
-    return differences

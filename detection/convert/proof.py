@@ -24,9 +24,17 @@ from PIL import Image
 from tabulate import tabulate
 from torch import Tensor, nn
 
-from detection.backbones.builders import EXTRA_NORM
-from detection.backbones.levels import LAST, Level, find_levels, level_features
-from detection.convert.routes import C4, EXACT_BUILDERS, PLAIN_BUILDERS
+from detection.backbones import (
+    C4,
+    EXACT_BUILDERS,
+    EXTRA_NORM,
+    LAST,
+    PLAIN_BUILDERS,
+    Level,
+    find_levels,
+    level_features,
+    outputs_of,
+)
 from detection.convert.weights import (
     check_rest_is_new,
     compare,
@@ -195,7 +203,9 @@ def _exact_outputs(compared: _Compared) -> tuple[Outputs, Outputs]:
     backbone, _, mean, std, model, cfg, weights = compared
     images = draw_images()
     batch = preprocessed(model, images, cfg.INPUT.FORMAT)
-    ours = _resnet_outputs(backbone, padded(normalized(images, mean, std), batch))
+    with outputs_of(backbone, list(TIMM_MODULES.values())) as outputs:
+        backbone(padded(normalized(images, mean, std), batch))
+    ours = {stage: outputs[module] for stage, module in TIMM_MODULES.items()}
     theirs = dict(_build_trunk(cfg, weights)(batch))
     if cfg.MODEL.BACKBONE.NAME == C4:
         pooler, boxes = model.roi_heads.pooler, _rois(len(images))
@@ -210,20 +220,6 @@ def _exact_outputs(compared: _Compared) -> tuple[Outputs, Outputs]:
             theirs[f"{BOTTOM_UP}{name}"] = values
             ours[f"{BOTTOM_UP}{name}"] = ours[name]
     return ours, theirs
-
-
-def _resnet_outputs(backbone: Any, batch: Tensor) -> Outputs:
-    outputs: Outputs = {}
-    handles = [
-        backbone.get_submodule(module).register_forward_hook(
-            lambda _module, _input, output, stage=stage: outputs.update({stage: output.clone()})
-        )
-        for stage, module in TIMM_MODULES.items()
-    ]
-    backbone(batch)
-    for handle in handles:
-        handle.remove()
-    return outputs
 
 
 def _timm_outputs(compared: _Compared) -> tuple[Outputs, Outputs]:

@@ -3,61 +3,84 @@
 Exact: Detectron2 builds the same ResNet itself and the tensors are renamed; any detector of
 Detectron2's can have it, ours or not. timm: a backbone of ours runs the timm network, under an FPN
 or, if it is a plain transformer, under a simple feature pyramid.
+
+Whether the exact route is open is decided by the built network, never by its name: resnetblur50 and
+resnetaa50 have the keys and shapes of resnet50 and compute something else. It is compared, layer by
+layer, with the plain ResNet of the same size, and every kind of layer that differs is named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from detectron2.config import CfgNode
+from timm.layers import GroupNorm as TimmGroupNorm
+from timm.models import resnet as timm_resnet
 from torch import Tensor, nn
 
-from detection.backbones.builders import TimmBackbone
-from detection.backbones.levels import LAST, any_size_arguments, find_levels, is_plain
-from detection.convert.architecture import SUPPORTED, examine, misfits
-from detection.convert.weights import COUNTER, TIMM_PREFIX, rename
+from detection.backbones import (
+    C4,
+    EXACT_BUILDERS,
+    LAST,
+    PROTOCOL_BUILDERS,
+    TIMM_BUILDERS,
+    TimmBackbone,
+    any_size_arguments,
+    find_levels,
+    is_plain,
+)
+from detection.convert.weights import UNDER_FPN, UNDER_PLAIN_PYRAMID, is_counter
 from detection.errors import DetectionError
-from kscl.methods.encoder import build_backbone
+from kscl.backbone_file.detectron2 import detectron2_name
+from kscl.config import plain
+from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
 
 EXACT, TIMM = "exact", "timm"
-ROUTES = (EXACT, TIMM)
-C4 = "build_resnet_backbone"
-# For every backbone of a protocol: the same with a timm network, and with a plain transformer.
-TIMM_BUILDERS = {
-    "build_resnet_fpn_backbone": ("build_timm_fpn_backbone", "build_timm_plain_backbone"),
-    "build_retinanet_resnet_fpn_backbone": (
-        "build_retinanet_timm_fpn_backbone",
-        "build_retinanet_timm_plain_backbone",
-    ),
+DEPTHS: dict[
+    type, dict[tuple[int, ...], int]
+] = {  # by the kind of block: number of blocks in every stage, and the depth
+    timm_resnet.Bottleneck: {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152},
+    timm_resnet.BasicBlock: {(2, 2, 2, 2): 18, (3, 4, 6, 3): 34},
 }
-EXACT_BUILDERS = (C4, *TIMM_BUILDERS)
-PLAIN_BUILDERS = tuple(plain for _, plain in TIMM_BUILDERS.values())
-PROTOCOL_BUILDERS = {new: old for old, both in TIMM_BUILDERS.items() for new in both}
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+SUPPORTED = (
+    "resnet50, resnet101, resnet152, resnext50_32x4d and its like, wide_resnet50_2 and its like, "
+    "resnet50_gn, any of these with channels=(c, 2c, 4c, 8c), and, outside of C4, resnet18 and "
+    "resnet34"
+)
+WITHOUT_EFFECT = {"drop_block", "drop_path", "global_pool", "fc"}  # on the levels, in eval mode
+GROUP_NORMS = (nn.GroupNorm, TimmGroupNorm)
+SAME_KIND = {nn.SyncBatchNorm: nn.BatchNorm2d, TimmGroupNorm: nn.GroupNorm}
+NORM_SETTINGS = (  # momentum does not matter in eval mode
+    *("num_features", "num_channels", "num_groups", "eps", "affine", "track_running_stats"),
+)
+BASIC_WIDTH = 64  # of res2 in a network of basic blocks, fixed in Detectron2
+# Fixed in Detectron2, and the plain ResNet's too: eps 1e-5, 32 groups of GroupNorm, 64 channels of
+# the stem.
+STEM_WIDTH = 64
 USE_FPN = "Use an FPN or RetinaNet protocol, such as --protocol configs/detection/coco_fpn_1x.yaml"
+
+Layer = tuple[type, str]
 
 
 @dataclass(frozen=True)
 class Route:
     """How one network gets into one detector."""
 
-    name: str  # one of ROUTES
+    name: str  # EXACT or TIMM
     keys: dict[str, Any]  # the config keys that give the detector this network
-    shapes: dict[str, tuple[int, ...]] | None  # timm: of the tensors it needs, by timm's names
-    prefix: str = ""  # timm: of these names inside the detector
+    names: dict[str, str]  # the detector's names of the tensors it needs, by timm's
+    shapes: dict[str, tuple[int, ...]]  # of these tensors, by the detector's names
 
     def carry(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
         """Return a timm network's tensors by the detector's names, and the names left behind."""
-        if self.shapes is None:
-            return rename(dict(tensors))
-        left = [name for name in tensors if name not in self.shapes]
         carried = {
-            f"{self.prefix}{name}": tensors[name].detach().cpu().contiguous()
-            for name in self.shapes
+            theirs: tensors[ours].detach().cpu().contiguous() for ours, theirs in self.names.items()
         }
-        return carried, left
+        return carried, [name for name in tensors if name not in self.names]
 
 
 def choose_route(
@@ -71,56 +94,146 @@ def choose_route(
     builder = PROTOCOL_BUILDERS.get(cfg.MODEL.BACKBONE.NAME, cfg.MODEL.BACKBONE.NAME)
     if builder not in EXACT_BUILDERS:
         raise DetectionError(
-            f"MODEL.BACKBONE.NAME is {builder}, and backbones are converted for "
-            f"{', '.join(EXACT_BUILDERS)}. Use a protocol from configs/detection/."
+            f"MODEL.BACKBONE.NAME must be one of {', '.join(EXACT_BUILDERS)}, got {builder}. Use a "
+            "protocol from configs/detection/."
         )
-    if builder == C4:
-        return _into_c4(backbone, arch, wanted)
-    if wanted != TIMM and (wanted == EXACT or not misfits(backbone)):
-        keys = examine(backbone, arch).detectron2_keys()
-        return Route(EXACT, {"MODEL.BACKBONE.NAME": builder, **keys}, None)
-    return _timm_route(arch, kwargs, cfg, builder)
-
-
-def _into_c4(backbone: nn.Module, arch: str, wanted: str | None) -> Route:
-    features = misfits(backbone)
-    if features or wanted == TIMM:
+    if wanted == TIMM and builder != C4:
+        return _timm_route(arch, kwargs, cfg, builder)
+    keys, misfits = resnet_keys(backbone)
+    if builder == C4 and (misfits or wanted == TIMM):
         raise DetectionError(
             f"{arch} does not fit a C4 detector, whose head is the last stage of Detectron2's own "
-            f"ResNet. It has{features or ' been asked for by the timm route'}\n"
+            f"ResNet{':' if misfits else ' and not timm code (--route timm).'}{misfits}\n"
             f"These map exactly: {SUPPORTED}. {USE_FPN}, which takes any timm network with "
             "feature levels."
         )
-    found = examine(backbone, arch)
-    if found.depth < 50:
+    if misfits and wanted == EXACT:
+        raise DetectionError(
+            f"{arch} cannot become a Detectron2 ResNet without changing what it computes:{misfits}"
+            f"\nThese map exactly: {SUPPORTED}."
+        )
+    if misfits:
+        return _timm_route(arch, kwargs, cfg, builder)
+    if builder == C4 and keys["MODEL.RESNETS.DEPTH"] < 50:
         raise DetectionError(
             f"{arch} has basic blocks: the C4 head of Detectron2 is always three bottleneck "
             f"blocks, so res5 would not fit. {USE_FPN}, or pretrain a narrow resnet50."
         )
-    return Route(EXACT, {"MODEL.BACKBONE.NAME": C4, **found.detectron2_keys()}, None)
+    state = backbone.state_dict()
+    names = {ours: theirs for ours in state if (theirs := detectron2_name(ours)) is not None}
+    return _route(EXACT, {"MODEL.BACKBONE.NAME": builder, **keys}, names, state)
 
 
 def _timm_route(arch: str, kwargs: Mapping[str, Any], cfg: CfgNode, builder: str) -> Route:
     with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
         whole = build_backbone(arch, kwargs)
-        plain = is_plain(whole, arch)
-        levels = [LAST] if plain else list(cfg.MODEL.RESNETS.OUT_FEATURES)
+        is_pyramid = is_plain(whole, arch)
+        levels = [LAST] if is_pyramid else list(cfg.MODEL.RESNETS.OUT_FEATURES)
         find_levels(whole, arch, levels)
         arguments = any_size_arguments(arch, kwargs)
-        needed = TimmBackbone(arch, arguments, levels).network
-    shapes = {
-        name: tuple(value.shape)
-        for name, value in needed.state_dict().items()
-        if name.rpartition(".")[2] != COUNTER
-    }
+        state = TimmBackbone(arch, arguments, levels).network.state_dict()
     keys = {
-        "MODEL.BACKBONE.NAME": TIMM_BUILDERS[builder][plain],
+        "MODEL.BACKBONE.NAME": TIMM_BUILDERS[builder][is_pyramid],
         "KSCL.TIMM.NAME": arch,
-        "KSCL.TIMM.KWARGS": _lists(arguments),
+        "KSCL.TIMM.KWARGS": plain(arguments),
     }
-    return Route(TIMM, keys, shapes, TIMM_PREFIX["net" if plain else "bottom_up"])
+    prefix = UNDER_PLAIN_PYRAMID if is_pyramid else UNDER_FPN
+    names = {name: f"{prefix}{name}" for name in state if not is_counter(name)}
+    return _route(TIMM, keys, names, state)
 
 
-def _lists(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments as YAML and JSON give them back, which have no tuples."""
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in kwargs.items()}
+def _route(
+    name: str, keys: dict[str, Any], names: dict[str, str], state: Mapping[str, Tensor]
+) -> Route:
+    shapes = {theirs: tuple(state[ours].shape) for ours, theirs in names.items()}
+    return Route(name, keys, names, shapes)
+
+
+def resnet_keys(backbone: Any) -> tuple[dict[str, Any], str]:
+    """Return the config keys that make Detectron2 build this network, and what stands against it.
+
+    The second is "" if Detectron2's network computes the same, else one line for every kind of
+    layer that it does not have.
+    """
+    stages: list[Any] = [getattr(backbone, stage, None) for stage in STAGES]
+    is_resnet = type(backbone) is timm_resnet.ResNet
+    if not is_resnet or any(type(stage) is not nn.Sequential for stage in stages):
+        kind = f"{type(backbone).__module__}.{type(backbone).__qualname__}"
+        return {}, f"\n  - {kind}, where Detectron2 has timm.models.resnet.ResNet of four stages"
+    first, second = stages[0][0], stages[1][0]
+    is_basic = type(first) is timm_resnet.BasicBlock
+    is_bottleneck = type(first) is timm_resnet.Bottleneck
+    counts = tuple(len(stage) for stage in stages)
+    groups, inner, width = 1, BASIC_WIDTH, BASIC_WIDTH  # of res2
+    if is_bottleneck:
+        groups, inner = first.conv2.groups, first.conv2.out_channels
+        width = first.conv3.out_channels // first.expansion
+    family = "GN" if type(backbone.bn1) in GROUP_NORMS else "BN"
+    in_1x1 = is_bottleneck and second.conv1.stride == (2, 2)
+    depths = DEPTHS[timm_resnet.BasicBlock if is_basic else timm_resnet.Bottleneck]
+    arguments: dict[str, Any] = {
+        "layers": counts,
+        "channels": tuple(width * 2**stage for stage in range(4)),
+        "norm_layer": "groupnorm" if family == "GN" else "batchnorm2d",
+        "act_layer": "relu",
+    }
+    if is_bottleneck:
+        # timm rounds the width per group down: a little more than the quotient hits it exactly.
+        per_group = 64 * (inner // groups) / width * (1 + 1e-9)
+        arguments |= {"cardinality": groups, "base_width": per_group, STRIDE_IN_1X1: in_1x1}
+    with torch.device("meta"):
+        reference = build_backbone("resnet18" if is_basic else "resnet50", arguments)
+    keys = {
+        "MODEL.RESNETS.DEPTH": depths.get(counts),
+        "MODEL.RESNETS.NUM_GROUPS": groups,
+        "MODEL.RESNETS.WIDTH_PER_GROUP": inner // groups,
+        "MODEL.RESNETS.RES2_OUT_CHANNELS": width * first.expansion,
+        "MODEL.RESNETS.STEM_OUT_CHANNELS": STEM_WIDTH,
+        "MODEL.RESNETS.STRIDE_IN_1X1": in_1x1,
+        "MODEL.RESNETS.RES5_DILATION": 1,
+        "MODEL.RESNETS.DEFORM_ON_PER_STAGE": [False] * len(STAGES),
+        "MODEL.RESNETS.NORM": family,
+    }
+    reasons = []
+    if counts not in depths:
+        reasons.append(f"{counts} blocks, where Detectron2 has {', '.join(map(str, depths))}")
+    kinds: dict[tuple[str, str], list[str]] = {}  # one line for each pair of kinds
+    for name, (_, found), (_, expected) in _differences(backbone, reference):
+        pair = (found.partition("(")[0], expected.partition("(")[0])
+        line = f"{name}: {found}, where Detectron2 has {expected}"
+        kinds.setdefault(pair, []).append(line)
+    for line, *more in kinds.values():
+        reasons.append(line + (f", and {len(more)} more places" if more else ""))
+    return keys, "".join(f"\n  - {reason}" for reason in reasons)
+
+
+def _differences(backbone: nn.Module, reference: nn.Module) -> Iterator[tuple[str, Layer, Layer]]:
+    """Yield the name of every layer that differs, what it is and should be; outermost layers only.
+
+    The exact type of a module also fixes its `forward`, so only its settings need to be compared.
+    """
+    ours, theirs = dict(backbone.named_modules()), dict(reference.named_modules())
+    different: tuple[str, ...] = ()
+    for name in dict.fromkeys([*ours, *theirs]):
+        if WITHOUT_EFFECT.isdisjoint(name.split(".")) and not f"{name}.".startswith(different):
+            found, expected = _layer(ours.get(name)), _layer(theirs.get(name))
+            if found != expected:
+                yield name, found, expected
+                different += (f"{name}.",)
+
+
+def _layer(module: Any) -> Layer:
+    """Return a layer's type and what it computes in eval mode, as text."""
+    kind = SAME_KIND.get(type(module), type(module))
+    if module is None or kind is nn.Identity:
+        return nn.Identity, "nothing"
+    if kind is nn.ReLU:
+        return kind, "ReLU"  # in place or not
+    if kind is nn.Sequential:
+        kinds = (SAME_KIND.get(type(child), type(child)).__name__ for child in module)
+        return kind, f"a sequence of {', '.join(dict.fromkeys(kinds))}"
+    settings = module.extra_repr()
+    if kind in (nn.BatchNorm2d, nn.GroupNorm):
+        values = {name: getattr(module, name) for name in NORM_SETTINGS if hasattr(module, name)}
+        settings = ", ".join(f"{name}={value}" for name, value in values.items())
+    return kind, f"{kind.__name__}({settings})"

@@ -6,30 +6,23 @@ model's tensors are compared with the file's, one by one.
 
 from __future__ import annotations
 
+import io
 import logging
-import re
+import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from torch import Tensor, nn
 
 from detection.errors import DetectionError
 from kscl.backbone_file import read_arrays_pickle, read_plain, read_tensors
-from kscl.backbone_file.detectron2 import (
-    DETECTRON2_NAME,
-    LAYERS,
-    LAYERS_BACK,
-    MODEL_PREFIXES,
-    exists,
-    timm_name,
-)
+from kscl.backbone_file.detectron2 import AUTHOR, COUNTER, bare_name
+from kscl.backbone_file.read import some
 
-AUTHOR = "kscl"
 # What a detector has beyond its network; it starts at random, as nothing pretrained has such parts.
 NEW_PARTS = (
     "proposal_generator.rpn_head.",
@@ -45,14 +38,45 @@ NEW_PARTS = (
 )
 INPUT_BUFFERS = ("pixel_mean", "pixel_std")  # set from the config
 CONVERT_IT = "Convert the source: python tools/convert.py FILE --output-dir FOLDER"
-COUNTER = (
-    "num_batches_tracked"  # nothing is computed from it while BatchNorm's momentum is a number
-)
 # Where a built detector has its timm network, whose tensors keep timm's names behind it: under an
 # FPN, under a simple feature pyramid. A file of converted weights has the whole name.
-TIMM_PREFIX = {"bottom_up": "backbone.bottom_up.network.", "net": "backbone.net.network."}
+UNDER_FPN, UNDER_PLAIN_PYRAMID = "backbone.bottom_up.network.", "backbone.net.network."
 
-_TIMM = re.compile(r"(?:layer(?P<stage>[1-4])\.(?P<block>\d+)\.)?(?P<layer>.+)\.(?P<tensor>\w+)")
+
+def is_counter(name: str) -> bool:
+    """Return whether a tensor counts batches: nothing is computed from it."""
+    return name.rpartition(".")[2] == COUNTER
+
+
+def name_in_file(name: str) -> str | None:
+    """Return the name of a model's tensor in a file of weights; None if it is not the network's."""
+    if _is_timms(name):
+        return None if is_counter(name) else name
+    return bare_name(name)
+
+
+def _is_timms(name: str) -> bool:
+    return name.startswith((UNDER_FPN, UNDER_PLAIN_PYRAMID))
+
+
+def weights_bytes(tensors: Mapping[str, Tensor], file_format: str = "pth") -> bytes:
+    """Serialize with the marks that Detectron2's loader needs."""
+    if file_format == "pkl":
+        arrays = {key: tensor.numpy() for key, tensor in tensors.items()}
+        return pickle.dumps(_marked(arrays), protocol=4)
+    content = io.BytesIO()
+    torch.save(_marked(tensors), content)
+    return content.getvalue()
+
+
+def _marked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's content.
+
+    Names of a ResNet have no prefix and are matched by their ends, so that res5 goes into the head
+    of a C4; those of a timm network are complete.
+    """
+    by_ends = not any(_is_timms(name) for name in values)
+    return {"model": dict(values), "matching_heuristics": by_ends, "__author__": AUTHOR}
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -60,12 +84,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     path = Path(path)
     if not path.is_file():
         raise DetectionError(f"{path}: there is no such file of converted weights. {CONVERT_IT}")
-    if path.suffix == ".pkl":
-        content = read_arrays_pickle(path)
-    elif path.suffix == ".pth":
-        content = read_plain(path)
-    else:
-        raise DetectionError(f"{path} is neither .pth nor .pkl. {CONVERT_IT}")
+    content = read_arrays_pickle(path) if path.suffix == ".pkl" else read_plain(path)
     tensors = content.get("model")
     if "__author__" not in content or not isinstance(tensors, dict) or not tensors:
         raise DetectionError(
@@ -73,26 +92,18 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"without an error. {CONVERT_IT}"
         )
     named = {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
-    strange = [key for key in named if without_prefix(key) != key]
+    strange = [key for key in named if name_in_file(key) != key]
     if strange:
         raise DetectionError(
-            f"{path} holds tensors that are not of a backbone: {_some(strange)}. {CONVERT_IT}"
+            f"{path} holds tensors that are not of a backbone: {some(strange)}. {CONVERT_IT}"
         )
-    if content.get("matching_heuristics", False) is not by_heuristics(named):
+    by_ends = _marked(named)["matching_heuristics"]
+    if content.get("matching_heuristics", False) is not by_ends:
         raise DetectionError(
-            f"{path}: Detectron2 would load little or nothing of it without an error, because its "
-            f"matching_heuristics is not {by_heuristics(named)}. {CONVERT_IT}"
+            f"{path}: its matching_heuristics must be {by_ends}, or Detectron2 loads little or "
+            f"nothing of it without an error. {CONVERT_IT}"
         )
     return named
-
-
-def by_heuristics(tensors: Mapping[str, Any]) -> bool:
-    """Return whether Detectron2 must match the names by their ends.
-
-    Those of a ResNet have no prefix, so that res5 goes into the head of a C4; those of a timm
-    network are complete.
-    """
-    return not any(name.startswith(tuple(TIMM_PREFIX.values())) for name in tensors)
 
 
 def read_detectron2(path: Path) -> dict[str, Tensor]:
@@ -108,24 +119,14 @@ def load_weights(model: nn.Module, path: str | Path) -> int:
     tensors = read_weights(path)
     # The tensors that were read, not the path: Detectron2 would run what a .pkl contains.
     with quietly("fvcore.common.checkpoint", "detectron2"):
-        DetectionCheckpointer(model)._load_model(
-            {
-                "model": dict(tensors),
-                "matching_heuristics": by_heuristics(tensors),
-                "__author__": AUTHOR,
-            }
-        )
+        DetectionCheckpointer(model)._load_model(_marked(tensors))
     return compare(model, tensors, path)
 
 
-def check_loaded(model: nn.Module, path: str | Path) -> int:
-    """Raise an error unless the model's network holds exactly the tensors of the file."""
-    return compare(model, read_weights(path), path)
-
-
 def compare(model: nn.Module, from_file: dict[str, Tensor], path: str | Path) -> int:
-    """Do as `check_loaded` does, for a file that has been read."""
-    in_model = network_tensors(model.state_dict())
+    """Raise an error unless the model's network holds exactly the tensors of the file."""
+    state = model.state_dict()
+    in_model = {bare: state[name] for name in state if (bare := name_in_file(name)) is not None}
     absent = [key for key in in_model if key not in from_file]
     unused = [key for key in from_file if key not in in_model]
     both = [key for key in in_model if key in from_file]
@@ -133,7 +134,7 @@ def compare(model: nn.Module, from_file: dict[str, Tensor], path: str | Path) ->
     if absent or unused or different:
         loaded = len(in_model) - len(absent) - len(different)
         reasons = [
-            f"  {text}: {_some(keys)}"
+            f"  {text}: {some(keys)}"
             for keys, text in (
                 (absent, "not in the file, so left at random"),
                 (different, "of another shape or value than in the file"),
@@ -149,35 +150,25 @@ def compare(model: nn.Module, from_file: dict[str, Tensor], path: str | Path) ->
     return len(in_model)
 
 
+def _same(ours: Tensor, theirs: Tensor) -> bool:
+    return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.to(ours.dtype))
+
+
 def check_rest_is_new(model: nn.Module) -> None:
     """Raise an error if a part beside the network is not known to start at random."""
     unknown = [
         key
         for key in model.state_dict()
-        if without_prefix(key) is None
-        and not key.endswith(COUNTER)
+        if name_in_file(key) is None
+        and not is_counter(key)
         and not key.startswith(NEW_PARTS)
         and key not in INPUT_BUFFERS
     ]
     if unknown:
         raise DetectionError(
             "The detector has parts that no weights fill and that are not known to start at "
-            f"random: {_some(unknown)}. Use a config from configs/detection/."
+            f"random: {some(unknown)}. Use a config from configs/detection/."
         )
-
-
-def _same(ours: Tensor, theirs: Tensor) -> bool:
-    return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.to(ours.dtype))
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def as_arrays(tensors: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """Return the tensors as NumPy arrays."""
-    return {key: tensor.numpy() for key, tensor in tensors.items()}
 
 
 @contextmanager
@@ -192,49 +183,3 @@ def quietly(*names: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def to_detectron2(name: str) -> str:
-    """Return Detectron2's name of a tensor of timm's; another name is an error."""
-    match = _TIMM.fullmatch(name)
-    layer = LAYERS.get(match["layer"]) if match else None
-    if match is None or layer is None or not exists(match["stage"], layer, match["tensor"]):
-        raise DetectionError(f"{name} is not a tensor of a plain timm ResNet.")
-    block = f"res{int(match['stage']) + 1}.{match['block']}" if match["stage"] else "stem"
-    return f"{block}.{layer}.{match['tensor']}"
-
-
-def to_timm(name: str) -> str:
-    """Return timm's name of a tensor of Detectron2's, which is given without its prefix."""
-    ours = timm_name(name) if without_prefix(name) == name else None
-    if ours is None:
-        raise DetectionError(f"{name} is not a tensor of a Detectron2 ResNet.")
-    return ours
-
-
-def rename(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return a timm backbone's tensors by Detectron2's names, and the counters left out."""
-    counters = [name for name in tensors if name.rpartition(".")[2] == COUNTER]
-    carried = {
-        to_detectron2(name): tensor.detach().cpu().contiguous()
-        for name, tensor in tensors.items()
-        if name not in counters
-    }
-    return carried, counters
-
-
-def network_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return those tensors of a built model that are its network's, by their names in a file."""
-    return {bare: state[name] for name in state if (bare := without_prefix(name)) is not None}
-
-
-def without_prefix(name: str) -> str | None:
-    """Return a tensor's name in a file of weights, or None if it is not part of the network."""
-    if name.startswith(tuple(TIMM_PREFIX.values())):
-        return None if name.rpartition(".")[2] == COUNTER else name
-    for prefix in MODEL_PREFIXES:
-        bare = name.removeprefix(prefix)
-        match = DETECTRON2_NAME.fullmatch(bare)
-        if match and name == prefix + bare and match["layer"] in LAYERS_BACK:
-            return bare if exists(match["stage"], match["layer"], match["tensor"]) else None
-    return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from detectron2.config import CfgNode
 
+from detection.backbones import PLAIN_BUILDERS, PROTOCOL_BUILDERS
 from detection.config import (
     DETECTOR_KEYS,
     GRID_KEY,
@@ -16,7 +17,6 @@ from detection.config import (
     NORM_KEYS,
     load_detection_config,
 )
-from detection.convert.routes import PLAIN_BUILDERS, PROTOCOL_BUILDERS
 from kscl.config import leaves_without, one_line, plain, shipped_configs, value_at
 from kscl.data.annotated.coco import COCO_NAMES
 from kscl.data.annotations import parse_source

@@ -1,15 +1,15 @@
 """How known projects name a backbone's tensors in their checkpoints.
 
-Names are written without what wraps a network: `module.` (DataParallel, DDP, moving averages) and
-`_orig_mod.` (torch.compile) are taken out of the file's names wherever they stand. Every entry also
-holds for its state dict saved alone, without the container.
+Wrappers are left out of the names here: `module.` (DataParallel, DDP, moving averages) and
+`_orig_mod.` (torch.compile) are removed from a file's names wherever they occur. Every entry also
+applies to its state dict saved alone, without the container.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kscl.backbone_file.describe import IMAGENET_MEAN, IMAGENET_STD
+from kscl.backbone_file.file import IMAGENET_MEAN, IMAGENET_STD
 
 Container = tuple[str, ...]  # keys that lead to a dict of tensors; () is the file itself
 Color = tuple[float, ...]
@@ -26,9 +26,9 @@ class Layout:
     container: Container
     prefix: str
     leave_behind: tuple[str, ...] = ()  # prefixes of tensors that belong to something else
-    marks: tuple[str, ...] = ()  # prefixes of which a file has one at least, or is another's
+    marks: tuple[str, ...] = ()  # a file has a tensor with one of these prefixes, or is another's
     instead_of: tuple[tuple[Container, str], ...] = ()  # networks that are not taken
-    takes: str = ""  # said aloud if the file holds one of them
+    takes: str = ""  # logged if the file holds one of them
     input: tuple[Color, Color] | None = IMAGENET  # mean and std; None: they must be given
     why_ask: str = ""  # completes "its mean and std must be given: …"
     sequence: bool = False  # layers are named by their position, as nn.Sequential does

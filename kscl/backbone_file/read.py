@@ -1,288 +1,200 @@
-"""Read a backbone from a file, an address or a seed; nothing but tensors is ever loaded."""
+"""Open files of weights as data: nothing in a file is ever run.
+
+PyTorch's own reader (weights_only) builds tensors and plain values and refuses the rest. Others'
+checkpoints often hold more: the arguments of a run, a NumPy number, a function of an optimizer.
+Each of these becomes an empty object of a class made here under the name in the file; what the file
+means by that name is never looked up.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
+import pickletools
+import re
+import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import timm
+import numpy as np
 import torch
-from torch import nn
 
-from kscl.backbone_file.describe import (
-    DESCRIPTION,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Description,
-    check_description,
-    parse_description,
+from kscl.backbone_file.file import Description, check_description, read_safetensors
+from kscl.errors import KsclError, printable
+
+ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-_])")
+LONGEST_REASON = 300
+# What PyTorch's reader builds itself: not listed as dropped.
+TENSOR_MODULES = ("torch", "torch._utils", "torch._tensor", "torch.storage", "torch.serialization")
+PLAIN = (
+    *("collections.OrderedDict", "collections.Counter", "torch.nn.parameter.Parameter"),
+    *("_codecs.encode", "builtins.set", "builtins.bytearray", "builtins.complex"),
 )
-from kscl.backbone_file.find import Found, find_tensors
-from kscl.backbone_file.refuse import NotFound, some
-from kscl.backbone_file.unpickle import (
-    THREE_LINES,
-    first_line,
-    read_arrays_pickle,
-    read_tensors,
-    without_escapes,
+LEGACY_PICKLES = 4  # before PyTorch 1.6: magic number, protocol, machine, and then the content
+DICT_NAMES = ("dict", "Dict", "CfgNode")  # ends of names of classes that are filled as a dict is
+ARRAYS = (  # all that a pickle of NumPy arrays names
+    *("numpy.ndarray", "numpy.dtype", "numpy._core.multiarray._reconstruct"),
+    "numpy._core.numeric._frombuffer",  # pickle protocol 5
+    "_codecs.encode",  # bytes in pickle protocol 2
 )
-from kscl.backbone_file.write import CHECKSUM, checksum
-from kscl.data.source import cache_folder
-from kscl.errors import KsclError
-from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
-from kscl.runtime.files import sha256_of
-from kscl.runtime.paths import local_path
-
-RANDOM = "random"
-OUR_FILE = "kscl backbone"
-OWN_LAYOUTS = (OUR_FILE, "kscl checkpoint")  # their files tell what they hold
-TIMM_LAYOUTS = "plain"  # timm's and torchvision's files; timm knows the input of its models
-OTHERS_TOO = ("plain (model)", "plain (model_ema)")  # MAE and DeiT save like this
-SAME_COLOR = 1e-6  # files round
-NAMED = "BACKBONE.NAME resnet50 (--arch resnet50 in tools/convert.py)"
+THREE_LINES = (
+    "With that project's own code, save the state dict alone and give that file:\n"
+    "  import torch\n"
+    "  model = ...  # the network, built and loaded as that project does\n"
+    '  torch.save(model.state_dict(), "backbone.pth")'
+)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A backbone in eval mode, what it is, and where it came from."""
-
-    backbone: nn.Module
-    description: Description
-    layout: str  # a name in LAYOUTS, OUR_FILE, RANDOM, or GIVEN
-    file_sha256: str | None  # None for random weights
-    tensors_sha256: str
-    left_behind: tuple[str, ...]  # what the file holds beside the backbone
-    said: tuple[str, ...] = ()  # sentences that a tool prints: which network was taken, and so on
-
-
-def load_backbone(
-    source: str | Path,
-    arch: str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    *,
-    container: str | None = None,
-    prefix: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    channels: str | None = None,
-) -> Loaded:
-    """Return a backbone from a file of ours or another project's, or random weights from a seed.
-
-    `source` is a path, an http(s) address, which is downloaded once and cached, or `random`. Our
-    own files say what they hold; for others `arch` names the timm model, unless the file does, as
-    MoCo's do, `kwargs` its arguments, `container` and `prefix` the place in the file if it holds
-    several networks or has an unknown layout, and `mean` and `std` (RGB in [0, 1]) the input of its
-    pretraining, where that is not known; `channels` (RGB or BGR) is the order in a file of
-    Detectron2, if it is not known. The network returned is always for RGB. Where both speak they
-    must agree.
-    """
-    given = _checked_input(mean, std)
-    if str(source) == RANDOM:
-        return _random_backbone(arch, kwargs, seed, given)
-    name, path = str(source), local_path(source, cache_folder())
-    if not path.is_file():
-        raise KsclError(
-            f"{name}: there is no such file of weights: correct the path, or say '{RANDOM}' for "
-            "random ones."
-        )
-    content, description, dropped = _read(path, name)
-    says_itself = description is not None
-    if description is None:
-        description = Description(_named(content, arch, name), dict(kwargs or {}))
-    elif arch is not None and (arch, _lists(kwargs)) != (description.arch, description.kwargs):
-        raise KsclError(
-            f"{name} holds {description.arch} {description.kwargs}, not {arch} {_lists(kwargs)}: "
-            "name that network, or none."
-        )
-    backbone = build_backbone(description.arch, description.kwargs)
-    place = {"container": container, "prefix": prefix, "channels": channels}
-    found = _found(content, backbone, name, place, dropped)
-    if found.stride_in_1x1 is not False and STRIDE_IN_1X1 not in description.kwargs:
-        usual = "true" if found.stride_in_1x1 else "false or true"
-        raise KsclError(
-            f"{name} ({found.layout}): say which convolution of a block has the stride, "
-            f"--arch-kwargs '{{{STRIDE_IN_1X1}: …}}' (BACKBONE.KWARGS in a config): {usual} here, "
-            "which is MODEL.RESNETS.STRIDE_IN_1X1 of its Detectron2 config."
-        )
-    if says_itself:
-        _check_agrees(description, given, name)
-    else:
-        description = _with_input(description, found, given, name)
-    ours = says_itself and path.suffix == ".safetensors"
-    backbone.load_state_dict(found.tensors, strict=True)
-    backbone.eval()
-    said = [found.said] if found.said else []
-    if not says_itself and not given and found.layout.startswith(TIMM_LAYOUTS):
-        colors = (description.mean, description.std)
-        if colors != (IMAGENET_MEAN, IMAGENET_STD):
-            said.append(
-                f"Its input is taken to be that of {description.arch} in timm: mean {colors[0]}, "
-                f"std {colors[1]}; --mean and --std say otherwise."
-            )
-    if dropped:
-        said.append(f"Of the file only tensors were read, and not {', '.join(dropped)}.")
-    return Loaded(
-        backbone,
-        description,
-        OUR_FILE if ours else found.layout,
-        sha256_of(path),
-        tensors_hash(backbone),
-        found.left_behind,
-        tuple(said),
-    )
-
-
-def _named(content: Mapping[str, Any], arch: str | None, name: str) -> str:
-    """Return the timm model of another project's file: what the user names, or the file itself.
-
-    MoCo, SimSiam, timm and PyTorch's ImageNet example save it as `arch`; others' names may not be
-    timm's, as MoCo v3's vit_small.
-    """
-    own = content.get("arch")
-    says = without_escapes(own)[:60] if isinstance(own, str) else ""
-    is_timms = bool(says) and timm.is_model(own)
-    if arch is None:
-        if is_timms:
-            return str(own)
-        called = f", which it calls '{says}'" if says else ""
-        raise KsclError(
-            f"{name} does not say which timm model it holds{called}: name it, as in {NAMED}."
-        )
-    if is_timms and says.partition(".")[0] != arch.partition(".")[0]:  # without timm's tag
-        raise KsclError(
-            f"{name} says that it holds {says}, not {arch}: name that network, or none. If the "
-            "file is mistaken, save its state dict alone and give that file."
-        )
-    return arch
-
-
-def _found(
-    content: dict[str, Any],
-    backbone: nn.Module,
-    name: str,
-    place: Mapping[str, str | None],
-    dropped: tuple[str, ...],
-) -> Found:
-    try:
-        return find_tensors(content, backbone, name, **place)
-    except NotFound as error:
-        if not dropped:
-            raise
-        objects = f"Python objects in it ({some(list(dropped))}) were not read"
-        raise KsclError(f"{error}\n  {objects}. {THREE_LINES}") from error
-
-
-def _checked_input(
-    mean: Sequence[float] | None, std: Sequence[float] | None
-) -> dict[str, tuple[float, ...]]:
-    """Return what the user says of the input, by field."""
-    given = {"mean": mean, "std": std}
-    chosen = {key: tuple(value) for key, value in given.items() if value is not None}
-    for key, value in chosen.items():
-        if len(value) != 3 or not all(0 <= v <= 1 for v in value) or (key == "std" and 0 in value):
-            raise KsclError(
-                f"--{key} (INPUT.{key.upper()}) is {value}. Give three numbers from 0 to 1: red, "
-                "green, blue."
-            )
-    return chosen
-
-
-def _check_agrees(
-    description: Description, given: Mapping[str, tuple[float, ...]], name: str
-) -> None:
-    """Raise an error if a file that tells its input tells another than the user."""
-    for key, value in given.items():
-        known = getattr(description, key)
-        if any(abs(a - b) > SAME_COLOR for a, b in zip(value, known, strict=True)):
-            raise KsclError(
-                f"{name} says that its {key} is {known}, not {value}: leave --{key} "
-                f"(INPUT.{key.upper()}) out, or say the same."
-            )
-
-
-def _with_input(
-    description: Description, found: Found, given: Mapping[str, tuple[float, ...]], name: str
-) -> Description:
-    """Complete the description of another project's file: its input is known, or asked for."""
-    known: dict[str, tuple[float, ...]] = {}
-    why_ask = found.why_ask
-    own = timm.get_pretrained_cfg(description.arch)
-    if found.layout.startswith(TIMM_LAYOUTS) and own is not None:
-        is_imagenets = (own.mean, own.std) == (IMAGENET_MEAN, IMAGENET_STD)
-        if is_imagenets or found.layout not in OTHERS_TOO:
-            known = {"mean": own.mean, "std": own.std}
-        else:
-            why_ask = (
-                f"MAE and DeiT save like this too and train on ImageNet's, but {description.arch} "
-                f"in timm expects mean {own.mean} and std {own.std}"
-            )
-    elif found.input is not None:
-        known = dict(zip(("mean", "std"), found.input, strict=True))
-    missing = [key for key in ("mean", "std") if key not in given and key not in known]
-    if missing:
-        raise KsclError(
-            f"{name} (read as {found.layout}): the {' and '.join(missing)} of its input must be "
-            f"given: {why_ask}. Say --mean R G B --std R G B (INPUT.MEAN and INPUT.STD of a "
-            "probe): 0 0 0 and 1 1 1 for plain [0, 1], 0.485 0.456 0.406 and 0.229 0.224 0.225 for "
-            "ImageNet's."
-        )
-    return replace(description, **{**known, **given})  # type: ignore[arg-type]
-
-
-def tensors_hash(module: nn.Module) -> str:
-    """Return the SHA-256 of all parameters and buffers, by name, type, shape and bytes."""
-    return checksum(module.state_dict())
-
-
-def _random_backbone(
-    arch: str | None,
-    kwargs: Mapping[str, Any] | None,
-    seed: int,
-    given: Mapping[str, tuple[float, ...]],
-) -> Loaded:
-    if arch is None:
-        raise KsclError(f"Random weights of which network? Name the timm model, as in {NAMED}.")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        backbone = build_backbone(arch, kwargs).eval()
-    description = Description(arch, dict(kwargs or {}), source={"method": RANDOM, "seed": seed})
-    description = replace(description, **given)  # type: ignore[arg-type]
-    return Loaded(backbone, description, RANDOM, None, tensors_hash(backbone), ())
-
-
-def _read(path: Path, name: str) -> tuple[dict[str, Any], Description | None, tuple[str, ...]]:
-    """Return a file's tensors, what it says of them, if it does, and the objects left unread."""
+def read_file(path: Path, name: str) -> tuple[dict[str, Any], Description | None, tuple[str, ...]]:
+    """Return a file's content, its description if it has ours, and the names of dropped objects."""
     if path.suffix == ".safetensors":
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                metadata = file.metadata() or {}
-        except (safetensors.SafetensorError, OSError, ValueError, AttributeError) as error:
-            raise KsclError(
-                f"{name} is not a whole safetensors file ({first_line(error)}): copy it again."
-            ) from error
-        about = metadata.get(DESCRIPTION)
-        if about is None:
-            return tensors, None, ()
-        if metadata.get(CHECKSUM) not in (None, checksum(tensors, about)):
-            raise KsclError(
-                f"{name} is damaged or was changed: its tensors and description do not match its "
-                "checksum. Copy it again, or export the backbone again."
-            )
-        return tensors, parse_description(about, name), ()
+        return *read_safetensors(path, name), ()
     if path.suffix == ".pkl" and not zipfile.is_zipfile(path):
         return read_arrays_pickle(path), None, ()
     content, dropped = read_tensors(path)
-    if "learner" not in content or "description" not in content:
-        return content, None, dropped  # somebody else's, whatever else is in it
-    return content, check_description(content["description"], name), dropped
+    ours = "learner" in content and "description" in content  # a checkpoint of a pretraining
+    return content, check_description(content["description"], name) if ours else None, dropped
 
 
-def _lists(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return arguments as JSON gives them back, which has no tuples."""
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in (kwargs or {}).items()}
+def read_plain(path: Path) -> dict[str, Any]:
+    """Return what torch.save wrote, if it is plain data; refuse anything else unread."""
+    return _load(path, "Our tools write no such file: it was exchanged, so delete it.")
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return a file's content, with empty objects for all but plain data, and their names."""
+    try:
+        names = sorted(set(_globals(path)))
+    except Exception:  # not a pickle that can be listed: PyTorch's reader says why, or refuses it
+        names = []
+    # Names that PyTorch's reader knows stay what they are: it looks them up first.
+    with torch.serialization.safe_globals([_stub(module, name) for module, name in names]):
+        content = _load(path, THREE_LINES)
+    return content, tuple(
+        without_escapes(f"{module}.{name}")
+        for module, name in names
+        if module not in TENSOR_MODULES and f"{module}.{name}" not in PLAIN
+    )
+
+
+def _globals(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the module and name of every global in the pickles of a file, without running any."""
+    with path.open("rb") as file:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                (record,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+                streams: list[Any] = [io.BytesIO(archive.read(record))]
+        else:
+            file.seek(0)
+            streams = [file] * LEGACY_PICKLES
+        for stream in streams:
+            for opcode, argument, _ in pickletools.genops(stream):
+                if opcode.name == "GLOBAL":
+                    module, _, name = str(argument).partition(" ")
+                    # torch.save writes the names of Python 2.
+                    ours = NAME_MAPPING.get((module, name))
+                    yield ours or (IMPORT_MAPPING.get(module, module), name)
+
+
+class _Dropped:
+    """An empty object in place of one that is not data; it takes everything and keeps nothing."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return object.__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+class _DroppedDict:
+    """The same for objects that a pickle fills with keys: PyTorch's reader fills plain ones."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Any:
+        return OrderedDict()
+
+
+def _stub(module: str, name: str) -> type:
+    """Return a class that PyTorch's reader takes for the one of that name."""
+    base = _DroppedDict if name.endswith(DICT_NAMES) else _Dropped
+    stub = type(name.rpartition(".")[2], (base,), {"__module__": module, "__qualname__": name})
+    stub.__name__ = name  # older versions of PyTorch go by it, newer ones by __qualname__
+    return stub
+
+
+def _load(path: Path, advice: str) -> dict[str, Any]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on other pickle protocols; what fails is an error
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RecursionError) as error:
+        # PyTorch's message continues with advice on how to read the file unsafely.
+        found = re.search(r"WeightsUnpickler error: (.+?)(?:\. |\n|$)", str(error))
+        reason = first_line(found[1]) if found else type(error).__name__
+        raise KsclError(
+            f"{path} is not plain tensors, so it was not read: it is damaged, or a pickle of "
+            f"Python objects, which can run code ({reason}). {advice}"
+        ) from error
+    except Exception as error:  # a damaged pickle fails anywhere inside PyTorch's reader
+        raise KsclError(
+            f"{path} cannot be read as a checkpoint ({first_line(error)}). Copy it again."
+        ) from error
+    return _dict_in(content, path, advice)
+
+
+def _dict_in(content: object, path: Path, advice: str) -> dict[str, Any]:
+    if isinstance(content, dict):
+        return content
+    raise KsclError(f"{path} holds a {type(content).__name__}, not a dict of tensors. {advice}")
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """A reader of pickles that builds NumPy arrays and nothing else: a pickle can run anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        module = module.replace("numpy.core.", "numpy._core.")  # before NumPy 2
+        if f"{module}.{name}" not in ARRAYS:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
+
+
+def read_arrays_pickle(path: Path) -> dict[str, Any]:
+    """Return a pickled dict of NumPy arrays, as Detectron2's `.pkl` are, with tensors instead."""
+    try:
+        with path.open("rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on the alignment of types from old files
+            content = _as_tensors(_ArraysOnly(file, encoding="latin1").load())
+    except Exception as error:  # a damaged pickle fails anywhere
+        raise KsclError(
+            f"{path} is not a pickle of plain arrays ({first_line(error)}), so it was not read. "
+            f"{THREE_LINES}"
+        ) from error
+    return _dict_in(content, path, THREE_LINES)
+
+
+def _as_tensors(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _as_tensors(inner) for key, inner in value.items()}
+    return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+
+
+def without_escapes(text: object) -> str:
+    """Return text without the terminal's escape codes, which PyTorch's messages hold too."""
+    return printable(ESCAPES.sub("", str(text)), kept="\n")
+
+
+def first_line(error: object) -> str:
+    """Return the first line of an error in printable text."""
+    return without_escapes(str(error).split("\n")[0])[:LONGEST_REASON] or type(error).__name__
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """Return the first names, printable, and how many more there are."""
+    shown = ", ".join(without_escapes(name) for name in names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

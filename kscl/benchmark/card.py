@@ -14,8 +14,7 @@ import timm
 import torch
 import yaml
 
-from kscl.backbone_file import Loaded
-from kscl.backbone_file.write import to_safetensors
+from kscl.backbone_file import Loaded, to_safetensors
 from kscl.benchmark.leaderboard.board import Measure, ProtocolKey, Row
 from kscl.benchmark.leaderboard.linking import made_backbone
 from kscl.benchmark.leaderboard.rows import build_board

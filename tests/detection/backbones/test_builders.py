@@ -12,8 +12,7 @@ from timm.layers import FrozenBatchNormAct2d, SyncBatchNormAct
 from torch import Tensor, nn
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from detection.backbones.builders import TimmBackbone
-from detection.backbones.levels import LAST, STRIDES, any_size_arguments
+from detection.backbones import LAST, STRIDES, TimmBackbone, any_size_arguments
 from detection.config import load_detection_config
 from detection.errors import DetectionError
 from tests.helpers.networks.backbones import lively_backbone
@@ -109,7 +108,7 @@ def test_a_synchronized_batch_norm_trains_as_any_other_on_one_process():
 
 
 def test_a_network_with_batch_norm_takes_no_other_norm():
-    with pytest.raises(DetectionError, match=r"MODEL.RESNETS.NORM is 'GN'"):
+    with pytest.raises(DetectionError, match=r"MODEL.RESNETS.NORM must be .*'GN'"):
         backbone_of("resnet18", norm="GN")
 
 

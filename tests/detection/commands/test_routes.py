@@ -259,7 +259,7 @@ def test_a_network_that_does_not_keep_the_promise_of_its_feature_info_is_refused
         network.feature_info[-1]["num_chs"] += 1
         return network
 
-    monkeypatch.setattr("detection.backbones.builders.build_backbone", wider)
+    monkeypatch.setattr("detection.backbones.build_backbone", wider)
     words = ["random", "--arch", "resnet18", "--route", "timm"]
     words += ["--protocol", "detection/shapes_tiny_fpn.yaml"]
     assert convert([*words, "--output-dir", str(tmp_path / "out")]) == 2

@@ -10,7 +10,7 @@ import timm
 import torch
 
 from detection.commands.convert import main
-from detection.convert.converter import BACKBONE_FILE, convert, take_back
+from detection.convert.converter import BACKBONE_FILE, convert, convert_back
 from detection.convert.weights import read_weights
 from detection.errors import DetectionError
 from kscl.backbone_file import Description, load_backbone, save_backbone
@@ -61,7 +61,7 @@ def test_a_detectors_checkpoint_gives_back_its_resnet(converted, tmp_path):
     model |= some("proposal_generator.rpn_head.conv.weight", "roi_heads.res5.norm.weight")
     torch.save({"model": model, "optimizer": {}, "iteration": 5}, tmp_path / "model_final.pth")
     about = {"arch": "resnet50", "kwargs": NARROW, "protocol": converted.folder / "config.yaml"}
-    back = take_back(tmp_path / "model_final.pth", tmp_path / "back", **about)
+    back = convert_back(tmp_path / "model_final.pth", tmp_path / "back", **about)
     assert len(back.left_behind) == 2
     assert back.description.mean == INPUT["mean"]
     again = convert(back.path, tmp_path / "again")
@@ -95,7 +95,7 @@ def test_a_timm_network_in_a_detector_is_not_taken_back(tmp_path, capsys):
     assert main([*words, "--output-dir", str(tmp_path / "d2")]) == 0
     words = [str(tmp_path / "d2"), "--to", "timm", "--output-dir", str(tmp_path / "back")]
     assert main(words) == 2
-    assert "use the file that it was made from" in capsys.readouterr().err
+    assert "Use the file that it was made from" in capsys.readouterr().err
     assert not (tmp_path / "back").exists()
 
 
@@ -103,7 +103,7 @@ def test_a_pkl_of_arrays_is_taken_back(converted, tmp_path):
     arrays = {key: value.numpy() for key, value in read_weights(converted.weights).items()}
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"model": arrays, "__author__": "x"}))
     about = {"arch": "resnet50", "kwargs": NARROW, "protocol": converted.folder / "config.yaml"}
-    assert take_back(tmp_path / "x.pkl", tmp_path / "back", **about).path.is_file()
+    assert convert_back(tmp_path / "x.pkl", tmp_path / "back", **about).path.is_file()
 
 
 def spoiled(converted, tmp_path, key: str, value: str):
@@ -126,7 +126,7 @@ def test_a_config_under_which_timm_computes_something_else_is_refused(
     torch.save({"model": read_weights(converted.weights)}, tmp_path / "x.pth")
     about = {"arch": "resnet50", "kwargs": NARROW, "protocol": config}
     with pytest.raises(DetectionError, match=named):
-        take_back(tmp_path / "x.pth", tmp_path / "back", **about)
+        convert_back(tmp_path / "x.pth", tmp_path / "back", **about)
     assert not (tmp_path / "back").exists()
 
 
@@ -142,21 +142,21 @@ def test_what_cannot_be_taken_back_is_named(converted, tmp_path):
     }
     for named, about in cases.items():
         with pytest.raises(DetectionError, match=named):
-            take_back(tmp_path / "x.pth", tmp_path / "back", **about)
+            convert_back(tmp_path / "x.pth", tmp_path / "back", **about)
     with pytest.raises(DetectionError, match="leave --arch"):
-        take_back(converted.folder, tmp_path / "back", arch="resnet50")
+        convert_back(converted.folder, tmp_path / "back", arch="resnet50")
     with pytest.raises(DetectionError, match=r"none\.pth"):
-        take_back(tmp_path / "none.pth", tmp_path / "back")
+        convert_back(tmp_path / "none.pth", tmp_path / "back")
     torch.save({"model": some("conv1.weight")}, tmp_path / "y.pth")
     with pytest.raises(DetectionError, match=r"y\.pth holds no tensors"):
-        take_back(tmp_path / "y.pth", tmp_path / "back", **whole)
+        convert_back(tmp_path / "y.pth", tmp_path / "back", **whole)
     assert not (tmp_path / "back").exists()
 
 
 def test_a_backbone_that_is_there_is_kept(converted, tmp_path):
     (tmp_path / BACKBONE_FILE).write_bytes(b"mine")
     with pytest.raises(DetectionError, match="--force"):
-        take_back(converted.folder, tmp_path)
+        convert_back(converted.folder, tmp_path)
     assert (tmp_path / BACKBONE_FILE).read_bytes() == b"mine"
 
 
@@ -167,7 +167,7 @@ def test_weights_that_were_changed_are_refused(converted, tmp_path):
     certificate["counters"] = dict.fromkeys(certificate["counters"], 0)
     (tmp_path / "certificate.json").write_text(json.dumps(certificate))
     with pytest.raises(DetectionError, match="not those that its certificate names"):
-        take_back(tmp_path, tmp_path / "back")
+        convert_back(tmp_path, tmp_path / "back")
 
 
 def test_the_tool_says_which_network_it_took_and_takes_the_other_if_told(tmp_path, capsys):

@@ -13,7 +13,7 @@ import yaml
 
 from detection.commands import convert as convert_cli
 from detection.config import load_detection_config
-from detection.convert import architecture, converter, proof
+from detection.convert import converter, proof, routes
 from detection.convert.certificate import read_certificate, verify_start
 from detection.convert.converter import convert
 from detection.convert.weights import read_weights
@@ -215,11 +215,9 @@ def test_the_input_of_pretraining_travels_with_the_weights(tmp_path):
 
 
 def test_a_wrong_conversion_writes_nothing(narrow_file, tmp_path, monkeypatch):
-    right = architecture.Architecture.detectron2_keys
+    right = routes.resnet_keys
     wrong = {"MODEL.RESNETS.STRIDE_IN_1X1": True}
-    monkeypatch.setattr(
-        architecture.Architecture, "detectron2_keys", lambda self: right(self) | wrong
-    )
+    monkeypatch.setattr(routes, "resnet_keys", lambda backbone: (right(backbone)[0] | wrong, ""))
     with pytest.raises(DetectionError, match="differs first at res3") as caught:
         convert(narrow_file, tmp_path / "out")
     assert "STRIDE_IN_1X1" in str(caught.value)

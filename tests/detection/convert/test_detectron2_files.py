@@ -23,7 +23,7 @@ from detectron2.utils.file_io import Detectron2Handler
 from detection.commands.convert import main
 from detection.config import load_detection_config, set_network
 from detection.convert.certificate import verify_start
-from detection.convert.converter import BACKBONE_FILE, convert, take_back
+from detection.convert.converter import BACKBONE_FILE, convert, convert_back
 from detection.convert.proof import draw_images, preprocessed
 from detection.convert.weights import load_weights, read_weights
 from kscl.backbone_file import load_backbone
@@ -204,7 +204,7 @@ def test_msras_bgr_network_computes_in_rgb_what_detectron2_computes_in_bgr(state
         other = features(*detector(MSRA_KEYS | wrong, path))
         assert (other - expected).norm() > 1e-2 * expected.norm()
     with pytest.raises(KsclError, match="stride_in_1x1"):
-        take_back(tmp_path / "out", tmp_path / "back")
+        convert_back(tmp_path / "out", tmp_path / "back")
 
 
 @pytest.mark.portable
@@ -217,7 +217,7 @@ def test_a_bgr_detector_is_taken_back_to_a_timm_network_for_rgb(state, tmp_path)
     shipped = Path(__file__).parents[3] / "configs" / C4
     config.write_text(f"_BASE_: {shipped}\nVERSION: 2\n{lines}")
     about = {"arch": "resnet50", "kwargs": NARROW, "protocol": config}
-    back = take_back(path, tmp_path / "back", **about)
+    back = convert_back(path, tmp_path / "back", **about)
     assert back.description.mean == (0.485, 0.456, 0.406)
     found = load_backbone(back.path).backbone.state_dict()
     assert torch.equal(found["conv1.weight"], state["conv1.weight"].flip(1))
@@ -243,7 +243,9 @@ def test_an_address_of_detectron2_is_fetched_and_converted(state, tmp_path, monk
         server.shutdown()
     assert_starts_from(tmp_path / "out", state)
     certificate = json.loads((tmp_path / "out/certificate.json").read_text())
-    assert certificate["source"]["name"] == "R-50.pkl"
+    source = certificate["source"]
+    assert source["name"] == "detectron2://ImageNetPretrained/torchvision/R-50.pkl"
+    assert Path(source["path"]).is_relative_to(tmp_path / "cache")
 
 
 def test_what_is_not_this_network_is_refused_by_name(state, tmp_path):
@@ -265,6 +267,9 @@ def test_what_is_not_this_network_is_refused_by_name(state, tmp_path):
     (tmp_path / "two.pkl").write_bytes(pickle.dumps({"model": arrays(two), "__author__": "MOCO"}))
     with pytest.raises(KsclError, match="two ResNets"):
         refused(tmp_path / "two.pkl", arch="resnet50")
+    contradiction = {**NARROW, "stride_in_1x1": True}  # MoCo's networks have it in the 3x3
+    with pytest.raises(KsclError, match="stride_in_1x1 must be false, got True"):
+        refused(path, arch="resnet50", kwargs=contradiction)
     torch.save(state, tmp_path / "plain.pth")
     with pytest.raises(KsclError, match="--channels"):
         refused(tmp_path / "plain.pth", arch="resnet50", channels="BGR")

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from detection.config import load_detection_config, set_network
-from detection.convert.architecture import examine
 from detection.convert.certificate import read_certificate, verify_start, write_certificate
-from detection.convert.converter import Converted, convert, weights_bytes
+from detection.convert.converter import Converted, convert
 from detection.convert.proof import (
     OWN_SIZE,
     STAGES,
@@ -22,8 +21,8 @@ from detection.convert.proof import (
     stage_differences,
     usual_cause,
 )
-from detection.convert.routes import Route
-from detection.convert.weights import rename
+from detection.convert.routes import Route, resnet_keys
+from detection.convert.weights import weights_bytes
 from detection.errors import DetectionError
 from kscl.backbone_file import (
     IMAGENET_MEAN,
@@ -33,7 +32,7 @@ from kscl.backbone_file import (
     save_backbone,
 )
 from kscl.runtime.files import sha256_of
-from tests.helpers.networks.backbones import NARROW, lively_backbone
+from tests.helpers.networks.backbones import NARROW, lively_backbone, renamed
 from tests.helpers.networks.small import NETWORKS
 
 BGR_MEAN, BGR_STD = "[103.53, 116.28, 123.675]", "[57.375, 57.12, 58.395]"
@@ -55,14 +54,14 @@ def weights(backbone, tmp_path_factory):
 
 def write(backbone, folder):
     path = folder / "weights.pth"
-    path.write_bytes(weights_bytes(rename(backbone.state_dict())[0], "pth"))
+    path.write_bytes(weights_bytes(renamed(backbone.state_dict())))
     return path
 
 
 def differences(backbone, weights, *overrides) -> dict[str, float]:
     """Of a Detectron2 model with these keys set wrongly."""
     cfg = load_detection_config("detection/voc0712_c4_24k_moco.yaml")
-    set_network(cfg, examine(lively_backbone("resnet50", NARROW), "").detectron2_keys())
+    set_network(cfg, resnet_keys(lively_backbone("resnet50", NARROW))[0])
     cfg.merge_from_list(list(overrides))
     return stage_differences(backbone, NARROW, IMAGENET_MEAN, IMAGENET_STD, cfg, weights)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kscl.backbone_file import Description, save_backbone
+from kscl.backbone_file.detectron2 import detectron2_name
 from kscl.methods.encoder import build_backbone
 
 NARROW: dict[str, Any] = {"channels": [8, 16, 32, 64]}
@@ -29,6 +30,11 @@ def lively_backbone(
                 nn.init.normal_(module.running_mean, 0, 0.2)
                 nn.init.uniform_(module.running_var, 0.5, 2)
     return backbone.eval()
+
+
+def renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A timm ResNet's tensors by Detectron2's names."""
+    return {name: value for key, value in state.items() if (name := detectron2_name(key))}
 
 
 def backbone_file(

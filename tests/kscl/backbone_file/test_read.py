@@ -1,241 +1,158 @@
-"""Reading backbones: files of ours and other people's, whole or not at all."""
+"""Checkpoints with more than tensors: what is not data is dropped, and nothing in a file runs."""
 
 from __future__ import annotations
 
-import http.server
-import threading
+import argparse
+import collections
+import functools
+import pathlib
+import pickle
 
+import numpy as np
 import pytest
 import torch
 
-from kscl.backbone_file import Description, load_backbone, save_backbone, tensors_hash
+from kscl.backbone_file import load_backbone, read_plain, tensors_hash
+from kscl.backbone_file.read import read_tensors
 from kscl.errors import KsclError
 from kscl.methods.encoder import build_backbone
-from kscl.runtime.files import sha256_of
 
 NARROW = {"channels": [8, 16, 32, 64]}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def backbone():
-    torch.manual_seed(0)
-    return build_backbone("resnet50", NARROW).eval()
+    torch.manual_seed(2)
+    return build_backbone("resnet18", NARROW)
 
 
-def with_prefix(tensors: dict, prefix: str) -> dict:
-    return {prefix + key: value for key, value in tensors.items()}
+def load(path):
+    return load_backbone(path, "resnet18", NARROW)
 
 
-def test_our_file_says_what_it_is_and_comes_back_the_same(backbone, tmp_path):
-    path = tmp_path / "backbone.safetensors"
-    description = Description("resnet50", NARROW, size=96, source={"method": "kscl", "epochs": 2})
-    save_backbone(path, backbone.state_dict(), description)
-    loaded = load_backbone(path)
-    assert loaded.description == description
-    assert loaded.layout == "kscl backbone"
+class Settings(dict):
+    """A dict of another project, as EasyDict and ConfigDict are."""
+
+
+Settings.__name__ = Settings.__qualname__ = "EasyDict"
+EasyDict = Settings
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 5
+
+
+class Exploit:
+    """An object that opens a file for writing when it is unpickled."""
+
+    def __init__(self, path, function=open) -> None:
+        self.path, self.function = path, function
+
+    def __reduce__(self):
+        return (self.function, (str(self.path), "w"))
+
+
+class Builder:
+    """An object whose state another class would act upon."""
+
+    def __init__(self, state) -> None:
+        self.state = state
+
+    def __reduce__(self):
+        return (argparse.Namespace, (), self.state)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "before PyTorch 1.6"])
+def test_objects_beside_the_tensors_are_dropped_and_listed_and_nothing_runs(tmp_path, old):
+    canary = tmp_path / "ran"
+    content = {
+        "state_dict": {"a.weight": torch.arange(3.0)},
+        "namespace": argparse.Namespace(lr=0.1, folder=pathlib.Path("a")),
+        "numbers": [np.float64(70.5), np.arange(3)],
+        "function": functools.partial(print, "x"),
+        "default": collections.defaultdict(list, {"a": [1]}),
+        "project": EasyDict(a=1),
+        "slots": Slotted(),
+        "class": argparse.ArgumentParser,
+        "code": [Exploit(canary), Builder({"x": Exploit(canary)}), {"deep": [Exploit(canary)]}],
+    }
+    torch.save(content, tmp_path / "x.pth", _use_new_zipfile_serialization=not old)
+    found, dropped = read_tensors(tmp_path / "x.pth")
+    assert found.keys() == content.keys()
+    assert torch.equal(found["state_dict"]["a.weight"], torch.arange(3.0))
+    listed = " ".join(dropped)
+    for name in ("argparse.Namespace", "numpy.", "functools.partial", "EasyDict", "io.open"):
+        assert name in listed
+    assert "torch" not in listed
+    assert not canary.exists()
+
+
+def test_a_backbone_beside_objects_is_loaded_and_they_are_named(backbone, tmp_path):
+    named = type("\x1b[31mred", (), {"__module__": "argparse"})
+    setattr(argparse, named.__name__, named)
+    try:
+        torch.save({"model": backbone.state_dict(), "args": named()}, tmp_path / "x.pth")
+    finally:
+        delattr(argparse, named.__name__)
+    loaded = load(tmp_path / "x.pth")
     assert loaded.tensors_sha256 == tensors_hash(backbone)
-    assert not loaded.backbone.training
-    assert load_backbone(path, "resnet50", {"channels": (8, 16, 32, 64)}).description == description
+    assert "argparse.red" in " ".join(loaded.said)
+    assert "\x1b" not in " ".join(loaded.said)
 
 
-@pytest.mark.parametrize(("part", "flipped"), [("tensors", 1), ("tensors", 41), ("description", 1)])
-def test_a_file_of_ours_with_flipped_bits_is_refused(backbone, tmp_path, part, flipped):
-    path = tmp_path / "backbone.safetensors"
-    save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW, source={"seed": 0}))
-    content = bytearray(path.read_bytes())
-    if part == "description":
-        content = content.replace(b'\\"seed\\": 0', b'\\"seed\\": 1')
-    else:
-        for number in range(flipped):
-            content[-1 - 997 * number] ^= 4
-    path.write_bytes(content)
-    with pytest.raises(KsclError, match=r"backbone\.safetensors is damaged"):
-        load_backbone(path)
+def test_a_pickle_with_code_in_place_of_the_tensors_is_refused_and_nothing_runs(tmp_path):
+    canary = tmp_path / "ran"
+    torch.save({"state_dict": Exploit(canary)}, tmp_path / "x.pth")
+    torch.save(Exploit(canary), tmp_path / "y.pth")
+    (tmp_path / "z.pth").write_bytes(pickle.dumps(Exploit(canary)))
+    (tmp_path / "v.pkl").write_bytes(pickle.dumps({"model": {"a": Exploit(canary)}}))
+    command = b"\x80\x02}q\x00X\x01\x00\x00\x00ac" + b"os\nsystem\nX\x05\x00\x00\x00touch\x85Rs."
+    (tmp_path / "w.pth").write_bytes(command)
+    for name in ("x.pth", "y.pth", "z.pth", "v.pkl", "w.pth"):
+        with pytest.raises(KsclError, match=name):
+            load(tmp_path / name)
+    assert not canary.exists()
 
 
-def test_old_files_without_batch_counters_load(backbone, tmp_path):
-    path = tmp_path / "x.pth"
-    state = backbone.state_dict()
-    torch.save({k: v for k, v in state.items() if "num_batches" not in k}, path)
-    assert load_backbone(path, "resnet50", NARROW).layout == "plain"
-
-
-def test_an_unknown_prefix_is_an_error_that_says_how_to_name_it(backbone, tmp_path):
-    path = tmp_path / "x.pth"
-    torch.save({"state_dict": with_prefix(backbone.state_dict(), "net.trunk.")}, path)
-    with pytest.raises(KsclError, match=r"--container state_dict --prefix 'net\.trunk\.'"):
-        load_backbone(path, "resnet50", NARROW)
-
-
-def test_a_missing_tensor_is_named(backbone, tmp_path):
-    path = tmp_path / "x.pth"
-    state = backbone.state_dict()
-    del state["layer3.0.conv2.weight"]
-    torch.save(state, path)
-    with pytest.raises(KsclError, match=r"layer3\.0\.conv2\.weight"):
-        load_backbone(path, "resnet50", NARROW)
-
-
-def test_a_tensor_that_has_no_place_is_named(tmp_path):
-    path = tmp_path / "x.pth"
-    torch.save(build_backbone("seresnet50", NARROW).state_dict(), path)
-    with pytest.raises(KsclError, match=r"se\.fc1\.weight"):
-        load_backbone(path, "resnet50", NARROW)
-
-
-def test_a_network_of_another_width_is_refused(backbone, tmp_path):
-    path = tmp_path / "x.pth"
-    torch.save(backbone.state_dict(), path)
-    with pytest.raises(KsclError, match=r"conv1\.weight"):
-        load_backbone(path, "resnet50")
-
-
-def test_a_file_that_does_not_say_what_it_is_needs_a_name(backbone, tmp_path):
-    path = tmp_path / "x.pth"
-    torch.save(backbone.state_dict(), path)
-    with pytest.raises(KsclError, match=r"BACKBONE\.NAME.*--arch"):
-        load_backbone(path)
-
-
-def with_arch(backbone, path, arch: object):
-    """Write a file as MoCo does, whose network says what it is."""
-    tensors = with_prefix(backbone.state_dict(), "module.encoder_q.")
-    torch.save({"epoch": 200, "arch": arch, "state_dict": tensors}, path)
-    return path
-
-
-def test_the_arch_in_a_file_of_moco_names_its_network(backbone, tmp_path):
-    path = with_arch(backbone, tmp_path / "moco.pth.tar", "resnet50")
-    loaded = load_backbone(path, kwargs=NARROW)
-    assert (loaded.layout, loaded.description.arch) == ("moco", "resnet50")
-    assert loaded.tensors_sha256 == tensors_hash(backbone)
-    for same in ("resnet50", "resnet50.a1_in1k"):  # timm's tag names weights
-        assert load_backbone(path, same, NARROW).tensors_sha256 == loaded.tensors_sha256
-
-
-def test_an_arch_that_contradicts_the_file_is_refused(backbone, tmp_path):
-    path = with_arch(backbone, tmp_path / "moco.pth.tar", "resnet50")
-    with pytest.raises(KsclError, match=r"moco\.pth\.tar .* resnet50, not resnet101"):
-        load_backbone(path, "resnet101", NARROW)
-
-
-@pytest.mark.parametrize("arch", ["vit_small", 50, None, "\x1b[31mresnet"])
-def test_an_arch_that_timm_does_not_know_must_be_named_and_contradicts_nothing(
-    backbone, tmp_path, arch
+@pytest.mark.parametrize("whole", [False, True], ids=["in a dict", "alone"])
+def test_a_pickled_module_is_refused_with_the_lines_that_save_its_state_dict(
+    backbone, tmp_path, whole
 ):
-    path = with_arch(backbone, tmp_path / "x.pth", arch)
-    with pytest.raises(KsclError, match=r"x\.pth .*BACKBONE\.NAME resnet50") as caught:
-        load_backbone(path, kwargs=NARROW)
-    assert ("vit_small" in str(caught.value)) == (arch == "vit_small")
-    assert "\x1b" not in str(caught.value)
-    assert load_backbone(path, "resnet50", NARROW).tensors_sha256 == tensors_hash(backbone)
+    torch.save(backbone if whole else {"model": backbone}, tmp_path / "x.pth")
+    with pytest.raises(KsclError, match=r"x\.pth") as caught:
+        load(tmp_path / "x.pth")
+    message = str(caught.value)
+    assert "torch.save(model.state_dict()" in message
+    assert "timm.models.resnet.ResNet" in message or whole
 
 
-def test_a_description_that_contradicts_the_request_is_refused(backbone, tmp_path):
-    path = tmp_path / "backbone.safetensors"
-    save_backbone(path, backbone.state_dict(), Description("resnet50", NARROW))
-    with pytest.raises(KsclError, match="holds resnet50"):
-        load_backbone(path, "resnet101", NARROW)
+@pytest.mark.parametrize("read", [load, read_plain])
+def test_messages_have_no_escape_codes_and_do_not_advise_unsafe_loading(tmp_path, read):
+    torch.save({"a": Exploit("x"), "b": argparse.Namespace(x=1)}, tmp_path / "x.pth")
+    with pytest.raises(KsclError, match=r"x\.pth") as caught:
+        read(tmp_path / "x.pth")
+    for text in ("\x1b", "weights_only=False", "trust", "add_safe_globals"):
+        assert text not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["x.pth", "x.safetensors"])
+@pytest.mark.parametrize("old", [False, True], ids=["zip", "before PyTorch 1.6"])
+def test_damaged_files_are_errors_that_name_the_file(backbone, tmp_path, old):
+    path = tmp_path / "x.pth"
+    content = {"model": backbone.state_dict(), "args": argparse.Namespace(x=1)}
+    torch.save(content, path, _use_new_zipfile_serialization=not old)
+    whole = path.read_bytes()
+    for end in (0, 10, 1000, len(whole) // 2, len(whole) - 10):
+        path.write_bytes(whole[:end])
+        with pytest.raises(KsclError, match=r"x\.pth"):
+            load(path)
+
+
+@pytest.mark.parametrize("name", ["x.pth", "x.safetensors", "x.pkl"])
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", bytes(100)])
-def test_a_damaged_file_is_named(tmp_path, name, content):
+def test_a_file_that_is_something_else_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(KsclError, match=name):
-        load_backbone(tmp_path / name, "resnet50")
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(KsclError, match=r"none\.pth"):
-        load_backbone(tmp_path / "none.pth", "resnet50")
-
-
-def test_random_weights_follow_from_the_seed_and_leave_the_generator_alone():
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    one = load_backbone("random", "resnet50", NARROW, seed=1)
-    assert torch.equal(torch.rand(1), expected)
-    again = load_backbone("random", "resnet50", NARROW, seed=1)
-    other = load_backbone("random", "resnet50", NARROW, seed=2)
-    assert one.tensors_sha256 == again.tensors_sha256 != other.tensors_sha256
-
-
-def complex_weights(state: dict) -> dict:
-    return state | {"conv1.weight": state["conv1.weight"].to(torch.complex64)}
-
-
-def whole_number_weights(state: dict) -> dict:
-    return state | {"conv1.weight": state["conv1.weight"].to(torch.int32)}
-
-
-def complex_counter(state: dict) -> dict:
-    name = "bn1.num_batches_tracked"
-    return state | {name: state[name].to(torch.complex64)}
-
-
-@pytest.mark.parametrize("spoil", [complex_weights, complex_counter, whole_number_weights])
-def test_weights_that_are_not_real_floating_point_numbers_are_refused(backbone, tmp_path, spoil):
-    path = tmp_path / "x.pth"
-    torch.save(spoil(backbone.state_dict()), path)
-    with pytest.raises(KsclError, match=r"x\.pth.*: (conv1|bn1)\.\w+ is torch\.(complex64|int32)"):
-        load_backbone(path, "resnet50", NARROW)
-
-
-@pytest.fixture
-def server(tmp_path):
-    """A web server on this machine that serves a folder and counts the requests."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    asked: list[str] = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments, **more):
-            super().__init__(*arguments, directory=str(folder), **more)
-
-        def do_GET(self):
-            asked.append(self.path)
-            super().do_GET()
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{running.server_address[1]}", asked
-        running.shutdown()
-
-
-def test_weights_at_an_address_are_downloaded_once_and_hashed(
-    backbone, tmp_path, server, monkeypatch
-):
-    folder, address, asked = server
-    monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
-    for place in ("a", "b"):  # the same name in two folders: two files
-        (folder / place).mkdir()
-    save_backbone(
-        folder / "a/b.safetensors", backbone.state_dict(), Description("resnet50", NARROW)
-    )
-    torch.save(backbone.state_dict(), folder / "b/b.safetensors.pth")
-    ours = load_backbone(f"{address}/a/b.safetensors")
-    assert ours.layout == "kscl backbone"
-    assert ours.file_sha256 == sha256_of(folder / "a/b.safetensors")
-    again = load_backbone(f"{address}/a/b.safetensors")
-    assert again.file_sha256 == ours.file_sha256
-    assert asked == ["/a/b.safetensors"]
-    theirs = load_backbone(f"{address}/b/b.safetensors.pth", "resnet50", NARROW)
-    assert theirs.layout == "plain"
-    assert theirs.file_sha256 == sha256_of(folder / "b/b.safetensors.pth")
-
-
-def test_an_address_that_serves_nothing_is_an_error_that_names_it_and_leaves_no_file(
-    tmp_path, server, monkeypatch
-):
-    _, address, _ = server
-    monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
-    for wrong in (f"{address}/none.pth", "http://127.0.0.1:1/none.pth"):
-        with pytest.raises(KsclError, match=wrong):
-            load_backbone(wrong, "resnet50", NARROW)
-    assert not [p for p in (tmp_path / "cache").rglob("*none.pth*") if p.suffix != ".lock"]
+        load_backbone(tmp_path / name, "resnet18")
