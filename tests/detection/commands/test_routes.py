@@ -24,7 +24,6 @@ from detection.scoring.boxes import read_detections
 from kscl.backbone_file import read_plain
 from kscl.methods.encoder import build_backbone
 from kscl.records.record import Record, read_record
-from tests.detection.backbones.test_builders import FROZEN
 from tests.detection.commands.test_train_net_resume import (
     STOP_AT,
     assert_same_run,
@@ -33,6 +32,7 @@ from tests.detection.commands.test_train_net_resume import (
     signal_in_training,
     steps_in,
 )
+from tests.detection.test_backbones import FROZEN
 from tests.helpers.commands import ROOT, tool
 from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
 from tests.helpers.networks.backbones import NARROW as NARROW_KWARGS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from detectron2.config import CfgNode
 
@@ -10,10 +12,16 @@ from detection.convert.converter import Converted, convert
 from tests.helpers.networks.backbones import NARROW, backbone_file
 
 
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory) -> Converted:
-    folder = tmp_path_factory.mktemp("converted")
-    return convert(backbone_file(folder, "resnet50", NARROW), folder / "narrow")
+@pytest.fixture(scope="session")
+def narrow_file(tmp_path_factory) -> Path:
+    """A backbone file of ours; nobody may change it."""
+    return backbone_file(tmp_path_factory.mktemp("backbone"), "resnet50", NARROW)
+
+
+@pytest.fixture(scope="session")
+def converted(narrow_file, tmp_path_factory) -> Converted:
+    """The file, converted for the default protocol; nobody may change the folder."""
+    return convert(narrow_file, tmp_path_factory.mktemp("converted") / "narrow")
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from kscl.errors import KsclError
 from kscl.runtime.files import sha256_of
 from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backbone
 from tests.helpers.networks.checkpoints import moco, some
+from tests.helpers.networks.small import NETWORKS
 
 INPUT = {"mean": (0.5, 0.4, 0.3), "std": (0.25, 0.2, 0.1)}
 
@@ -72,9 +73,8 @@ def test_a_detectors_checkpoint_gives_back_its_resnet(converted, tmp_path):
 @pytest.mark.parametrize(
     ("arch", "protocol"),
     [
-        ("resnet18", "fpn"),
         ("resnet50", "mask"),
-        pytest.param("resnet34", "fpn", marks=pytest.mark.slow),
+        pytest.param("resnet18", "fpn", marks=pytest.mark.full),
         pytest.param("resnet18", "retinanet", marks=pytest.mark.slow),
     ],
 )
@@ -90,7 +90,7 @@ def test_the_round_trip_through_a_pyramid_is_equal_to_the_bit(arch, protocol, tm
 
 
 def test_a_timm_network_in_a_detector_is_not_taken_back(tmp_path, capsys):
-    words = [str(backbone_file(tmp_path, "resnet18")), "--route", "timm"]
+    words = ["random", "--arch", "convnext_atto", "--arch-kwargs", str(NETWORKS["convnext_atto"])]
     words += ["--protocol", "detection/shapes_tiny_fpn.yaml"]
     assert main([*words, "--output-dir", str(tmp_path / "d2")]) == 0
     words = [str(tmp_path / "d2"), "--to", "timm", "--output-dir", str(tmp_path / "back")]
@@ -138,12 +138,12 @@ def test_what_cannot_be_taken_back_is_named(converted, tmp_path):
         "--arch": {},
         "--protocol": {"arch": "resnet50"},
         r"layer3\.6\.conv1\.weight": whole | {"arch": "resnet101"},
-        "another": whole | {"kwargs": {}},
+        "shape of": whole | {"kwargs": {}},
     }
     for named, about in cases.items():
         with pytest.raises(DetectionError, match=named):
             convert_back(tmp_path / "x.pth", tmp_path / "back", **about)
-    with pytest.raises(DetectionError, match="leave --arch"):
+    with pytest.raises(DetectionError, match="Leave --arch"):
         convert_back(converted.folder, tmp_path / "back", arch="resnet50")
     with pytest.raises(DetectionError, match=r"none\.pth"):
         convert_back(tmp_path / "none.pth", tmp_path / "back")

@@ -26,28 +26,21 @@ from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backb
 
 QUARTER = {"channels": [16, 32, 64, 128]}
 FAMILIES = [
-    ("resnet50", {}, 265),
     ("resnet50", NARROW, 265),
     ("resnet50", QUARTER, 260),  # stem and res2 are of one width: no first shortcut in either
-    ("resnet50", {"channels": [32, 64, 128, 256]}, 265),
-    ("resnet101", QUARTER, 515),
-    ("resnet152", QUARTER, 770),
-    ("resnext50_32x4d", {}, 265),
-    ("resnext101_32x8d", QUARTER, 515),
-    ("wide_resnet50_2", QUARTER, 260),
+    ("resnext50_32x4d", QUARTER, 260),
     ("resnet50", {**NARROW, "cardinality": 2, "base_width": 32}, 265),
-    ("resnet50_gn", {}, 159),
+    ("resnet50_gn", {"channels": [32, 64, 128, 256]}, 159),
 ]
 FULL_WIDTH = [
+    ("resnet50", {}, 265),
     ("resnet101", {}, 520),
     ("resnet152", {}, 775),
     ("resnext101_32x8d", {}, 520),
     ("wide_resnet50_2", {}, 265),
+    ("resnet50_gn", {}, 159),
 ]
-QUICK = (
-    *("voc0712_c4_18k_d2", "coco_c4_2x", "shapes_tiny_c4", "coco_fpn_1x", "coco_retinanet_1x"),
-    *("coco_fpn_1x_infomin", "cityscapes_fpn_24k"),
-)
+QUICK = ("voc0712_c4_18k_d2", "coco_fpn_1x", "coco_retinanet_1x", "cityscapes_fpn_24k")
 SLOW = [
     pytest.param(path.stem, marks=pytest.mark.slow)
     for path in sorted((shipped_configs() / "detection").glob("[!_]*.yaml"))
@@ -85,75 +78,58 @@ json.dump({"first": first, "ours": ours, "iter": trainer.iter}, open("told.json"
 """
 
 
-@pytest.fixture(scope="module")
-def narrow_file(tmp_path_factory) -> Path:
-    return backbone_file(tmp_path_factory.mktemp("backbone"), "resnet50", NARROW)
-
-
-@pytest.fixture(scope="module")
-def narrow(narrow_file, tmp_path_factory) -> converter.Converted:
-    return convert(narrow_file, tmp_path_factory.mktemp("converted") / "narrow")
-
-
-def same_outputs(folder: Path, name: str, kwargs: dict, tensors: int) -> None:
-    converted = convert(backbone_file(folder, name, kwargs), folder / "out")
+@pytest.mark.parametrize(
+    ("name", "kwargs", "tensors"),
+    [*FAMILIES, *(pytest.param(*family, marks=pytest.mark.slow) for family in FULL_WIDTH)],
+)
+def test_every_supported_family_computes_the_same_in_both(name, kwargs, tensors, tmp_path):
+    converted = convert(backbone_file(tmp_path, name, kwargs), tmp_path / "out")
     assert tuple(converted.certificate.differences) == proof.STAGES
-    assert max(converted.certificate.differences.values()) < 1e-5  # ten times under the tolerance
+    assert max(converted.certificate.differences.values()) < proof.TOLERANCE / 3
     assert converted.certificate.tensors == tensors == len(read_weights(converted.weights))
     # the protocol's flavour of BatchNorm stays; a network without BatchNorm brings its norm
     norm = converted.cfg.MODEL.RESNETS.NORM
     assert norm == ("GN" if name.endswith("_gn") else "naiveSyncBN")
 
 
-@pytest.mark.parametrize(("name", "kwargs", "tensors"), FAMILIES)
-def test_every_supported_family_computes_the_same_in_both(name, kwargs, tensors, tmp_path):
-    same_outputs(tmp_path, name, kwargs, tensors)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "kwargs", "tensors"), FULL_WIDTH)
-def test_the_large_families_at_full_width_compute_the_same_in_both(name, kwargs, tensors, tmp_path):
-    same_outputs(tmp_path, name, kwargs, tensors)
-
-
 @pytest.mark.parametrize("protocol", [*QUICK, *SLOW])
-def test_a_backbone_fits_every_shipped_protocol(protocol, narrow_file, narrow, tmp_path):
-    converted = convert(narrow_file, tmp_path / "out", protocol=f"detection/{protocol}.yaml")
-    assert converted.certificate.weights_sha256 == narrow.certificate.weights_sha256
-    assert verify_start(load_detection_config(converted.folder / "config.yaml")) is not None
+def test_a_backbone_fits_every_shipped_protocol(protocol, narrow_file, converted, tmp_path):
+    fitted = convert(narrow_file, tmp_path / "out", protocol=f"detection/{protocol}.yaml")
+    assert fitted.certificate.weights_sha256 == converted.certificate.weights_sha256
+    assert verify_start(load_detection_config(fitted.folder / "config.yaml")) is not None
 
 
-def test_the_three_files_say_what_they_are(narrow):
-    content = torch.load(narrow.weights, weights_only=True)
+def test_the_three_files_say_what_they_are(converted):
+    content = torch.load(converted.weights, weights_only=True)
     assert content["matching_heuristics"] is True
     assert content["__author__"] == "kscl"
     assert all(isinstance(value, torch.Tensor) for value in content["model"].values())
 
-    text = (narrow.folder / "config.yaml").read_text()
+    text = (converted.folder / "config.yaml").read_text()
     assert yaml.safe_load(text)["MODEL"]["RESNETS"]["DEPTH"] == 50
-    cfg = load_detection_config(narrow.folder / "config.yaml")
-    assert Path(cfg.MODEL.WEIGHTS) == narrow.weights
+    cfg = load_detection_config(converted.folder / "config.yaml")
+    assert Path(cfg.MODEL.WEIGHTS) == converted.weights
     assert cfg.MODEL.RESNETS.WIDTH_PER_GROUP == 8
     assert cfg.MODEL.RESNETS.NORM == "naiveSyncBN"  # the protocol's flavour
     assert cfg.SOLVER.MAX_ITER == 24000
-    cfg.MODEL.WEIGHTS = narrow.cfg.MODEL.WEIGHTS
-    assert cfg == narrow.cfg
+    cfg.MODEL.WEIGHTS = converted.cfg.MODEL.WEIGHTS
+    assert cfg == converted.cfg
 
-    certificate = read_certificate(narrow.folder / "certificate.json")
-    assert certificate == narrow.certificate
+    certificate = read_certificate(converted.folder / "certificate.json")
+    assert certificate == converted.certificate
     assert certificate.source["run"] == {"method": "kscl", "epochs": 2, "seed": 0}
     assert certificate.backbone["arch"] == "resnet50"
     assert all(name.endswith("num_batches_tracked") for name in certificate.left_behind)
 
 
-def test_converting_twice_gives_the_same_bytes(narrow, narrow_file, tmp_path):
+def test_converting_twice_gives_the_same_bytes(converted, narrow_file, tmp_path):
     again = convert(narrow_file, tmp_path / "again")
     for name in ("weights.pth", "config.yaml", "certificate.json"):
-        assert (again.folder / name).read_bytes() == (narrow.folder / name).read_bytes()
+        assert (again.folder / name).read_bytes() == (converted.folder / name).read_bytes()
 
 
-@pytest.mark.parametrize("kind", ["moco", "simclr", "torchvision", "timm", "old torchvision"])
-def test_other_projects_files_give_the_same_weights_as_ours(kind, narrow, tmp_path):
+@pytest.mark.parametrize("kind", ["moco", "simclr", "old torchvision"])
+def test_other_projects_files_give_the_same_weights_as_ours(kind, converted, tmp_path):
     state = lively_backbone("resnet50", NARROW).state_dict()
     head = {"fc.weight": torch.zeros(10, 256), "fc.bias": torch.zeros(10)}
     if kind == "moco":
@@ -164,34 +140,23 @@ def test_other_projects_files_give_the_same_weights_as_ours(kind, narrow, tmp_pa
     elif kind == "simclr":
         tensors = {f"backbone.{key}": value for key, value in state.items()}
         content = {"state_dict": tensors | {"backbone.fc.0.weight": torch.zeros(2, 2)}}
-    elif kind == "old torchvision":
-        content = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")} | head
     else:
-        content = state | head if kind == "torchvision" else {"state_dict": state}
+        content = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")} | head
     path = tmp_path / "checkpoint.pth.tar"
     torch.save(content, path)
     colors = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} if kind == "simclr" else {}
-    converted = convert(path, tmp_path / "out", arch="resnet50", kwargs=NARROW, **colors)
-    assert converted.certificate.weights_sha256 == narrow.certificate.weights_sha256
+    theirs = convert(path, tmp_path / "out", arch="resnet50", kwargs=NARROW, **colors)
+    assert theirs.certificate.weights_sha256 == converted.certificate.weights_sha256
     expected = {"moco": "moco", "simclr": "simclr (sthalles)"}.get(kind, "plain")
-    assert converted.certificate.source["layout"].startswith(expected)
+    assert theirs.certificate.source["layout"].startswith(expected)
 
 
-def test_a_checkpoint_with_another_prefix_is_an_error_that_names_the_place(tmp_path):
-    # MoCo's own converter writes an empty file here, and ends well
-    state = {f"net.{key}": v for key, v in lively_backbone("resnet50", NARROW).state_dict().items()}
-    torch.save({"state_dict": state}, tmp_path / "x.pth")
-    with pytest.raises(KsclError, match=r"--container state_dict --prefix 'net\.'"):
-        convert(tmp_path / "x.pth", tmp_path / "out", arch="resnet50", kwargs=NARROW)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_pickle_holds_the_same_arrays(narrow, narrow_file, tmp_path):
-    converted = convert(narrow_file, tmp_path / "out", file_format="pkl")
-    assert converted.weights.name == "weights.pkl"
-    content = pickle.loads(converted.weights.read_bytes())
+def test_a_pickle_holds_the_same_arrays(converted, narrow_file, tmp_path):
+    pickled = convert(narrow_file, tmp_path / "out", file_format="pkl")
+    assert pickled.weights.name == "weights.pkl"
+    content = pickle.loads(pickled.weights.read_bytes())
     assert {"model", "matching_heuristics", "__author__"} == set(content)
-    theirs, ours = read_weights(converted.weights), read_weights(narrow.weights)
+    theirs, ours = read_weights(pickled.weights), read_weights(converted.weights)
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(theirs[key], ours[key]) for key in ours)
 
@@ -345,9 +310,9 @@ def test_detectron2_alone_trains_a_step_from_the_folder(protocol, prefix, tmp_pa
         assert told["first"][prefix + name] == pytest.approx(weights[name].sum().item(), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:pkg_resources")
 def test_the_model_zoo_of_detectron2_can_be_imported():
-    code = "from detectron2 import model_zoo; print(model_zoo.get_config_file(NAME))"
+    from detectron2 import model_zoo
+
     name = "COCO-Detection/retinanet_R_50_FPN_1x.yaml"
-    done = run(sys.executable, "-W", "ignore", "-c", code.replace("NAME", repr(name)))
-    assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip().splitlines()[-1]).is_file()
+    assert Path(model_zoo.get_config_file(name)).is_file()

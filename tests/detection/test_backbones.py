@@ -18,8 +18,6 @@ from detection.errors import DetectionError
 from tests.helpers.networks.backbones import lively_backbone
 from tests.helpers.networks.small import NETWORKS
 
-CONVOLUTIONAL = ("resnet18", "regnetx_002", "efficientnet_lite0")
-
 
 def backbone_of(name: str, **options: Any) -> TimmBackbone:
     levels = [LAST] if name.startswith("vit") else list(STRIDES)
@@ -77,8 +75,16 @@ def test_every_parameter_that_is_left_is_trained_and_gets_a_gradient(name):
     assert not any("head" in key or key.startswith("network.norm.") for key in left)
 
 
-@pytest.mark.parametrize("kind", ["FrozenBN", "SyncBN", "naiveSyncBN", "naiveSyncBN_N"])
-@pytest.mark.parametrize("name", CONVOLUTIONAL)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("resnet18", "FrozenBN"),
+        ("efficientnet_lite0", "FrozenBN"),
+        ("regnetx_002", "SyncBN"),
+        ("efficientnet_lite0", "naiveSyncBN"),
+        ("resnet18", "naiveSyncBN_N"),
+    ],
+)
 def test_no_kind_of_batch_norm_changes_what_a_network_computes(name, kind):
     images = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
@@ -132,7 +138,7 @@ FROZEN = {  # network: how the names of its stages begin
 
 @pytest.mark.parametrize("name", FROZEN)
 def test_stages_are_frozen_from_the_stem_on(name):
-    for freeze_at in range(6):
+    for freeze_at in (0, 1, 3, 5):
         network = backbone_of(name, freeze_at=freeze_at).network
         parameters = dict(network.named_parameters())
         for stage, prefix in enumerate(FROZEN[name], 1):
