@@ -20,6 +20,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+from kscl.registry import Registry
+
 # Where Pillow, and with it torchvision's loader, stops; the pixels take half a gigabyte.
 MAX_PIXELS = 178_956_970
 DECODED_SAMPLE = 2000  # images per set that a check decodes unless all are asked for
@@ -66,7 +68,7 @@ class ImageFormat(NamedTuple):
 
 # By Pillow's names. Every Image.open of the project is held to these: Pillow would otherwise go by
 # the content and start Ghostscript for an EPS file that is named .jpg.
-FORMATS: dict[str, ImageFormat] = {}
+FORMATS: Registry[ImageFormat] = Registry("image format")
 IMAGE_EXTENSIONS: list[str] = []
 
 
@@ -79,9 +81,7 @@ def image_format(
     """
 
     def register(decode: Decoder) -> Decoder:
-        if name in FORMATS:
-            raise ValueError(f"The image format {name} is registered already.")
-        FORMATS[name] = ImageFormat(decode, signatures, unread)
+        FORMATS.register(name, ImageFormat(decode, signatures, unread))
         IMAGE_EXTENSIONS.extend(extensions)
         return decode
 
@@ -229,6 +229,7 @@ def decode(
     if not data:
         raise UnreadableImage("the file is empty")
     with open_image(io.BytesIO(data), max_pixels) as image:
-        known = FORMATS.get(image.format or "")
-        # Pillow opens a JPEG with a second picture behind it as MPO, which has no plugin.
-        return (known.decode if known else decode_whole)(data, image, reduction)
+        # Pillow opens a JPEG with a second picture behind it as MPO, which is not registered.
+        name = image.format or ""
+        known = FORMATS[name].decode if name in FORMATS else decode_whole
+        return known(data, image, reduction)

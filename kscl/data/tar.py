@@ -71,11 +71,11 @@ class ShardSource:
 
     def read(self, index: int) -> bytes:
         """Return the encoded image."""
-        with self._open(int(self.shard[index])) as file:
+        with self._open(self.shards[self.shard[index]]) as file:
             return os.pread(file.fileno(), int(self.size[index]), int(self.offset[index]))
 
-    def _open(self, number: int) -> IO[bytes]:
-        return open(self.shards[number], "rb", buffering=0)
+    def _open(self, shard: str) -> IO[bytes]:
+        return open(shard, "rb", buffering=0)
 
     @cached_property
     def labels(self) -> Labels | None:
@@ -106,32 +106,24 @@ class RemoteShards(ShardSource):
         shift = uniforms(seed, epoch, Stream.BUFFER, 0, len(self)) * BUFFER_IMAGES
         return in_turn[np.argsort(np.arange(len(self)) + shift, kind="stable")]
 
-    def _open(self, number: int) -> IO[bytes]:
-        def opened() -> IO[bytes]:
-            file = self._fetched(number).open("rb", buffering=0)
-            os.utime(file.fileno())  # the one used last is dropped last
-            return file
+    def _open(self, shard: str) -> IO[bytes]:
+        return _while_kept(self._open_cached, shard, self.cache)
 
-        return _while_kept(opened, self.shards[number], self.cache)
-
-    def _fetched(self, number: int) -> Path:
-        shard = self.shards[number]
+    def _open_cached(self, shard: str) -> IO[bytes]:
         path = cached_path(shard, self.cache)
-        if path.is_file():
-            return path
-        path = cached_file(shard, self.cache)
-        if sha256_of(path) != self.sha256[number]:
-            path.unlink(missing_ok=True)
-            raise KsclError(
-                f"{shard} has changed since it was indexed (SHA-256). Restore it, or name the new "
-                "shards differently."
-            )
-        _drop_oldest(self._kept, path, self.max_bytes)
-        return path
-
-    @cached_property
-    def _kept(self) -> list[Path]:
-        return [cached_path(shard, self.cache) for shard in self.shards]
+        if not path.is_file():
+            cached_file(shard, self.cache)
+            if sha256_of(path) != self.sha256[self.shards.index(shard)]:
+                path.unlink(missing_ok=True)
+                raise KsclError(
+                    f"{shard} has changed since it was indexed (SHA-256). Restore it, or name the "
+                    "new shards differently."
+                )
+            places = [cached_path(other, self.cache) for other in self.shards]
+            _drop_oldest(places, path, self.max_bytes)
+        file = path.open("rb", buffering=0)
+        os.utime(file.fileno())  # the one used last is dropped last
+        return file
 
 
 def is_shard_pattern(where: str) -> bool:
@@ -179,17 +171,14 @@ def open_shards(
     if index is None:
         index = _index_remote(shards, cache, max_bytes) if remote else _index_local(shards)
         save_index(cache, key, index)
-    source = (
-        RemoteShards(where, shards, index, cache, max_bytes)
-        if remote
-        else ShardSource(where, shards, index)
-    )
-    if not len(source):
+    if not len(index["names"]):
         raise KsclError(
             f"{where} holds no image: none of its {len(shards)} shards has a member like "
             "000017.jpg. Pack the images in the WebDataset layout."
         )
-    return source
+    if remote:
+        return RemoteShards(where, shards, index, cache, max_bytes)
+    return ShardSource(where, shards, index)
 
 
 def check_reachable(where: str) -> None:
@@ -204,15 +193,7 @@ def check_reachable(where: str) -> None:
         ) from error
 
 
-class Sample(NamedTuple):
-    """An image in a shard, and its class."""
-
-    name: str
-    offset: int
-    size: int
-    label: str
-
-
+Sample = tuple[str, int, int, str]  # name, offset, size and class of an image in a shard
 Scanned = tuple[list[Sample], list[Lost]]
 
 
@@ -226,12 +207,12 @@ def _index_remote(shards: list[str], cache: Path, max_bytes: float) -> Index:
     started = time.time_ns()
     places = [cached_path(shard, cache) for shard in shards]
     scanned, digests = [], []
+
+    def fetch_and_scan(shard: str) -> tuple[Scanned, str]:
+        fetched = cached_file(shard, cache)
+        return scan(str(fetched), shard), sha256_of(fetched)
+
     for shard, path in progress(list(zip(shards, places, strict=True)), "Fetching shards"):
-
-        def fetch_and_scan(shard: str = shard) -> tuple[Scanned, str]:
-            fetched = cached_file(shard, cache)
-            return scan(str(fetched), shard), sha256_of(fetched)
-
         found, digest = _while_kept(fetch_and_scan, shard, cache)
         scanned.append(found)
         digests.append(digest)
@@ -254,26 +235,24 @@ def _pack(scanned: list[Scanned]) -> Index:
 
 
 def scan(path: str, name: str = "") -> Scanned:
-    """Return the first image of every sample in a shard, and what damage has hidden.
+    """Return the first image of every sample in a shard, and the damage, for which `name` stands.
 
-    `name` is what the user calls the shard, if it is another file's copy.
+    Files of one sample share their path up to the first dot.
     """
     images: dict[str, Member] = {}
     classes: dict[str, str] = {}
     gaps: list[Gap] = []
     with open(path, "rb") as file:
         for member in read_members(path, gaps):
-            folder, slash, base = member.name.rpartition("/")
+            base = member.name.rpartition("/")[2]
             stem, _, extension = base.partition(".")
-            key = folder + slash + stem
-            if not stem:
-                continue  # the hidden files that macOS packs
-            if is_image(member.name):
+            key = member.name.removesuffix(base) + stem
+            if stem and is_image(member.name):  # without a stem: the hidden files that macOS packs
                 images.setdefault(key, member)
-            elif extension == "cls":
+            elif stem and extension == "cls":
                 file.seek(member.offset)
                 classes[key] = file.read(min(member.size, 4096)).decode(errors="replace").strip()
-    samples = [Sample(*image, classes.get(key, "")) for key, image in images.items()]
+    samples = [(*image, classes.get(key, "")) for key, image in images.items()]
     intact = max(1, os.path.getsize(path) - sum(gap.size for gap in gaps))
     lost = []
     for gap in gaps:
@@ -284,11 +263,11 @@ def scan(path: str, name: str = "") -> Scanned:
     return samples, lost
 
 
-def _while_kept(use: Callable[[], Result], shard: str, cache: Path) -> Result:
+def _while_kept(use: Callable[[str], Result], shard: str, cache: Path) -> Result:
     """Use a cached shard; fetch it again if another process has just made room."""
     for _ in range(ATTEMPTS):
         with contextlib.suppress(FileNotFoundError):
-            return use()
+            return use(shard)
     raise KsclError(
         f"{shard} is dropped from {cache} faster than it is read. Make DATA.CACHE_GB larger."
     )

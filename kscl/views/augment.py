@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from kscl.registry import Registry
+
 Range = tuple[float, float]
 Draw = Callable[[], float]  # returns the next random number from [0, 1)
 
@@ -113,7 +115,7 @@ class Augmentation:
         return (self.sample.__doc__ or "").partition("\n")[0]
 
 
-AUGMENTATIONS: dict[str, Augmentation] = {}
+AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
 
 
 def augmentation(
@@ -127,13 +129,9 @@ def augmentation(
     """
 
     def register(sample: Sampler) -> Sampler:
-        name = sample.__name__
-        if name in AUGMENTATIONS:
-            raise ValueError(f"The augmentation {name} is registered already; rename yours.")
         chance = {} if p is None else {"p": Parameter(p, 0, 1, "Chance that it happens.")}
-        AUGMENTATIONS[name] = Augmentation(
-            sample, {**parameters, **chance}, draws + len(chance), crops
-        )
+        made = Augmentation(sample, {**parameters, **chance}, draws + len(chance), crops)
+        AUGMENTATIONS.register(sample.__name__, made)
         return sample
 
     return register

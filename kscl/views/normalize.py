@@ -18,8 +18,10 @@ class Normalize(nn.Module):
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         super().__init__()
-        for name, value in zip(("scale", "shift"), _scale_and_shift(mean, std), strict=True):
-            self.register_buffer(name, value, persistent=False)
+        scale = torch.tensor([1.0 / (255 * s) for s in std])
+        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
+        self.register_buffer("scale", scale.view(-1, 1, 1), persistent=False)
+        self.register_buffer("shift", shift.view(-1, 1, 1), persistent=False)
 
     def forward(self, views: Tensor) -> Tensor:
         """Normalize uint8 views (…, 3, height, width); others are normalized already."""
@@ -33,14 +35,7 @@ def normalize(views: Tensor, mean: Sequence[float], std: Sequence[float]) -> Ten
 
     It differs from `normalize_exactly` in the last bit, and pretraining has always used it.
     """
-    scale, shift = (constant.to(views.device) for constant in _scale_and_shift(mean, std))
-    return torch.addcmul(shift, views.to(torch.float32), scale)
-
-
-def _scale_and_shift(mean: Sequence[float], std: Sequence[float]) -> tuple[Tensor, Tensor]:
-    scale = torch.tensor([1.0 / (255 * s) for s in std])
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)])
-    return scale.view(-1, 1, 1), shift.view(-1, 1, 1)
+    return Normalize(mean, std).to(views.device)(views)
 
 
 def normalize_exactly(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import colorsys
 import itertools
-import random
 
 import cv2
 import numpy as np
@@ -81,7 +80,7 @@ def test_views_of_a_recipe_are_close_to_torchvisions_with_the_same_choices(recip
     ops = resolve(RECIPES[recipe])
     differences = []
     for index, picture in enumerate(PHOTOS):
-        for draws in uniforms(5, 0, Stream.VIEWS, index, 16 * draws_per_view(ops)).reshape(16, -1):
+        for draws in uniforms(5, 0, Stream.VIEWS, index, 8 * draws_per_view(ops)).reshape(8, -1):
             steps = sample_view(ops, *picture.shape[:2], 224, draws.tolist())
             differences.append(compare(picture, steps))
     assert np.mean(differences) <= CLOSE / 2
@@ -91,22 +90,21 @@ def test_views_of_a_recipe_are_close_to_torchvisions_with_the_same_choices(recip
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("adjust_brightness", [0.0, 0.6, 1.0, 1.4, 2.0]),
-        ("adjust_contrast", [0.0, 0.6, 1.0, 1.4, 2.0]),
-        ("adjust_saturation", [0.0, 0.6, 1.0, 1.4, 2.0]),
-        ("adjust_hue", [-0.5, -0.4, -0.1, 0.0, 0.03, 0.1, 0.4, 0.5]),
-        ("blur", [0.0, 0.1, 0.3, 0.7, 1.0, 1.5, 2.0, 5.0]),
-        ("invert_above", [0, 1, 128, 255, 256]),
+        ("adjust_brightness", [0.0, 0.6, 1.0, 2.0]),
+        ("adjust_contrast", [0.0, 0.6, 1.0, 2.0]),
+        ("adjust_saturation", [0.0, 0.6, 1.0, 2.0]),
+        ("adjust_hue", [-0.5, -0.1, 0.0, 0.03, 0.4]),
+        ("blur", [0.0, 0.1, 0.7, 2.0, 5.0]),
+        ("invert_above", [0, 1, 128, 256]),
     ],
 )
 def test_every_step_alone_is_close_to_torchvisions(name, values):
     for value in values:
-        for picture in PHOTOS:
-            # PIL rounds after each of a blur's six passes.
-            assert compare(picture, [step(name, value)]) <= (1 if name == "blur" else 0.5), value
+        # PIL rounds after each of a blur's six passes.
+        assert compare(PHOTOS[0], [step(name, value)]) <= (1 if name == "blur" else 0.5), value
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     order=st.permutations(["crop", "color", "grayscale", "blur", "flip", "solarize"]),
     kept=st.integers(1, 6),
@@ -151,7 +149,7 @@ def test_resizing_does_not_alias(box):
         assert sharpness(ours) / sharpness(reference) == pytest.approx(1, abs=0.03)
 
 
-@pytest.mark.parametrize("sigma", [0.1, 0.14, 0.2, 0.3, 0.5, 0.8, 1.0, 1.3, 1.6, 2.0])
+@pytest.mark.parametrize("sigma", [0.1, 0.3, 0.8, 2.0])
 def test_the_blur_has_the_sigma_asked_for(sigma):
     # Bytes in, bytes out: the kernel at work is fitted to a long row of noise.
     row = np.random.default_rng(0).integers(0, 256, (1, 400_000), dtype=np.uint8)
@@ -180,11 +178,6 @@ def test_an_image_of_any_size_gives_views_of_the_size_asked_for(shape):
     picture = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
     for recipe in RECIPES.values():
         views_of(picture, recipe, 3, 32)
-
-
-def test_a_view_does_not_depend_on_how_many_views_there_are():
-    few, many = (views_of(PHOTOS[0], MOCO_V2, count, 64) for count in (2, 6))
-    assert np.array_equal(few, many[:2])
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -240,8 +233,10 @@ def same_distribution(ours, reference):
     return stats.ks_2samp(ours, reference).pvalue > SAME
 
 
-@pytest.mark.parametrize("scale", [(0.08, 1.0), (0.2, 1.0)])
-@pytest.mark.parametrize(("height", "width"), [(375, 500), (500, 333), (100, 300)])
+@pytest.mark.parametrize(
+    ("scale", "height", "width"),
+    [((0.08, 1.0), 375, 500), ((0.2, 1.0), 500, 333), ((0.2, 1.0), 100, 300)],
+)
 def test_crops_are_distributed_as_torchvisions(scale, height, width):
     torch.manual_seed(0)
     image = torch.empty(1, height, width)
@@ -295,18 +290,6 @@ def test_a_strong_jitter_never_turns_a_factor_negative():
     assert same_distribution(factors, reference)
 
 
-def test_a_jitter_of_strength_zero_is_no_step():
-    sampled = sample_many([{"op": "color_jitter", "hue": 0.1}])
-    assert {name for steps in sampled for name in steps} == {"resized_crop", "adjust_hue"}
-
-
-def test_sigma_is_distributed_as_in_mocos_blur():
-    random.seed(0)
-    reference = [random.uniform(0.1, 2.0) for _ in range(COUNT)]
-    ours = sample_many([{"op": "gaussian_blur", "sigma": [0.1, 2.0], "p": 1.0}])
-    assert same_distribution([steps["blur"][0] for steps in ours], reference)
-
-
 @pytest.mark.parametrize(
     ("op", "step", "chance"),
     [
@@ -315,17 +298,14 @@ def test_sigma_is_distributed_as_in_mocos_blur():
         ({"op": "horizontal_flip", "p": 0.5}, "hflip", 0.5),
         ({"op": "solarize", "p": 0.1}, "invert_above", 0.1),
         ({"op": "color_jitter", "hue": 0.1, "p": 0.8}, "adjust_hue", 0.8),
+        ({"op": "horizontal_flip", "p": 0.0}, "hflip", 0.0),
+        ({"op": "horizontal_flip", "p": 1.0}, "hflip", 1.0),
+        ({"op": "color_jitter", "hue": 0.1}, "adjust_contrast", 0.0),  # of strength zero
     ],
 )
 def test_an_op_happens_as_often_as_it_says(op, step, chance):
     happened = sum(step in steps for steps in sample_many([op]))
     assert stats.binomtest(happened, COUNT, chance).pvalue > SAME
-
-
-@pytest.mark.parametrize("chance", [0.0, 1.0])
-def test_an_op_of_chance_zero_or_one_is_certain(chance):
-    happened = {"hflip" in s for s in sample_many([{"op": "horizontal_flip", "p": chance}])}
-    assert happened == {bool(chance)}
 
 
 def test_choices_of_one_view_are_independent_of_each_other():
@@ -387,7 +367,3 @@ def test_numbers_depend_on_every_part_of_their_address_and_on_nothing_else():
 def test_numbers_never_change_between_versions():
     assert uniforms(0, 0, 0, 0, 2).tolist() == FIRST_NUMBERS
     assert permutation(3, 1, 0, 8).tolist() == FIRST_ORDER
-
-
-def test_a_negative_or_huge_seed_is_as_good_as_any():
-    assert len({uniforms(seed, 0, 0, 0, 1).item() for seed in (-1, 0, 2**63, 2**64 - 2)}) == 4

@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from kscl.errors import ConfigError
+from kscl.errors import ConfigError, KsclError
 from kscl.keys import load_config
 from kscl.views.augment import AUGMENTATIONS, augmentation, resolve, sample_view
 from kscl.views.recipes import MOCO_V1, MOCO_V2, RECIPES, SIMCLR, check_recipe
@@ -57,16 +57,13 @@ def test_the_recipes_have_the_published_order_and_strengths():
     ("recipe", "said"),
     [
         ("moco_v2", ["must be a list"]),
-        ({"op": "grayscale"}, ["must be a list"]),
         (["grayscale"], ["AUGMENT[0]", "mapping"]),
-        ([{"p": 0.5}], ["AUGMENT[0]", "mapping"]),
         ([{"op": "colour_jitter"}], ["'colour_jitter'", "did you mean 'color_jitter'?"]),
         ([{"op": "rotate"}], ["'rotate'", "choose from random_resized_crop"]),
         ([{"op": ["x"]}], ["there is no op"]),
         ([{"op": "gaussian_blur", "sigmas": [1, 2]}], ["'sigmas'", "did you mean 'sigma'?"]),
         ([{"op": "grayscale", "p": 1.5}], ["p of grayscale", "from 0 to 1", "1.5"]),
         ([{"op": "grayscale", "p": True}], ["from 0 to 1", "True"]),
-        ([{"op": "grayscale", "p": "0.5"}], ["from 0 to 1", "'0.5'"]),
         ([{"op": "grayscale", "p": float("nan")}], ["from 0 to 1", "nan"]),
         ([{"op": "color_jitter", "hue": 0.6}], ["hue of color_jitter", "from 0 to 0.5"]),
         ([{"op": "random_resized_crop", "scale": [1.0, 0.2]}], ["scale", "low <= high"]),
@@ -76,6 +73,9 @@ def test_the_recipes_have_the_published_order_and_strengths():
 )
 def test_a_slip_in_a_recipe_is_named(recipe, said):
     problems = check_recipe(recipe, "AUGMENT")
+    bare = [{"op": name} for name in AUGMENTATIONS]
+    if isinstance(recipe, list):  # valid entries beside it are not in the way
+        assert problems[0] in check_recipe([*recipe, *bare], "AUGMENT")
     assert len(problems) == 1
     for words in said:
         assert words in problems[0]
@@ -85,23 +85,6 @@ def test_a_slip_in_a_recipe_is_named(recipe, said):
 def test_a_config_with_a_wrong_recipe_is_refused(key):
     with pytest.raises(ConfigError, match=rf"{key}\[0\].*did you mean 'grayscale'"):
         load_config(None, [key, "[{op: grayscal}]"])
-
-
-def test_all_problems_are_told_at_once():
-    recipe = [{"op": "blurr"}, {"op": "solarize", "p": 2, "treshold": 3}, {"op": "grayscale"}]
-    assert len(check_recipe(recipe, "AUGMENT")) == 3
-
-
-def test_an_empty_recipe_and_bare_ops_are_valid():
-    assert check_recipe([], "AUGMENT") == []
-    assert check_recipe([{"op": name} for name in AUGMENTATIONS], "AUGMENT") == []
-
-
-def test_defaults_are_filled_in_and_the_recipe_itself_is_left_alone():
-    recipe = [{"op": "solarize", "p": 0.1}]
-    (op,) = resolve(recipe)
-    assert (op.name, op.values, op.p) == ("solarize", {"threshold": 128}, 0.1)
-    assert recipe == [{"op": "solarize", "p": 0.1}]
 
 
 def test_checking_a_recipe_loads_no_torch_and_naming_one_no_opencv():
@@ -139,11 +122,10 @@ def outside(tmp_path, monkeypatch):
     """The outside module, imported and after the test forgotten."""
     (tmp_path / "outside.py").write_text(OUTSIDE)
     monkeypatch.syspath_prepend(tmp_path)
-    known = dict(AUGMENTATIONS)
+    known = dict(AUGMENTATIONS.parts)
     yield importlib.import_module("outside")
     del sys.modules["outside"]
-    AUGMENTATIONS.clear()
-    AUGMENTATIONS.update(known)
+    AUGMENTATIONS.parts = known
 
 
 def test_an_outside_module_adds_an_augmentation_to_configs_checks_and_docs(outside):
@@ -173,7 +155,7 @@ assert (views == 9).all(axis=(0, 1, 2)).tolist() == [column == 4 for column in r
 
 
 def test_a_name_is_taken_once_and_declared_numbers_must_suffice(outside):
-    with pytest.raises(ValueError, match="paint"):
+    with pytest.raises(KsclError, match="paint"):
         augmentation()(outside.paint)
     with pytest.raises(RuntimeError, match="greedy"):
         sample_view(resolve([{"op": "greedy"}]), 8, 8, 8, [])
