@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from kscl.config import (
     plain,
     value_at,
 )
+from kscl.registry import Registry
 
 VERSION = 2
 BATCH_NORMS = ("BN", "SyncBN", "nnSyncBN", "naiveSyncBN", "naiveSyncBN_N", "FrozenBN")
@@ -41,14 +43,32 @@ NORM_KEYS = (
 )
 WEIGHTS_KEY = "MODEL.WEIGHTS"
 GRID_KEY = "KSCL.LR_GRID"
-RETINANET = "RetinaNet"
-META_ARCHITECTURES = ("GeneralizedRCNN", RETINANET)
 # What Detectron2 does and this project does not: the only value of a key, and why.
 ONLY: dict[str, tuple[Any, str]] = {
     "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "no other sampler is implemented"),
     "TEST.AUG.ENABLED": (False, "test images are not augmented"),
     "TEST.EXPECTED_RESULTS": ([], "results are not compared with expected ones"),
 }
+
+
+@dataclass(frozen=True)
+class MetaArchitecture:
+    """What this project must know of a meta-architecture that is registered with Detectron2."""
+
+    classes_key: str
+    coarsest: int  # stride of its coarsest feature map, if it has a pyramid
+    has_masks: bool = False
+    attributes: tuple[str, ...] = ()  # which training changes and no state dict holds
+
+
+META_ARCHITECTURES: Registry[MetaArchitecture] = Registry("meta-architecture")
+META_ARCHITECTURES.register(
+    "GeneralizedRCNN", MetaArchitecture("MODEL.ROI_HEADS.NUM_CLASSES", 64, has_masks=True)
+)
+META_ARCHITECTURES.register(  # it divides its loss by a running mean of the positive anchors
+    "RetinaNet",
+    MetaArchitecture("MODEL.RETINANET.NUM_CLASSES", 128, attributes=("loss_normalizer",)),
+)
 OUTPUT_DIR = "output/detection"  # Detectron2's ./output is the folder of all our tools
 # What a detector is made of beside its backbone network: another value is another detector.
 DETECTOR_KEYS = (
@@ -157,16 +177,17 @@ def check_version(cfg: CfgNode) -> Iterator[Broken]:
 def check_detection(cfg: CfgNode) -> Iterator[Broken]:
     """Yield every broken rule; what concerns data and weights is checked where they are read."""
     yield from check_version(cfg)
-    if cfg.MODEL.META_ARCHITECTURE not in META_ARCHITECTURES:
+    name = cfg.MODEL.META_ARCHITECTURE
+    if name not in META_ARCHITECTURES:
         yield ("MODEL.META_ARCHITECTURE",), f"must be one of {', '.join(META_ARCHITECTURES)}"
-    for name, (only, reason) in ONLY.items():
-        if value_at(cfg, name) != only:
-            yield (name,), f"{reason}: set it to {only}"
-    if cfg.MODEL.MASK_ON and cfg.MODEL.META_ARCHITECTURE == RETINANET:
+    elif cfg.MODEL.MASK_ON and not META_ARCHITECTURES[name].has_masks:
         yield (
             ("MODEL.MASK_ON", "MODEL.META_ARCHITECTURE"),
-            "RetinaNet has no masks: set MASK_ON False, or take a protocol of Mask R-CNN",
+            f"{name} has no masks: set MASK_ON False, or take a protocol of Mask R-CNN",
         )
+    for key_, (only, reason) in ONLY.items():
+        if value_at(cfg, key_) != only:
+            yield (key_,), f"{reason}: set it to {only}"
     grid = cfg.KSCL.LR_GRID
     rates = {rate for rate in grid if isinstance(rate, int | float) and 0 < rate < math.inf}
     if grid and (len(rates) < len(grid) or len(rates) < 2):
@@ -195,12 +216,6 @@ def load_detection_config(
     if config_file is not None and WEIGHTS_KEY not in overrides[::2]:
         _find_weights_beside(cfg, find_config(config_file))
     return cfg
-
-
-def classes_key(cfg: CfgNode) -> str:
-    """Return the key that holds the number of classes of this kind of detector."""
-    is_retinanet = cfg.MODEL.META_ARCHITECTURE == RETINANET
-    return f"MODEL.{'RETINANET' if is_retinanet else 'ROI_HEADS'}.NUM_CLASSES"
 
 
 def norm_family(norm: str) -> str:

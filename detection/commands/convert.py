@@ -80,6 +80,7 @@ def _try(run: Callable[..., object]) -> list[Problem]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = cli.parser(__doc__ or "", EXAMPLES)
+    cli.add_import(parser)
     add = parser.add_argument
     add(
         "source",

@@ -26,6 +26,7 @@ JSON_FILE = "predictions.json"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
+    cli.add_import(parser)
     parser.add_argument("run", type=Path, help="a folder of tools/train_net.py, or one around it")
     parser.add_argument("photos", type=Path, nargs="+", help="images, or folders of images")
     about = "for the pictures and predictions.json (%(default)s)"

@@ -18,7 +18,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.build import filter_images_with_only_crowd_annotations
 from detectron2.structures import BoxMode
 
-from detection.config import classes_key
+from detection.config import META_ARCHITECTURES
 from detection.data.preflight import Part, Report, preflight
 from detection.errors import DetectionError
 from detection.scoring.boxes import GroundTruth, make_ground_truth, segmentation
@@ -37,7 +37,6 @@ from kscl.records.fingerprint import fingerprint
 Dicts = list[dict[str, Any]]
 
 log = logging.getLogger(__name__)
-COARSEST = {"GeneralizedRCNN": 64, "RetinaNet": 128}  # strides of p6 and p7
 NO_PYRAMID = "build_resnet_backbone"
 
 
@@ -87,7 +86,7 @@ def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
 
 def check_sets(cfg: CfgNode) -> Report:
     """Read the config's sets and report every problem in them."""
-    key = classes_key(cfg)
+    key = META_ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].classes_key
     report = preflight(
         [source_of(name) for name in cfg.DATASETS.TRAIN],
         [source_of(name) for name in cfg.DATASETS.TEST],
@@ -181,7 +180,7 @@ def _fingerprint(parts: Sequence[Part]) -> dict[str, Any]:
 
 def too_small_images(cfg: CfgNode, report: Report) -> Iterator[Problem]:
     """Yield a problem for every size of input at which the coarsest level has no whole cell."""
-    stride = COARSEST.get(cfg.MODEL.META_ARCHITECTURE, 0)
+    stride = META_ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].coarsest
     if cfg.MODEL.BACKBONE.NAME == NO_PYRAMID:
         return
     sizes = {

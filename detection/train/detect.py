@@ -34,7 +34,7 @@ from fvcore.nn.precise_bn import get_bn_modules
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from detection.config import NORM_KEYS
+from detection.config import META_ARCHITECTURES, NORM_KEYS
 from detection.convert.certificate import Certificate
 from detection.convert.weights import load_weights
 from detection.data.sets import RunSets
@@ -66,6 +66,7 @@ from kscl.records.record import (
     make_record,
     write_record,
 )
+from kscl.registry import import_modules
 from kscl.run.engine import WORLD_SIZE, WORLD_SIZES, Flags, Run, Stopped, run
 from kscl.run.task import Inputs, Task, task
 from kscl.runtime.distributed import local_world_size, on_first_rank, wait_for_all
@@ -82,7 +83,7 @@ SCALED = (
     f"processes, so a run resumes on as many as it began with, even with {WORLD_SIZE_OPTION}."
 )
 
-NORMALIZER = "loss_normalizer"  # an attribute of RetinaNet, and an entry of a checkpoint
+ATTRIBUTES = "attributes"  # an entry of a checkpoint: see `MetaArchitecture`, by rank
 
 log = logging.getLogger(__name__)
 # TorchScript compiles the loss in the first calls of a process, which changes the last bits of its
@@ -219,10 +220,8 @@ class Detection(Task):
         try:
             self.model.load_state_dict(saved["model"], strict=True)
             self.trainer.load_state_dict(saved["trainer"])
-            normalizers = saved[NORMALIZER]
-            if normalizers[0] is not None:
-                own = comm.get_rank() % len(normalizers)  # another number of processes is allowed
-                setattr(self.model, NORMALIZER, normalizers[own])
+            by_rank = saved[ATTRIBUTES]
+            self.set_attributes(by_rank[comm.get_rank() % len(by_rank)])  # ranks may be more now
             self.sets.bad_images.update(saved["bad_images"])
             self.seconds_of_evaluations = saved[EVALUATIONS]
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -279,8 +278,7 @@ class Detection(Task):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training; refuse weights that nothing can resume from."""
-        # RetinaNet's running mean of positive anchors, which is in no state dict; each rank's own.
-        normalizers = comm.gather(getattr(self.model, NORMALIZER, None))
+        attributes = comm.gather(self.attributes())
         if not comm.is_main_process():
             return {}
         for name, value in self.model.named_parameters():
@@ -292,8 +290,18 @@ class Detection(Task):
             "trainer": self.trainer.state_dict(),
             "bad_images": self.sets.bad_images,
             EVALUATIONS: self.seconds_of_evaluations,
-            NORMALIZER: normalizers,
+            ATTRIBUTES: attributes,
         }
+
+    def attributes(self) -> dict[str, Any]:
+        """Return what training changes beside parameters and buffers, on this rank."""
+        names = META_ARCHITECTURES[self.cfg.MODEL.META_ARCHITECTURE].attributes
+        return {name: getattr(self.model, name) for name in names if hasattr(self.model, name)}
+
+    def set_attributes(self, values: Mapping[str, Any]) -> None:
+        """Put back what `attributes` returned."""
+        for name, value in values.items():
+            setattr(self.model, name, value)
 
     def finish(self) -> None:
         """Write the detector, its detections and scores, then the record."""
@@ -335,15 +343,15 @@ class Detection(Task):
     def evaluate_on_the_way(self, is_exact: bool) -> None:
         """Score the detector every TEST.EVAL_PERIOD iterations, as if training ended there.
 
-        The training is left as it was: the statistics of BatchNorm and RetinaNet's normalizer are
-        put back, and every step seeds its own random streams.
+        The training is left as it was: buffers and attributes are put back, and every step seeds
+        its own random streams.
         """
         done, model = self.trainer.iter + 1, self.model
         if not self.is_evaluated(done):
             return
         began = time.monotonic()
         buffers = [buffer.clone() for buffer in model.buffers()]
-        normalizer = getattr(model, NORMALIZER, None)
+        attributes = self.attributes()
         try:
             seed_everything(self.cfg.SEED, "evaluation", done, comm.get_rank())
             if is_exact:
@@ -355,8 +363,7 @@ class Detection(Task):
             with torch.no_grad():
                 for buffer, before in zip(model.buffers(), buffers, strict=True):
                     buffer.copy_(before)
-            if normalizer is not None:
-                setattr(model, NORMALIZER, normalizer)
+            self.set_attributes(attributes)
         self.trainer.storage.put_scalars(**numbers, smoothing_hint=False)
         wait_for_all()  # not in a collective of the GPUs: rank 0 scores alone
         self.seconds_of_evaluations += time.monotonic() - began
@@ -403,6 +410,7 @@ class _Writer(hooks.PeriodicWriter):
 
 def run_trial(job: tuple[CfgNode, dict[str, Any], Flags]) -> int:
     """Do this rank's part of a run; the job is its config, what `Detection` takes, and flags."""
+    import_modules()  # in a process that was spawned
     cfg, shared, flags = job
     with local_ranks():
         return run(Detection(cfg, **shared), flags)
@@ -410,6 +418,7 @@ def run_trial(job: tuple[CfgNode, dict[str, Any], Flags]) -> int:
 
 def score_detector(job: tuple[CfgNode, RunSets, Detector]) -> int:
     """Evaluate a trained detector on every rank and write its record; return the exit code."""
+    import_modules()
     cfg, sets, detector = job
     task = Detection(cfg, sets)
     with task.explained(), contextlib.ExitStack() as held, stop_requests() as stop:

@@ -168,6 +168,36 @@ def test_the_shipped_mask_protocol_runs_from_drawn_shapes_to_its_record(tmp_path
     assert len(masks) > 255
 
 
+MY_NET = """
+from detectron2.modeling import META_ARCH_REGISTRY
+from detectron2.modeling.meta_arch.retinanet import RetinaNet
+
+from detection.config import META_ARCHITECTURES, MetaArchitecture
+
+
+@META_ARCH_REGISTRY.register()
+class MyNet(RetinaNet):
+    pass
+
+
+META_ARCHITECTURES.register("MyNet", MetaArchitecture("MODEL.RETINANET.NUM_CLASSES", coarsest=128))
+"""
+
+
+def test_a_meta_architecture_of_ones_own_is_one_file(shop, tmp_path, monkeypatch):
+    (tmp_path / "my_net.py").write_text(MY_NET)
+    monkeypatch.chdir(tmp_path)
+    base = str(ROOT / "configs" / "detection" / "shapes_tiny_retinanet.yaml")
+    about = {"_BASE_": base, "VERSION": 2, "MODEL": {"META_ARCHITECTURE": "MyNet"}}
+    (tmp_path / "protocol.yaml").write_text(yaml.safe_dump(about))
+    words = ["--import", "my_net", *NARROW, "--protocol", "protocol.yaml"]
+    assert convert([*words, "--output-dir", str(shop / "weights-my-net")]) == 0
+    words = ["--import=my_net", *SHORT, *RETINANET]
+    assert train_net(arguments(shop, tmp_path / "run", *words, weights="-my-net")) == 0
+    values = read_record(tmp_path / "run" / "record.json")["config"]["values"]
+    assert values["MODEL"]["META_ARCHITECTURE"] == "MyNet"
+
+
 @pytest.mark.slow
 def test_two_ranks_train_a_transformer_without_a_warning(shop, tmp_path):
     name = "vit_tiny_patch16_224"
