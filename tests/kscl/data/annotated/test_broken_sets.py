@@ -74,12 +74,12 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize("kind", RAW)
-def test_a_coco_file_may_hold_anything(tmp_path, kind):
+def test_a_coco_file_may_hold_anything(tmp_path):
     json_file, images = small_coco(tmp_path)
-    json_file.write_bytes(RAW[kind])
-    assert not only_our_errors(read_coco, json_file, images)
-    assert not only_our_errors(read_category_names, json_file)
+    for kind, content in RAW.items():
+        json_file.write_bytes(content)
+        assert not only_our_errors(read_coco, json_file, images), kind
+        assert not only_our_errors(read_category_names, json_file), kind
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,7 @@ def test_a_path_may_be_anything(tmp_path, name):
         assert not only_our_errors(lambda spec=spec: shared_class_names([parse_source(spec)]))
 
 
-TAGS = ("width", "name", "difficult", "truncated", "pose", "xmin", "ymax")
-
-
-@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("tag", ["width", "name", "difficult", "pose", "xmin"])
 def test_any_tag_of_a_voc_file_may_be_wrong(tmp_path, tag):
     root = small_voc(tmp_path)
     good = annotation_xml([("cat", (1, 1, 20, 20), 0)])
@@ -133,49 +130,45 @@ XML = {
 }
 
 
-@pytest.mark.parametrize("kind", XML)
-def test_an_annotation_may_hold_anything(tmp_path, kind):
+def test_an_annotation_may_hold_anything(tmp_path):
     root = small_voc(tmp_path)
-    (root / "Annotations/c.xml").write_bytes(XML[kind])
-    only_our_errors(read_voc, root, "test")
-    only_our_errors(read_voc, root, "test", ["cat", "dog"])
+    for content in XML.values():
+        (root / "Annotations/c.xml").write_bytes(content)
+        only_our_errors(read_voc, root, "test")
+        only_our_errors(read_voc, root, "test", ["cat", "dog"])
 
 
-@pytest.mark.parametrize("entry", [*FILES, *FOLDERS])
-@pytest.mark.parametrize(
-    "make",
-    [
-        os.mkdir,
-        os.mkfifo,
-        lambda path: os.symlink(os.path.basename(path), path),
-        lambda path: os.symlink("/nowhere/at/all", path),
-        lambda path: os.symlink("/dev/zero", path),
-        lambda path: os.symlink("..", path),
-        lambda path: open(path, "wb").close(),
-        lambda path: None,
-    ],
-    ids=["folder", "pipe", "loop", "dead link", "device", "link up", "empty", "nothing"],
-)
-def test_any_part_of_a_voc_folder_may_be_something_else(tmp_path, entry, make):
-    root = small_voc(tmp_path / "voc")
-    path = root / entry
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-    make(path)
-    for with_images in (True, False):
-        only_our_errors(read_voc, root, "test", with_images=with_images)
-        only_our_errors(read_voc, root, "test", ["cat", "dog"], with_images=with_images)
-    only_our_errors(open_source, f"voc:{root}:test", str(tmp_path / "cache"))
+MAKE = {
+    "folder": os.mkdir,
+    "pipe": os.mkfifo,
+    "loop": lambda path: os.symlink(os.path.basename(path), path),
+    "dead link": lambda path: os.symlink("/nowhere/at/all", path),
+    "device": lambda path: os.symlink("/dev/zero", path),
+    "link up": lambda path: os.symlink("..", path),
+    "empty": lambda path: open(path, "wb").close(),
+    "nothing": lambda path: None,
+}
 
 
-@pytest.mark.parametrize(
-    "ids",
-    [b"\0\n", b"a" * 5000, b"\xff", b"/etc/passwd", b"..", b".", b"c/.", b"\xe2\x80\xa8", b"c -1"],
-)
-def test_a_split_may_list_anything(tmp_path, ids):
-    root = small_voc(tmp_path / "voc")
-    (root / "ImageSets/Main/test.txt").write_bytes(ids)
-    assert not only_our_errors(read_voc, root, "test")
-    assert not only_our_errors(open_source, f"voc:{root}:test", str(tmp_path / "cache"))
+@pytest.mark.parametrize("kind", MAKE)
+def test_any_part_of_a_voc_folder_may_be_something_else(tmp_path, kind):
+    for entry in (*FILES, *FOLDERS):
+        root = small_voc(tmp_path / entry / "voc")
+        path = root / entry
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        MAKE[kind](path)
+        for with_images in (True, False):
+            only_our_errors(read_voc, root, "test", with_images=with_images)
+            only_our_errors(read_voc, root, "test", ["cat", "dog"], with_images=with_images)
+        only_our_errors(open_source, f"voc:{root}:test", str(tmp_path / "cache"))
+
+
+def test_a_split_may_list_anything(tmp_path):
+    root, lists = small_voc(tmp_path / "voc"), ("\0\n", "a" * 5000, "/etc/passwd", "..", ".", "c/.")
+    for ids in (*map(str.encode, lists), b"\xff", b"\xe2\x80\xa8", b"c -1"):
+        (root / "ImageSets/Main/test.txt").write_bytes(ids)
+        assert not only_our_errors(read_voc, root, "test"), ids
+        assert not only_our_errors(open_source, f"voc:{root}:test", str(tmp_path / "cache")), ids
