@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 
@@ -12,6 +13,7 @@ from PIL import Image
 from kscl.errors import KsclError
 from kscl.registry import Registry
 from tests.helpers.commands import ROOT, tool
+from tests.helpers.leaderboard_records import backbone_of, linear, pretraining, write_all
 from tests.helpers.runs import TINY, draw_images
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -45,6 +47,25 @@ def test_a_similarity_an_augmentation_and_an_image_format_of_ones_own_pretrain(t
     assert [op["op"] for op in record["config"]["values"]["AUGMENT"]] == [
         op["op"] for op in RECIPE["AUGMENT"]
     ]
+
+
+def test_a_column_of_ones_own_is_in_every_format_of_the_board(tmp_path):
+    (tmp_path / "size_column.py").write_text(FILES["size_column"])
+    made = pretraining(details={"parameters": 23_500_000})
+    write_all(tmp_path / "records", [made, linear(60.0, backbone_of(made))])
+    done = tool(
+        "leaderboard", "records", "--output-dir", "board", "--import", "size_column", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    written = {path.suffix: path.read_text() for path in (tmp_path / "board").iterdir()}
+    header, _, line = written[".md"].split("## Overview")[1].strip().splitlines()[:3]
+    cells = dict(zip(header.split("|"), line.split("|"), strict=True))
+    assert {name.strip(): cell.strip() for name, cell in cells.items()}["M parameters"] == "23.5"
+    (line,) = csv.DictReader(written[".csv"].splitlines())
+    assert float(line["millions"]) == 23.5
+    (row,) = json.loads(written[".json"])["rows"]
+    assert row["figures"]["millions"] == 23.5
+    assert '"label":"M parameters"' in written[".html"]
 
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path):

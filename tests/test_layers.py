@@ -203,7 +203,7 @@ def test_an_import_of_what_nobody_imports_is_found(importer: str, imported: str)
     ("importer", "imported"),
     [
         ("kscl.commands.leaderboard", "kscl.benchmark.leaderboard.rows"),
-        ("kscl.benchmark.leaderboard.rows", "kscl.benchmark.leaderboard.writing.cells"),
+        ("kscl.benchmark.leaderboard.rows", "kscl.benchmark.leaderboard.tables"),
         ("tools.pretrain", "kscl.commands.pretrain"),
         ("tools.benchmark", "tests.benchmarks.run"),
     ],

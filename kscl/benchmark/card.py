@@ -15,12 +15,10 @@ import torch
 import yaml
 
 from kscl.backbone_file import Loaded, to_safetensors
-from kscl.benchmark.leaderboard.board import Measure, ProtocolKey, Row
-from kscl.benchmark.leaderboard.linking import made_backbone
-from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing import cells
-from kscl.benchmark.leaderboard.writing.tables import table
-from kscl.benchmark.leaderboard.writing.tables import text as escaped
+from kscl.benchmark.leaderboard.entries import made_backbone
+from kscl.benchmark.leaderboard.rows import Measure, ProtocolKey, Row, build_board
+from kscl.benchmark.leaderboard.tables import interval, table
+from kscl.benchmark.leaderboard.tables import text as escaped
 from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
@@ -170,7 +168,7 @@ def _table(results: Sequence[Result], row: Row | None) -> str:
             it.protocol.hash,
             it.label,
             f"{it.measure.mean:.2f}",
-            cells.interval(it.measure) or "none: one seed",
+            interval(it.measure) or "none: one seed",
             it.measure.interval_is,
             str(len(it.measure.values)),
         ]

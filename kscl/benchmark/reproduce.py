@@ -10,12 +10,9 @@ from typing import Any
 
 import yaml
 
-from kscl.benchmark.leaderboard.board import Measure
-from kscl.benchmark.leaderboard.details import inside, is_random, machine, mapping, text
-from kscl.benchmark.leaderboard.linking import label, made_backbone, processes
-from kscl.benchmark.leaderboard.reading import RecordFile
-from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.stale import changed_data, stale_reasons
+from kscl.benchmark.leaderboard.entries import label, made_backbone, processes
+from kscl.benchmark.leaderboard.reading import RecordFile, inside, is_random, machine, mapping, text
+from kscl.benchmark.leaderboard.rows import Measure, build_board, changed_data, stale_reasons
 from kscl.benchmark.leaderboard.statistics import prediction_interval
 from kscl.benchmark.submission import HIDDEN
 from kscl.config import leaves_without, nested

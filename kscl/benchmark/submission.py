@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kscl.benchmark.leaderboard.details import inside
-from kscl.benchmark.leaderboard.linking import made_backbone
+from kscl.benchmark.leaderboard.entries import made_backbone
+from kscl.benchmark.leaderboard.reading import inside
 from kscl.errors import KsclError, printable
 from kscl.records.record import (
     RECORDS_FILE,

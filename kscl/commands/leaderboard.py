@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from kscl import cli
-from kscl.benchmark.leaderboard.board import Board
-from kscl.benchmark.leaderboard.details import RANDOM
+from kscl.benchmark.leaderboard.answer import advice, answers, baselines_to_choose, warnings
+from kscl.benchmark.leaderboard.differences import EXPLANATION, comparison, differences
+from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page
-from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.answer import (
-    advice,
-    answers,
-    as_dicts,
-    baselines_to_choose,
-    warnings,
-)
-from kscl.benchmark.leaderboard.writing.compare import comparison
-from kscl.benchmark.leaderboard.writing.differences import EXPLANATION, differences
-from kscl.benchmark.leaderboard.writing.document import document, insert
-from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
-from kscl.benchmark.leaderboard.writing.tables import markdown, overview, plain
-from kscl.benchmark.leaderboard.writing.tables import text as escaped
-from kscl.benchmark.leaderboard.writing.time_figure import draw_time
+from kscl.benchmark.leaderboard.reading import RANDOM
+from kscl.benchmark.leaderboard.rows import Board, build_board
+from kscl.benchmark.leaderboard.tables import document, insert, markdown, overview, plain
+from kscl.benchmark.leaderboard.tables import text as escaped
+from kscl.benchmark.leaderboard.time_figure import draw_time
 from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
@@ -52,22 +44,16 @@ def write_board(
     """Write the board in each format, the answer first; equal records give equal bytes."""
     folder = Path(output_dir)
     compared, unfit = compare_with(board, baselines)
-    found, doubts = answers(board, baselines), [*warnings(board), *unfit]
-    cautions, sentences = [f"Warning: {doubt}" for doubt in doubts], [it.sentence for it in found]
+    found, warned = answers(board, baselines), [*warnings(board), *unfit]
+    cautions, sentences = [f"Warning: {it}" for it in warned], [it.sentence for it in found]
     closing = [*advice(found), *baselines_to_choose(board, baselines)]
+    first = [escaped(sentence) for sentence in (*cautions, *sentences, *closing)]
+    last = ["## Differences to the baseline", *compared.values(), EXPLANATION] if compared else []
+    said = {"answers": [asdict(it) for it in found], "advice": closing, "warnings": warned}
     make = {
-        "md": lambda: markdown(
-            board,
-            title,
-            [escaped(sentence) for sentence in (*cautions, *sentences, *closing)],
-            ["## Differences to the baseline", *compared.values(), EXPLANATION] if compared else [],
-        ),
+        "md": lambda: markdown(board, title, first, last),
         "csv": lambda: as_csv(board, baselines or (RANDOM,)),
-        "json": lambda: as_json(
-            board,
-            title,
-            {"answers": as_dicts(found), "advice": closing, "warnings": doubts},
-        ),
+        "json": lambda: as_json(board, title, said),
         "html": lambda: page(board, title, folder, cautions, sentences, closing),
     }
     written = {}
@@ -141,10 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     formats = [name.strip() for name in arguments.formats.split(",") if name.strip()]
-    unknown = [name for name in formats if name not in FORMATS]
-    if unknown or not formats:
-        wrong = f"'{unknown[0]}' is not one of" if unknown else "Choose some of"
-        raise KsclError(f"--formats: {wrong} {', '.join(FORMATS)}.")
+    if not formats or not set(formats) <= set(FORMATS):
+        raise KsclError(f"--formats must be some of {', '.join(FORMATS)}, got {arguments.formats}.")
     if arguments.columns and not arguments.insert:
         raise KsclError("--columns: It needs --insert FILE NAME, whose table it is about.")
     columns = [name.strip() for name in (arguments.columns or "").split(",") if name.strip()]
@@ -158,28 +142,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.compare:
         print(comparison(board, arguments.compare), end="")
         return 0
+    title, baselines = arguments.title, arguments.baseline
     written = write_board(
-        board,
-        arguments.output_dir,
-        title=arguments.title,
-        formats=formats,
-        baselines=arguments.baseline,
+        board, arguments.output_dir, title=title, formats=formats, baselines=baselines
     )
-    for doubt in warnings(board):
-        print(f"Warning: {doubt}")
-    found = answers(board, arguments.baseline)
-    for sentence in (*(answer.sentence for answer in found), *advice(found)):
-        print(sentence)
-    for line in baselines_to_choose(board, arguments.baseline):
+    found = answers(board, baselines)
+    said = [f"Warning: {warning}" for warning in warnings(board)]
+    said += [answer.sentence for answer in found]
+    for line in [*said, *advice(found), *baselines_to_choose(board, baselines)]:
         print(line)
-    compared, unfit = compare_with(board, arguments.baseline)
+    compared, unfit = compare_with(board, baselines)
     if unfit:  # the board is written all the same: it may be the end of a long suite
         raise KsclError(" ".join(unfit))
     if arguments.insert:
         path, name = arguments.insert
-        insert(Path(path), name, document(board, compared, columns))
+        insert(Path(path), name, document(board, compared, columns, EXPLANATION))
     if arguments.figure:
-        draw_time(board, arguments.figure, arguments.title)
+        draw_time(board, arguments.figure, title)
         written["figure"] = arguments.figure
     tables = [overview(board), *compared.values(), *([EXPLANATION] if compared else [])]
     print(plain("\n\n".join(tables)))

@@ -207,8 +207,8 @@ def _changed_at(path: Path) -> int | None:
 
 
 def _print_board(path: Path, with_advice: bool) -> None:
-    from kscl.benchmark.leaderboard.writing.answer import ADVICE
-    from kscl.benchmark.leaderboard.writing.tables import plain
+    from kscl.benchmark.leaderboard.answer import ADVICE
+    from kscl.benchmark.leaderboard.tables import plain
 
     shown = plain(path.read_text())
     shown = shown if with_advice else shown.replace(f"{ADVICE}\n\n", "")

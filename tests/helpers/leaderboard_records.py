@@ -13,8 +13,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from kscl.benchmark.leaderboard.board import Board, Row
-from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.rows import Board, Row, build_board
 from kscl.keys import PRETRAIN, load_config
 from kscl.records.record import RECORD_FILE, Json, Metric, Protocol, TaskInfo, make_record
 

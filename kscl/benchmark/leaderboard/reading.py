@@ -1,14 +1,25 @@
-"""Read folders of records: every distinct record, and by name whatever was not counted."""
+"""Read records for the board: every distinct one, and what evaluators put into their details.
+
+Whatever is odd or missing in a record counts as empty; a file that is not counted is named.
+"""
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from kscl.errors import printable
 from kscl.records.record import Record, RecordError, find_records
+from kscl.records.shape import LARGE
+
+Series = tuple[list[float], list[float]]  # x, y
+
+RANDOM = "random"  # weights that nothing was learned into
+X_AXES = ("epoch", "step")
 
 
 @dataclass(frozen=True)
@@ -38,26 +49,26 @@ def read_folders(folders: Sequence[str | Path]) -> Reading:
     """Return all records below the folders, each once, in an order that depends only on them."""
     reading = Reading()
     seen: dict[str, RecordFile] = {}
-    files: set[str] = set()
+    files: set[str] = set()  # met before, through a folder given twice or inside another
     for folder in folders:
         root = Path(folder)
         found = find_records(root)
         prefix = f"{Path(os.path.realpath(root)).name}/" if len(folders) > 1 else ""
-
-        def shown(path: Path, root: Path = root, prefix: str = prefix) -> str:
-            return printable(prefix + path.relative_to(root).as_posix())
-
-        for path, problem in found.problems.items():
-            if _is_new(path, files):
-                reading.problems.append(f"{shown(path)}: {problem}")
-        for path, record in found.records.items():
-            if not _is_new(path, files):
+        both: dict[Path, str | Record] = {**found.problems, **found.records}
+        for path, it in both.items():
+            if (real := os.path.realpath(path)) in files:
                 continue
-            file = RecordFile(record, path, root, shown(path))
+            files.add(real)
+            name = path.name if root.is_file() else path.relative_to(root).as_posix()
+            shown = printable(prefix + name)
+            if isinstance(it, str):
+                reading.problems.append(f"{shown}: {it}")
+                continue
+            file = RecordFile(it, path, root.parent if root.is_file() else root, shown)
             first = seen.setdefault(file.id, file)
             if first is not file:
                 reading.problems.append(
-                    f"{file.shown}: It is the same record as {first.shown}, which is counted once."
+                    f"{shown}: It is the same record as {first.shown}, which is counted once."
                 )
     if not seen:
         searched = ", ".join(str(folder) for folder in folders)
@@ -67,9 +78,99 @@ def read_folders(folders: Sequence[str | Path]) -> Reading:
     return reading
 
 
-def _is_new(path: Path, files: set[str]) -> bool:
-    """Tell whether a file was not met before, through a folder given twice or inside another."""
-    real = os.path.realpath(path)
-    is_new = real not in files
-    files.add(real)
-    return is_new
+def mapping(value: object) -> Mapping[str, Any]:
+    """Return the value if it is a mapping, and an empty one otherwise."""
+    return value if isinstance(value, dict) else {}
+
+
+def inside(values: object, *keys: str) -> Any:
+    """Return values[a][b]…, or None if a key is missing."""
+    for key in keys:
+        values = mapping(values).get(key)
+    return values
+
+
+def text(value: object) -> str | None:
+    """Return the value if it is text that is not empty."""
+    return value if isinstance(value, str) and value else None
+
+
+def number(value: object) -> float | None:
+    """Return the value if it is a finite number of a size that can be computed with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < LARGE and math.isfinite(value) else None
+
+
+def interval(record: Record, metric: str, is_headline: bool) -> tuple[float, float] | None:
+    """Return the evaluator's own interval of a metric; a bare pair is of the headline metric."""
+    given = record.details.get("confidence_interval")
+    if isinstance(given, dict):
+        given = given.get(metric)
+    elif not is_headline:
+        return None
+    if not isinstance(given, list) or len(given) != 2:
+        return None
+    low, high = number(given[0]), number(given[1])
+    return None if low is None or high is None or low > high else (low, high)
+
+
+def image_count(record: Record) -> int | None:
+    """Return the number of test images."""
+    n = number(record.details.get("n"))
+    return int(n) if n is not None and n >= 1 else None
+
+
+def warnings(record: Record) -> list[str]:
+    """Return what the evaluator warns of, such as a choice at the edge of its grid."""
+    given = record.details.get("warnings")
+    return [words for words in given if text(words)] if isinstance(given, list) else []
+
+
+def is_random(record: Record) -> bool:
+    """Return whether an evaluation started from random weights, whatever they are called."""
+    about = mapping(record.details.get("backbone"))
+    layout = inside(record.details, "certificate", "source", "layout")
+    return RANDOM in (about.get("weights"), about.get("method"), about.get("layout"), layout)
+
+
+def per_class(record: Record, metric: str) -> dict[str, float]:
+    """Return class name → value, whichever of the three layouts the evaluator chose."""
+    given = record.details.get("per_class")
+    if isinstance(given, list):
+        names = record.details.get("classes")
+        if not isinstance(names, list) or len(names) != len(given):
+            return {}
+        given = dict(zip(map(str, names), given, strict=True))
+    values = {
+        name: number(value.get(metric) if isinstance(value, dict) else value)
+        for name, value in mapping(given).items()
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def curves(record: Record, points: int) -> tuple[str, dict[str, Series]]:
+    """Return the name of the x axis and the series by name, each with at most so many points."""
+    given = mapping(record.details.get("curves"))
+    axis = next((name for name in X_AXES if isinstance(given.get(name), list)), "")
+    found: dict[str, Series] = {}
+    for name, values in given.items():
+        if name in X_AXES or not isinstance(values, list):
+            continue
+        pairs = zip(given[axis], values, strict=False) if axis else enumerate(values)
+        good = [(x, y) for x, y in pairs if number(x) is not None and number(y) is not None]
+        if len(good) > points:  # evenly spread, with the first and the last
+            good = [good[round(i * (len(good) - 1) / (points - 1))] for i in range(points)]
+        if len(good) >= 2:
+            found[name] = ([x for x, _ in good], [y for _, y in good])
+    return axis or "point", found
+
+
+def machine(record: Record) -> str:
+    """Name the machine: its GPUs if it has any, and its cores otherwise."""
+    gpus = record.hardware.get("gpus")
+    if isinstance(gpus, list) and gpus:
+        return f"{len(gpus)} x {gpus[0]}"
+    cpu = text(record.hardware.get("cpu")) or "an unknown CPU"
+    cores = number(record.hardware.get("cores"))
+    return f"{'?' if cores is None else f'{cores:g}'} cores of {cpu}"

@@ -18,9 +18,9 @@ from detection.scoring.resample import DRAWS
 from detection.train.detect import write_trial_record
 from detection.train.protocol import protocol_of
 from detection.train.trials import summary
+from kscl.benchmark.leaderboard.exports import as_csv
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.exports import as_csv
-from kscl.benchmark.leaderboard.writing.tables import markdown
+from kscl.benchmark.leaderboard.tables import markdown
 from kscl.data.annotated.voc import read_voc
 from kscl.data.annotations import AnnotatedSet
 from kscl.data.masks import run_lengths

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import kscl.engine.pretrain
 from kscl.backbone_file import load_backbone
-from kscl.benchmark.leaderboard.linking import pretrained
+from kscl.benchmark.leaderboard.entries import pretrained
 from kscl.commands.pretrain import main
 from kscl.engine.metrics_log import METRICS_FILE
 from kscl.records import fingerprint

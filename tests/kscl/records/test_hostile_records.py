@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.document import document
+from kscl.benchmark.leaderboard.tables import document
 from kscl.commands.leaderboard import main, write_board
 from kscl.records.record import (
     MAX_BYTES,

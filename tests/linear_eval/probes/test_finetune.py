@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.tables import overview_cells
+from kscl.benchmark.leaderboard.tables import overview_cells
 from kscl.data.loader import Batch
 from kscl.errors import ConfigError
 from kscl.records.record import read_record

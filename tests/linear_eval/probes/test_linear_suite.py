@@ -10,7 +10,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.tables import overview_cells
+from kscl.benchmark.leaderboard.tables import overview_cells
 from kscl.commands.make_shapes import main as make_shapes
 from kscl.records.record import read_record
 from linear_eval.commands.linear_eval import main

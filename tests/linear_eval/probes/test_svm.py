@@ -9,7 +9,7 @@ from sklearn.model_selection import cross_val_score
 from sklearn.svm import LinearSVC
 
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.tables import markdown
+from kscl.benchmark.leaderboard.tables import markdown
 from kscl.records.record import find_records, read_record
 from linear_eval.commands.linear_eval import main
 from linear_eval.probe import load_linear_eval_config, schema

@@ -7,18 +7,48 @@ import hashlib
 import html
 import importlib.resources
 import json
+import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
-from kscl.benchmark.leaderboard.board import Board
-from kscl.benchmark.leaderboard.page.data import page_data
-
-SCRIPTS = (
-    *("dom.js", "columns.js", "table.js", "charts.js", "plots.js", "panel.js", "compare.js"),
-    *("address.js", "main.js"),
+from kscl.benchmark.leaderboard.columns import COLUMNS, cost_labels, costs, figures
+from kscl.benchmark.leaderboard.differences import EXPLANATION, class_means, pairs
+from kscl.benchmark.leaderboard.entries import SAME_FOR_ALL_SEEDS
+from kscl.benchmark.leaderboard.exports import entry_of, measured
+from kscl.benchmark.leaderboard.reading import (
+    RecordFile,
+    curves,
+    inside,
+    machine,
+    mapping,
+    number,
+    text,
 )
+from kscl.benchmark.leaderboard.rows import WHAT_MEAN_RANKS_ARE, Board, Result, Row, Section
+from kscl.benchmark.leaderboard.statistics import THE_TEST
+from kscl.benchmark.leaderboard.tables import (
+    counts,
+    metric_labels,
+    section_letters,
+    section_names,
+)
+from kscl.records.record import Json, file_and_line
 
+SCRIPTS = ("table.js", "plots.js", "compare.js", "main.js")
 ANSWERS_SHOWN = 4  # above the table; more of them would hide it
+CURVE_POINTS = 60
+CURVE_RUNS = 5  # of one row; more lines on top of each other show nothing more
+DIGITS = 5
+BASIS_FILE = "basis.png"  # drawn beside a pretraining's record
+MAX_PICTURE_BYTES = 2 * 2**20  # the page stays one that can be mailed
+# How a picture starts, from which byte on. An SVG can contain a program, so it is not among them.
+PICTURES = {
+    "image/png": (b"\x89PNG\r\n\x1a\n", 0),
+    "image/jpeg": (b"\xff\xd8\xff", 0),
+    "image/webp": (b"WEBP", 8),
+}
 
 
 def page(
@@ -33,6 +63,8 @@ def page(
     style = _part("page.css")
     program = "\n".join(["(() => {", '"use strict";', *map(_part, SCRIPTS), "})();\n"])
     data = json.dumps(page_data(board, title, folder), separators=(",", ":"), allow_nan=False)
+    first, more = answers[:ANSWERS_SHOWN], answers[ANSWERS_SHOWN:]
+    opened = f"<details><summary>{len(more)} more</summary>{_paragraphs(more)}</details>"
     parts = {
         # The browser refuses whatever is not this style, this program or an embedded picture.
         "policy": (
@@ -40,7 +72,7 @@ def page(
             f"script-src {_digest(program)}"
         ),
         "title": html.escape(title),
-        "answer": _paragraphs(warnings) + _answers(answers) + _paragraphs(advice),
+        "answer": _paragraphs([*warnings, *first]) + opened * bool(more) + _paragraphs(advice),
         "style": style,
         # Nothing in the data can end its element.
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
@@ -48,17 +80,7 @@ def page(
     }
     # One pass over the template, so that no value is searched for another's mark.
     pieces = _part("page.html").split("%%")
-    filled = [parts[piece] if i % 2 else piece for i, piece in enumerate(pieces)]
-    return "".join(filled)
-
-
-def _answers(sentences: Sequence[str]) -> str:
-    """Return the first answers, and the others in a part that a reader opens."""
-    first, more = sentences[:ANSWERS_SHOWN], sentences[ANSWERS_SHOWN:]
-    if not more:
-        return _paragraphs(first)
-    opened = f"<details><summary>{len(more)} more</summary>{_paragraphs(more)}</details>"
-    return _paragraphs(first) + opened
+    return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
 def _paragraphs(sentences: Sequence[str]) -> str:
@@ -69,6 +91,219 @@ def _part(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _digest(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
+def _digest(words: str) -> str:
+    digest = hashlib.sha256(words.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+class _Pool:
+    """Large parts that many records share (configs, libraries), each written once."""
+
+    def __init__(self) -> None:
+        self.items: list[object] = []
+        self.indices: dict[str, int] = {}
+
+    def put(self, item: object) -> int:
+        """Return the index of an item, which is added if it is new."""
+        key = json.dumps(item, sort_keys=True)
+        if key not in self.indices:
+            self.indices[key] = len(self.items)
+            self.items.append(item)
+        return self.indices[key]
+
+
+def page_data(board: Board, title: str, folder: Path) -> Json:
+    """Return what the page knows: the rows with everything behind them, each thing once."""
+    pool = _Pool()
+    names, letters = section_names(board.sections), section_letters(board.sections)
+    indices = {id(row): i for i, row in enumerate(board.rows)}
+    folders = dict.fromkeys(_from_here(folder).rstrip("/") for folder in board.folders)
+    return {
+        "title": title,
+        "test": THE_TEST,
+        "records": board.records,
+        "columns": [
+            {
+                "key": it.name,
+                "label": it.label,
+                "digits": it.digits,
+                "hint": it.hint,
+                "ascending": it.lowest_first,
+            }
+            for it in COLUMNS.values()
+        ],
+        "costs": cost_labels(board.rows),
+        "not_compared": list(SAME_FOR_ALL_SEEDS),
+        "board_command": f"python tools/leaderboard.py {shlex.join(folders)}",
+        "intervals": EXPLANATION,
+        "protocols": [
+            {"name": name, "letter": letter, **_protocol(section, indices, pool)}
+            for section, name, letter in zip(board.sections, names, letters, strict=True)
+        ],
+        "rows": [_row(row, board, Path(os.path.realpath(folder)), pool) for row in board.rows],
+        "summary": {
+            "words": WHAT_MEAN_RANKS_ARE,
+            "rows": [
+                {
+                    "row": indices[id(it.row)],
+                    "mean": it.mean,
+                    "interval": it.interval,
+                    "n": it.protocols,
+                }
+                for it in board.mean_ranks
+            ],
+        },
+        "problems": board.problems,
+        "pool": pool.items,
+    }
+
+
+def _protocol(section: Section, indices: dict[int, int], pool: _Pool) -> Json:
+    key = section.protocol
+    rows = [indices[id(row)] for row in section.rows]  # among all rows of the page
+    return {
+        "id": key.id,
+        "hash": key.hash,
+        "kind": key.kind,
+        "stage": section.task.stage,
+        "metrics": list(section.metrics),
+        "labels": metric_labels(section),
+        "digits": [section.about[metric].digits for metric in section.metrics],
+        "further_metrics": list(section.further_metrics),
+        "headline": key.headline,
+        "lower": key.lower_is_better,
+        "definition": pool.put(section.definition),
+        "pairs": {f"{rows[it.pop('one')]}-{rows[it.pop('other')]}": it for it in pairs(section)},
+        "reported": [
+            vars(row)
+            | {
+                "K": row.shots,
+                "figures": {"minutes_per_epoch": row.minutes_per_epoch},
+                "tag": row.setting,
+                "family": f"{row.source} {row.method} {row.epochs} {row.setting}",
+            }
+            for row in section.reported
+        ],
+    }
+
+
+def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
+    indices = {section.protocol: i for i, section in enumerate(board.sections)}
+    n_pretrain, n_finetune = counts(row)
+    # Minutes of different machines are not comparable.
+    machines = {machine(file.record) for file in row.pretrainings}
+    return {
+        **entry_of(row),
+        "key": row.entry.key,
+        "figures": figures(row),
+        "costs": costs(row),
+        "machine": "several machines" if len(machines) > 1 else "".join(machines),
+        "stale": row.stale,
+        "results": {
+            indices[protocol]: _result(result, protocol.headline, row.warnings)
+            for protocol, result in row.results.items()
+        },
+        "n_pretrain": n_pretrain,
+        "n_finetune": n_finetune,
+        "curves": _curves(row.pretrainings),
+        "basis": next(filter(None, map(basis_figure, row.records)), None),
+        "records": [_record(file, folder, pool) for file in row.records],
+    }
+
+
+def _result(result: Result, headline: str, warnings: list[str]) -> Json:
+    return {
+        "n_pretrain": result.n_pretrain,
+        "n_finetune": result.n_finetune,
+        "metrics": {name: measured(measure) for name, measure in result.measures.items()},
+        "classes": class_means(result, headline),
+        "warnings": [*warnings, *result.warnings],
+    }
+
+
+def _curves(pretrainings: list[RecordFile]) -> list[Json]:
+    def rounded(values: list[float]) -> list[float]:
+        return [float(f"{value:.{DIGITS}g}") for value in values]
+
+    runs = []
+    for file in pretrainings[:CURVE_RUNS]:
+        axis, series = curves(file.record, CURVE_POINTS)
+        lines = {name: [rounded(xs), rounded(ys)] for name, (xs, ys) in series.items()}
+        if lines:
+            runs.append({"seed": file.record.seed, "axis": axis, "lines": lines})
+    return runs
+
+
+def _record(file: RecordFile, folder: Path, pool: _Pool) -> Json:
+    record, details = file.record, file.record.details
+    named = sorted(mapping(details.get("files")).items())
+    files = [(str(role), file_of(file, name)) for role, name in named]
+    return {
+        **{name: record[name] for name in ("id", "kind", "name", "created", "seconds", "seed")},
+        "metrics": record.metrics,
+        "data": {role: _print(given) for role, given in record.data.items()},
+        "inputs": record.inputs,
+        "outputs": mapping(details.get("outputs")),
+        "protocol": f"{record.protocol.id} · {record.protocol.hash}",
+        "code": pool.put(vars(record.code)),
+        "config": pool.put(vars(record.config)),
+        "libraries": pool.put(record.libraries),
+        "hardware": pool.put(record.hardware),
+        "certificate": pool.put(details["certificate"]) if "certificate" in details else None,
+        "file": {"shown": file.shown, "link": _link(file_and_line(file.path)[0], folder)},
+        "command": f"python tools/reproduce.py {shlex.quote(_from_here(file.path, file.shown))}",
+        "files": [{"shown": role, "link": _link(path, folder)} for role, path in files if path],
+    }
+
+
+def _from_here(path: Path | str, shown: str = "") -> str:
+    """Return a path for a command; one outside the working folder is its reader's to fill in."""
+    relative = os.path.relpath(path)
+    return os.path.join("FOLDER", shown) if relative.startswith("..") else relative
+
+
+def _print(given: object) -> Json:
+    """Return a fingerprint in the shape that the page expects, whatever the record contains."""
+    words = {name: text(inside(given, name)) for name in ("hash", "path")}
+    return words | {"files": number(inside(given, "files"))}
+
+
+def _link(path: Path, folder: Path) -> str:
+    """Return the link from the page to a file: always a relative path, never a scheme."""
+    try:
+        relative = os.path.relpath(os.path.realpath(path), folder)
+    except ValueError:  # another drive
+        return ""
+    return quote(f"./{Path(relative).as_posix()}".encode(errors="surrogateescape"))
+
+
+def basis_figure(file: RecordFile) -> str | None:
+    """Return the record's `basis_figure`, or the one drawn beside a pretraining's record.
+
+    It is a data URI: only a picture, only from the records' folder.
+    """
+    named = text(file.record.details.get("basis_figure"))
+    path = file_of(file, named or (BASIS_FILE if file.record.kind == "pretrain" else None))
+    try:
+        if path is None or path.stat().st_size > MAX_PICTURE_BYTES:
+            return None
+        content = path.read_bytes()
+    except OSError:
+        return None
+    for kind, (start, offset) in PICTURES.items():
+        if content[offset:].startswith(start):
+            return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    return None
+
+
+def file_of(file: RecordFile, name: object) -> Path | None:
+    """Return a file that a record names, if it exists and is inside the folder that was read."""
+    words = text(name)
+    if words is None or "\0" in words:
+        return None
+    try:
+        path = Path(os.path.realpath(file.path.parent / words))
+        is_ours = path.is_relative_to(os.path.realpath(file.root)) and path.is_file()
+    except (OSError, ValueError):
+        return None
+    return path if is_ours else None

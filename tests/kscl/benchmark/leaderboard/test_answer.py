@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kscl.benchmark.leaderboard.page import ANSWERS_SHOWN, page
-from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.answer import (
+from kscl.benchmark.leaderboard.answer import (
     ONE_SEED,
     advice,
     answers,
     detectable,
     warnings,
 )
-from kscl.benchmark.leaderboard.writing.differences import differences
-from kscl.benchmark.leaderboard.writing.exports import as_csv
-from kscl.benchmark.leaderboard.writing.tables import markdown
+from kscl.benchmark.leaderboard.differences import differences
+from kscl.benchmark.leaderboard.exports import as_csv
+from kscl.benchmark.leaderboard.page import ANSWERS_SHOWN, page
+from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.tables import markdown
 from kscl.commands.leaderboard import main
 from kscl.records.hits import to_text
 from kscl.records.record import Metric, Protocol, TaskInfo

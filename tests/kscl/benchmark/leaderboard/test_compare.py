@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kscl.benchmark.leaderboard.writing.compare import comparison, pairs
-from kscl.benchmark.leaderboard.writing.differences import difference, named_rows
+from kscl.benchmark.leaderboard.differences import comparison, difference, named_rows, pairs
 from kscl.commands.leaderboard import main
 from kscl.errors import KsclError
 from kscl.records.hits import to_text
@@ -187,7 +186,7 @@ def test_a_hostile_name_stays_text_in_a_comparison(page, files):
 
 @needs_chromium
 def test_rows_beyond_those_in_the_page_name_the_command(browser, tmp_path):
-    from kscl.benchmark.leaderboard.writing.compare import PAIRED_ROWS
+    from kscl.benchmark.leaderboard.differences import PAIRED_ROWS
     from kscl.commands.leaderboard import write_board
 
     records = [linear(20.0 + i, f"{i:064d}") for i in range(PAIRED_ROWS + 2)]

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
-from kscl.benchmark.leaderboard.writing.spent import spent
-from kscl.benchmark.leaderboard.writing.tables import markdown
+from kscl.benchmark.leaderboard.columns import costs as spent
+from kscl.benchmark.leaderboard.exports import as_csv, as_json
+from kscl.benchmark.leaderboard.tables import markdown
 from kscl.records.record import record_id
 from kscl.runtime.machine import costs
 from tests.helpers.leaderboard_records import (

@@ -10,13 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kscl.benchmark.leaderboard.board import Board
-from kscl.benchmark.leaderboard.page import page
-from kscl.benchmark.leaderboard.page.data import page_data
-from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.cells import section_names
-from kscl.benchmark.leaderboard.writing.exports import as_csv, as_json
-from kscl.benchmark.leaderboard.writing.tables import markdown, overview
+from kscl.benchmark.leaderboard.exports import as_csv, as_json
+from kscl.benchmark.leaderboard.page import page, page_data
+from kscl.benchmark.leaderboard.rows import Board, build_board
+from kscl.benchmark.leaderboard.tables import markdown, overview, section_names
 from kscl.commands.leaderboard import FORMATS, main
 from kscl.records.record import Protocol, make_record
 from tests.helpers.commands import tool
@@ -187,8 +184,8 @@ def test_the_command_writes_every_format_and_prints_the_table(tmp_path):
     ("arguments", "reason"),
     [
         (["nowhere"], "nowhere: There is no such folder"),
-        ([".", "--formats", "pdf"], "'pdf' is not one of md, csv, json, html"),
-        ([".", "--formats", ","], "Choose some of md, csv, json, html"),
+        ([".", "--formats", "pdf"], "--formats must be some of md, csv, json, html, got pdf"),
+        ([".", "--formats", ","], "--formats must be some of md"),
     ],
 )
 def test_what_a_user_can_get_wrong_is_said_in_one_line(

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
-from kscl.benchmark.leaderboard.page import figures
+from kscl.benchmark.leaderboard import page as page_package
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.commands.leaderboard import write_board
 from tests.helpers.leaderboard_records import (
@@ -63,7 +63,7 @@ def test_its_policy_lets_no_request_out(browser, tmp_path, files):
     [("70", "70 + 1.5e-14", [60, 70, 80]), ("0", "10", [0, 5, 10]), ("1", "Infinity", [])],
 )
 def test_an_axis_has_ticks_even_if_values_differ_by_rounding_alone(page, low, high, expected):
-    source = Path(figures.__file__).with_name("charts.js").read_text()
+    source = Path(page_package.__file__).with_name("plots.js").read_text()
     function = source[source.index("function niceTicks") :].partition("\n}\n")[0] + "}"
     assert page.execute_script(f"{function}; return niceTicks({low}, {high}, 2)") == expected
 

@@ -119,7 +119,7 @@ def test_a_row_is_stale_when_the_code_changed(tmp_path, monkeypatch):
     folder = write_all(tmp_path, [made, detected])
     assert only(build_board([folder]).rows).stale == []
     monkeypatch.setattr(
-        "kscl.benchmark.leaderboard.stale.source_hash", lambda modules: "0123456789abcdef"
+        "kscl.benchmark.leaderboard.rows.source_hash", lambda modules: "0123456789abcdef"
     )
     then = (record["code"]["source_hash"] for record in (made, detected))
     expected = {f"The code was {code} and is 0123456789abcdef." for code in then}

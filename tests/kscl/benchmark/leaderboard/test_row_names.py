@@ -6,9 +6,9 @@ import itertools
 
 import pytest
 
+from kscl.benchmark.leaderboard import tables as cells
+from kscl.benchmark.leaderboard.differences import differences, named_rows
 from kscl.benchmark.leaderboard.statistics import t_interval
-from kscl.benchmark.leaderboard.writing import cells
-from kscl.benchmark.leaderboard.writing.differences import differences, named_rows
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.errors import KsclError

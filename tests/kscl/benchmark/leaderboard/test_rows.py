@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kscl.benchmark.leaderboard.board import TEST_SAMPLING
+from kscl.benchmark.leaderboard.columns import figures
+from kscl.benchmark.leaderboard.rows import TEST_SAMPLING
 from kscl.records.record import Protocol, record_id
 from tests.helpers.leaderboard_records import (
     DETECTION,
@@ -34,7 +35,7 @@ def test_a_row_joins_a_pretraining_with_its_evaluations(tmp_path):
     records = [linear(68.8, sha256), knn(60.1, sha256), detection(57.1, sha256), made]
     row = only(board_of(tmp_path, records).rows)
     assert row.entry.shown == ("kscl", "resnet50", "", 200, 5, 0.4)
-    assert row.figures["mean_rank"] == pytest.approx(1.48)
+    assert figures(row)["mean_rank"] == pytest.approx(1.48)
     means = {p.kind: {m: v.mean for m, v in r.measures.items()} for p, r in row.results.items()}
     assert means["linear"]["top1"] == 68.8
     assert means["knn"] == {"top1": 60.1}
@@ -241,7 +242,7 @@ def test_evaluations_on_other_data_are_not_ranked_together(tmp_path):
 def test_a_contender_without_evaluations_is_a_row_all_the_same(tmp_path):
     row = only(board_of(tmp_path, [pretraining(seed=0), pretraining(seed=1)]).rows)
     assert not row.results
-    assert row.figures["minutes_per_epoch"] == pytest.approx(0.8)
+    assert figures(row)["minutes_per_epoch"] == pytest.approx(0.8)
 
 
 def test_published_rows_stand_under_their_protocol_and_in_no_test(tmp_path):
@@ -272,23 +273,6 @@ def older(record: dict) -> dict:
     values["HEAD"] = values.pop("PROJECTOR")
     content = {**record, "config": {**record["config"], "values": values}}
     return {**content, "id": record_id(content)}
-
-
-def test_records_from_before_the_label_name_their_rows(tmp_path):
-    made = [older(pretraining(*settings, name="run 7")) for settings in (MOCO, kscl(5, 0.4))]
-    records = [*made, *(linear(60, backbone_of(record)) for record in made)]
-    rows = board_of(tmp_path, records).rows
-    assert {row.entry.method for row in rows} == {"moco_v2", "kscl"}
-    assert {row.entry.shots for row in rows} == {1, 5}
-    assert all(len(row.results) == 1 and len(row.pretrainings) == 1 for row in rows)
-    assert not any(row.tag for row in rows)
-
-
-def test_records_from_before_and_after_the_label_are_named_alike(tmp_path):
-    now = pretraining(*MOCO, seed=0)
-    then = older(pretraining(*MOCO, seed=1))
-    rows = board_of(tmp_path, [now, then]).rows
-    assert [row.entry.method for row in rows] == ["moco_v2", "moco_v2"]
 
 
 def test_a_run_without_a_label_is_named_by_its_record(tmp_path):

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kscl.benchmark.leaderboard.exports import as_csv
 from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.document import document
-from kscl.benchmark.leaderboard.writing.exports import as_csv
-from kscl.benchmark.leaderboard.writing.tables import plain, text
+from kscl.benchmark.leaderboard.tables import document, plain, text
 from kscl.commands.leaderboard import main, write_board
 from kscl.records.record import Json, parse_record, record_id
 from tests.helpers.leaderboard_records import (

@@ -8,7 +8,7 @@ import cv2
 import pytest
 from matplotlib.figure import Figure
 
-from kscl.benchmark.leaderboard.writing.time_figure import (
+from kscl.benchmark.leaderboard.time_figure import (
     _draw_line,
     _draw_reference,
     draw_time,

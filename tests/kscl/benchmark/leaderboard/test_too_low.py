@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kscl.benchmark.leaderboard.answer import answers, warnings
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.writing.answer import answers, warnings
-from kscl.benchmark.leaderboard.writing.tables import overview
+from kscl.benchmark.leaderboard.tables import overview
 from kscl.commands.leaderboard import main
 from kscl.records.record import record_id
 from tests.helpers.leaderboard_records import write_all

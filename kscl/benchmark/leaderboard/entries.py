@@ -1,4 +1,4 @@
-"""Find which entry of the board a record belongs to, and which of its pretraining seeds."""
+"""Entries: what a row of the board compares, which records belong to it, and what sets it apart."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kscl.benchmark.leaderboard.details import inside, mapping, number, text
-from kscl.benchmark.leaderboard.reading import RecordFile
-from kscl.config import config_hash
+from kscl.benchmark.leaderboard.reading import RecordFile, inside, mapping, number, text
+from kscl.config import config_hash, leaves_without
 from kscl.keys import PRETRAIN
 from kscl.records.record import Json, Record
 
@@ -18,6 +17,12 @@ SAME_FOR_ALL_SEEDS = (*PRETRAIN.without_effect, "SEED")
 VARIED = ("METHOD.NUM_SHOTS", "METHOD.RHO")  # the two settings that the plots are drawn against
 # Of a described backbone: what makes it another entry. Evaluators add keys of their own.
 DESCRIBING = ("method", "similarity", "arch", "kwargs", "epochs", "num_shots", "rho")
+
+MAX_SETTINGS = 2  # that set a row apart from one that looks the same
+IN_COLUMNS = (
+    *("LABEL", "METHOD.NUM_SHOTS", "METHOD.RHO"),
+    *("BACKBONE.NAME", "BACKBONE.KWARGS.channels", "SOLVER.EPOCHS"),
+)
 
 # Arguments of timm networks that change how wide or deep they are, beside `channels`.
 SIZES = ("width", "base_width", "embed_dim", "dims", "depth", "depths", "layers")
@@ -80,7 +85,7 @@ def links(files: Sequence[RecordFile]) -> list[Link]:
         else:
             described = mapping(record.details.get("backbone"))
             known = {key: value for key, value in described.items() if value is not None}
-            if "arch_kwargs" in known:  # as older records of detectors say it
+            if "arch_kwargs" in known:  # as a certificate calls them
                 known.setdefault("kwargs", known["arch_kwargs"])
             name = {"name": record.name}
             words[_backbone(file)] = {**name, **known, **words.get(_backbone(file), {})}
@@ -147,9 +152,8 @@ def _epochs(record: Record) -> float | None:
 
 
 def label(record: Record) -> str:
-    """Return what a pretraining is called; records older than LABEL have it in METHOD.NAME."""
-    values = record.config.values
-    return text(values.get("LABEL")) or text(inside(values, "METHOD", "NAME")) or record.name
+    """Return what a pretraining is called."""
+    return text(record.config.values.get("LABEL")) or record.name
 
 
 def _described(
@@ -213,3 +217,46 @@ def _plain(value: object) -> object:
 def _digest(value: Json) -> str:
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def tags(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
+    """Return for each row the settings in which it differs from rows like it, or a short hash."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for i, (entry, _) in enumerate(rows):
+        alike.setdefault(entry.shown, []).append(i)
+    found = [""] * len(rows)
+    for indices in alike.values():
+        if len(indices) > 1:
+            words = _distinguishing([rows[i] for i in indices])
+            for i, word in zip(indices, words, strict=True):
+                found[i] = word
+    return found
+
+
+def _distinguishing(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
+    settings = [
+        {
+            **leaves_without(files[0].record.config.values, SAME_FOR_ALL_SEEDS),
+            "PROCESSES": processes(files[0].record),
+        }
+        if files
+        else {}
+        for _, files in rows
+    ]
+    keys = sorted({key for values in settings for key in values}.difference(IN_COLUMNS))
+    differing = [key for key in keys if len({repr(values.get(key)) for values in settings}) > 1]
+    short = {key: key.rpartition(".")[2].lower().replace("_", " ") for key in differing}
+    words = [
+        ", ".join(f"{short[key]} {values[key]}" for key in differing if key in values)
+        for values in settings
+    ]
+    if len(differing) > MAX_SETTINGS or max(map(len, words)) > 60:
+        words = [f"settings {entry.config[:6]}" for entry, _ in rows]
+    if len(set(words)) < len(rows):
+        words = [
+            ", ".join(filter(None, (word, f"data {entry.data[:6]}" if entry.data else "")))
+            for word, (entry, _) in zip(words, rows, strict=True)
+        ]
+    if len(set(words)) < len(rows):  # several files about which nothing is known
+        words = [f"settings {entry.config[:6]}" for entry, _ in rows]
+    return words

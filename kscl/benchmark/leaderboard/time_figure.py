@@ -5,15 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kscl.benchmark.leaderboard.board import (
-    OVER_SEEDS,
-    Board,
-    Measure,
-    Row,
-    Section,
-)
-from kscl.benchmark.leaderboard.writing.cells import percent, section_names
-from kscl.benchmark.leaderboard.writing.spent import spent
+from kscl.benchmark.leaderboard.columns import costs
+from kscl.benchmark.leaderboard.rows import OVER_SEEDS, Board, Measure, Row, Section
+from kscl.benchmark.leaderboard.tables import percent, section_names
 from kscl.errors import KsclError
 
 Point = tuple[float, Measure]  # minutes of pretraining, and the headline metric
@@ -39,8 +33,7 @@ def draw_time(board: Board, output: Path, title: str) -> None:
             _draw_line(panel, name, sorted(points, key=lambda point: point[0]), number)
         for row in section.rows:
             if not row.pretrainings:
-                mean = row.results[section.protocol].measures[section.protocol.headline].mean
-                _draw_reference(panel, row.entry.method, mean)
+                _draw_reference(panel, row.entry.method, section.headline(row).mean)
         panel.set_title(names[id(section)], fontsize=8, color="0.4")
         panel.set_ylabel(section.label(section.protocol.headline))
         panel.set_xscale("log", base=2)  # lengths of training are often twice each other
@@ -67,8 +60,8 @@ def lines_of(section: Section) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for row in section.rows:
         if row.pretrainings:
-            measure = row.results[section.protocol].measures[section.protocol.headline]
-            found.setdefault(_name(row), []).append((spent(row)["pretrain_minutes"], measure))
+            minutes = costs(row)["pretrain_minutes"]
+            found.setdefault(_name(row), []).append((minutes, section.headline(row)))
     return found
 
 

@@ -10,19 +10,12 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kscl.benchmark.leaderboard.board import (
-    FIGURES,
-    Board,
-    Measure,
-    Result,
-    Row,
-    Section,
-)
+from kscl.benchmark.leaderboard.columns import COLUMNS, cost_labels, costs, figures
+from kscl.benchmark.leaderboard.differences import named_rows
 from kscl.benchmark.leaderboard.reported import Reported
+from kscl.benchmark.leaderboard.rows import Board, Measure, Result, Row, Section
 from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
-from kscl.benchmark.leaderboard.writing import cells
-from kscl.benchmark.leaderboard.writing.differences import baseline_rows
-from kscl.benchmark.leaderboard.writing.spent import labels, spent
+from kscl.benchmark.leaderboard.tables import backbone, section_names
 from kscl.records.record import Json
 
 VERSION = 1
@@ -40,7 +33,7 @@ def csv_columns(board: Board, baselines: Sequence[str] = ()) -> tuple[str, ...]:
         *("kind", "protocol_id", "protocol_hash", "source", "rank", "verdict", "p_holm"),
         *("method", "tag", "backbone", "epochs", "K", "rho", "config_hash"),
         *(f"{metric}{part}" for metric in metrics for part in ("", "_std", "_low", "_high")),
-        *("interval", *FIGURES, *_costs_of(board), "n_pretrain", "n_finetune", "warnings", "stale"),
+        *("interval", *COLUMNS, *_costs_of(board), "n_pretrain", "n_finetune", "warnings", "stale"),
         *(name for it in baselines if it in named for name in _difference_columns(it)),
     )
 
@@ -51,7 +44,7 @@ def _metrics(section: Section) -> tuple[str, ...]:
 
 def _baselines(section: Section, baselines: Sequence[str]) -> dict[str, Row]:
     """Return the row of every baseline that fits just one of a protocol."""
-    found = {name: baseline_rows(section, name) for name in baselines}
+    found = {name: named_rows(section.rows, name) for name in baselines}
     return {name: rows[0] for name, rows in found.items() if len(rows) == 1}
 
 
@@ -62,21 +55,18 @@ def _difference_columns(baseline: str) -> list[str]:
 
 def _differences(row: Row, section: Section, baselines: Mapping[str, Row]) -> Json:
     line: Json = {}
-    metric = section.protocol.headline
-    measure = row.results[section.protocol].measures.get(metric)
     for baseline, to in baselines.items():
-        if measure and to is not row:
+        if to is not row:
             found = section.test(row, to)
             low, high = found.interval if found else (None, None)
-            mean = to.results[section.protocol].measures[metric].mean
-            values = (measure.mean - mean, low, high)
+            values = (section.headline(row).mean - section.headline(to).mean, low, high)
             line |= dict(zip(_difference_columns(baseline), values, strict=True))
     return line
 
 
 def _costs_of(board: Board) -> list[str]:
-    found = {name for row in board.rows for name in spent(row)}
-    return [name for name in labels(board.rows) if name in found]
+    found = {name for row in board.rows for name in costs(row)}
+    return [name for name in cost_labels(board.rows) if name in found]
 
 
 def as_csv(board: Board, baselines: Sequence[str] = ()) -> str:
@@ -99,16 +89,16 @@ def _csv_line(row: Row, section: Section) -> Json:
         "source": "measured",
         "method": row.entry.method,
         "tag": row.tag,
-        "backbone": cells.backbone(row),
+        "backbone": backbone(row),
         "epochs": row.entry.epochs,
         "K": row.entry.shots,
         "rho": row.entry.rho,
         "config_hash": row.entry.config,
-        **row.figures,
-        **spent(row),
+        **figures(row),
+        **costs(row),
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
-        "warnings": "; ".join([*row.doubts, *result.warnings]),
+        "warnings": "; ".join([*row.warnings, *result.warnings]),
         "stale": "; ".join(row.stale),
     }
     for metric in _metrics(section):
@@ -117,10 +107,9 @@ def _csv_line(row: Row, section: Section) -> Json:
             low, high = measure.interval or (None, None)
             line |= {metric: measure.mean, f"{metric}_std": measure.std}
             line |= {f"{metric}_low": low, f"{metric}_high": high}
-    headline = result.measures.get(section.protocol.headline)
-    if headline:
-        line |= {"rank": headline.standing.rank, "verdict": headline.standing.verdict}
-        line |= {"p_holm": headline.standing.p, "interval": headline.interval_is}
+    headline = section.headline(row)
+    line |= {"rank": headline.standing.rank, "verdict": headline.standing.verdict}
+    line |= {"p_holm": headline.standing.p, "interval": headline.interval_is}
     return {key: _harmless(value) for key, value in line.items()}
 
 
@@ -178,9 +167,7 @@ def as_json(board: Board, title: str, answer: Json | None = None) -> str:
                 "rows": [indices[id(row)] for row in section.rows],
                 "reported": [vars(row) for row in section.reported],
             }
-            for section, name in zip(
-                board.sections, cells.section_names(board.sections), strict=True
-            )
+            for section, name in zip(board.sections, section_names(board.sections), strict=True)
         ],
         "summary": [
             {
@@ -199,10 +186,10 @@ def as_json(board: Board, title: str, answer: Json | None = None) -> str:
 def _row(row: Row, board: Board) -> Json:
     return {
         **entry_of(row),
-        "figures": row.figures,
-        "costs": spent(row),
+        "figures": figures(row),
+        "costs": costs(row),
         "stale": row.stale,
-        "doubts": row.doubts,
+        "warnings": row.warnings,
         "pretraining": [file.id for file in row.pretrainings],
         "results": [
             {"protocol": i, **_result(row.results[section.protocol])}
@@ -217,7 +204,7 @@ def entry_of(row: Row) -> Json:
     it = row.entry
     return {
         "method": it.method,
-        "backbone": cells.backbone(row),
+        "backbone": backbone(row),
         "epochs": it.epochs,
         "K": it.shots,
         "rho": it.rho,

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 from scipy.special import stdtrit
 
-from kscl.benchmark.leaderboard.board import Board, Row, Section
-from kscl.benchmark.leaderboard.details import RANDOM
-from kscl.benchmark.leaderboard.statistics import LEVEL
-from kscl.benchmark.leaderboard.usable import lowest, not_working, too_low
-from kscl.benchmark.leaderboard.writing import cells
-from kscl.benchmark.leaderboard.writing.differences import (
+from kscl.benchmark.leaderboard.differences import (
     Difference,
-    baseline_rows,
     difference,
     named_rows,
     shortest_name,
 )
+from kscl.benchmark.leaderboard.reading import RANDOM
+from kscl.benchmark.leaderboard.rows import Board, Row, Section
+from kscl.benchmark.leaderboard.statistics import LEVEL
+from kscl.benchmark.leaderboard.tables import row_name, section_names
 
 ONE_SEED = "One seed: seed-to-seed variation not measured."
 ADVICE = (
@@ -51,8 +49,8 @@ def answers(board: Board, baselines: Sequence[str] = ()) -> list[Answer]:
     """Return an answer for every row and protocol; the baseline is random weights unless named."""
     return [
         answer
-        for section, name in zip(board.sections, cells.section_names(board.sections), strict=True)
-        for answer in _of_section(section, name, baselines or (RANDOM,), board)
+        for section, of in zip(board.sections, section_names(board.sections), strict=True)
+        for answer in _of_section(section, of, baselines or (RANDOM,), board)
     ]
 
 
@@ -60,24 +58,28 @@ def warnings(board: Board) -> list[str]:
     """Return what makes numbers unusable or doubtful, one sentence each."""
     found = []
     for section in board.sections:
-        low = [row for row in section.rows if too_low(row, section.protocol)]
-        who = [f"{cells.name(row)}, whose {lowest(row, section.protocol)}, is" for row in low]
+        low = [row for row in section.rows if row.results[section.protocol].too_low]
+        who = [f"{row_name(row)}, whose {_lowest(row, section)}, is" for row in low]
         who = ["every row is"] if len(low) == len(section.rows) else who
         found += [
             f"{_task(section, board)}: {it} too low to compare. Train longer, or bring more "
             "annotated images; what is too low is not ranked, and never called best."
             for it in who
         ]
-        if len(low) < len(section.rows):
-            found += [
-                f"{_task(section, board)}: the best {metric.label} is {best:.1f}. Below "
-                f"{metric.working_from:g}, this compares starts of training, not working networks."
-                for metric, best in not_working(section)
-            ]
-    for row in board.rows:
-        name = cells.name(row)
-        found += [f"{name}: {text} No result of this row is called best." for text in row.doubts]
-    return found
+        for metric in section.about.values():
+            values = [it.measures.get(metric.name) for it in section.results]
+            best = max((it.mean for it in values if it), default=0.0)
+            working = metric.working_from
+            if working is not None and best < working and len(low) < len(section.rows):
+                found.append(
+                    f"{_task(section, board)}: the best {metric.label} is {best:.1f}. Below "
+                    f"{working:g}, this compares starts of training, not working networks."
+                )
+    return found + [
+        f"{row_name(row)}: {said} No result of this row is called best."
+        for row in board.rows
+        for said in row.warnings
+    ]
 
 
 def advice(found: Sequence[Answer]) -> list[str]:
@@ -96,31 +98,24 @@ def baselines_to_choose(board: Board, baselines: Sequence[str] = ()) -> list[str
             names |= dict.fromkeys(shortest_name(row, section.rows) for row in rows)
     if not names:
         return []
-    listed = " or ".join(f'--baseline "{name}"' for name in names)
+    listed = " or ".join(f'--baseline "{it}"' for it in names)
     return [f"Several rows have random weights, so none is the baseline. Choose one: {listed}."]
 
 
-def as_dicts(found: Sequence[Answer]) -> list[dict[str, object]]:
-    """Return the answers for JSON."""
-    return [asdict(answer) for answer in found]
-
-
 def _of_section(
-    section: Section, name: str, baselines: Sequence[str], board: Board
+    section: Section, protocol: str, baselines: Sequence[str], board: Board
 ) -> Iterator[Answer]:
-    metric = section.protocol.headline
-    having = [row for row in section.rows if metric in row.results[section.protocol].measures]
-    named = [baseline_rows(section, baseline) for baseline in baselines]
+    named = [named_rows(section.rows, baseline) for baseline in baselines]
     # A name may fit no row here, or several, which the comparison refuses by name.
     chosen = [rows[0] for rows in named if len(rows) == 1]
     for to in chosen:
-        for row in having:
+        for row in section.rows:
             if _is_asked(row, to, chosen):
-                yield _answer(section, name, row, to, board)
+                yield _answer(section, protocol, row, to, board)
 
 
 def _is_asked(row: Row, to: Row, baselines: Sequence[Row]) -> bool:
-    """Of two baselines, ask for the one that is pretrained, or else for the later one."""
+    """Return whether a row is compared: of two baselines, the pretrained or the later one is."""
     order = [id(baseline) for baseline in baselines]
     if id(row) not in order:
         return True
@@ -129,15 +124,14 @@ def _is_asked(row: Row, to: Row, baselines: Sequence[Row]) -> bool:
     return order.index(id(row)) > order.index(id(to))
 
 
-def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Answer:
-    metric = section.protocol.headline
-    label = section.label(metric)
-    one, other = (r.results[section.protocol].measures[metric].values for r in (row, to))
+def _answer(section: Section, protocol: str, row: Row, to: Row, board: Board) -> Answer:
+    label = section.label(section.protocol.headline)
+    one, other = (section.headline(it).values for it in (row, to))
     who, whom = _name(row, section), _name(to, section)
     found = difference(section, row, to)
     test, seeds = found.test, min(found.seeds)
     shows = test is not None and test.shows
-    low = [r for r in (row, to) if too_low(r, section.protocol)]
+    low = [r for r in (row, to) if r.results[section.protocol].too_low]
     gain = -found.mean if section.protocol.lower_is_better else found.mean
     better = row if gain > 0 else to
     if len(low) == 2:
@@ -159,15 +153,15 @@ def _answer(section: Section, name: str, row: Row, to: Row, board: Board) -> Ans
         bounds = f"(95% interval {ends[0]:.1f} to {ends[1]:.1f}, {seeds} seeds)"
         said = _verdict(row.is_pretrained, who, found.mean, gain, label, whom) + f" {bounds}"
         said += f"; {_too_low(low[0], section)}" if low else ""
-    doubted = [_name(r, section) for r in (row, to) if r.doubts]
+    doubted = [_name(r, section) for r in (row, to) if r.warnings]
     said += f"; {' and '.join(doubted)}: see the warnings" if doubted else ""
     sentence = f"{_task(section, board)}: {said}."
     sentence += f" {ONE_SEED}" if test is None and not low else ""
     return Answer(
-        protocol=name,
-        metric=metric,
-        row=cells.name(row),
-        baseline=cells.name(to),
+        protocol=protocol,
+        metric=section.protocol.headline,
+        row=row_name(row),
+        baseline=row_name(to),
         difference=found.mean,
         interval=found.welch,
         p=test.p if test else None,
@@ -197,8 +191,13 @@ def _verdict(
     return f"{who} pretraining costs {size:.1f} {label} against {whom}"
 
 
+def _lowest(row: Row, section: Section) -> str:
+    low = row.results[section.protocol].too_low
+    return f"lowest {low[0].label} {low[1]:.1f}" if low else ""
+
+
 def _too_low(row: Row, section: Section) -> str:
-    return f"the {lowest(row, section.protocol)} of {_name(row, section)} is too low to compare"
+    return f"the {_lowest(row, section)} of {_name(row, section)} is too low to compare"
 
 
 def detectable(
@@ -226,4 +225,4 @@ def _name(row: Row, section: Section) -> str:
         return "random weights"
     if len(alike) == 1:
         return row.entry.method
-    return cells.name(row)
+    return row_name(row)

@@ -1,0 +1,360 @@
+"""Rows against each other: by how much they differ and how surely, and in what else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from kscl.benchmark.leaderboard.entries import SAME_FOR_ALL_SEEDS
+from kscl.benchmark.leaderboard.reading import image_count, number, per_class
+from kscl.benchmark.leaderboard.reading import text as words_of
+from kscl.benchmark.leaderboard.rows import Board, Measure, Result, Row, Section
+from kscl.benchmark.leaderboard.statistics import LEVEL, PairTest, t_interval
+from kscl.benchmark.leaderboard.tables import (
+    IDENTITY,
+    cost_table,
+    identity,
+    percent,
+    row_name,
+    section_name,
+    short,
+    table,
+    text,
+    without_empty_columns,
+)
+from kscl.config import leaves_without, one_line
+from kscl.errors import KsclError
+from kscl.records import hits
+from kscl.records.record import Json, Record
+
+EXPLANATION = (
+    "Differences of the means, with 95% intervals. Welch: by Welch's t, with pretraining seeds as "
+    "the units, corrected for multiple comparisons as in the ranking: a difference is shown "
+    "exactly if this interval excludes 0. The other two are not corrected and decide nothing. By "
+    "seed: paired, over the seeds that both rows have; equal seeds make the same random choices as "
+    "far as the settings allow. By image: paired over the test images, each with its mean over the "
+    "seeds (for AP, a bootstrap over images); this says how far another draw of test images would "
+    "move the difference between these backbones, and nothing about another seed."
+)
+ONE_SEED = "one seed: none"
+NOT_RECORDED = "not recorded"  # what the interval over test images needs
+NO_PRETRAINING = "no pretraining record"
+INTERVALS = ["Welch", "by seed", "by image", "seeds"]  # the columns beside a difference
+
+PAIRED_ROWS = 40  # of a protocol, the best, whose differences the page can show
+DIGITS = 4
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two means with its 95% intervals, each None where it cannot be had."""
+
+    mean: float
+    test: PairTest | None  # over seeds, corrected
+    by_seed: Interval | None
+    by_image: Interval | None
+    seeds: tuple[int, int]
+    shared: int  # seeds that both have
+
+    @property
+    def welch(self) -> Interval | None:
+        """Return the corrected interval over seeds."""
+        return self.test.interval if self.test else None
+
+
+def differences(board: Board, baseline: str) -> str:
+    """Return one table per protocol, for the metric that ranks its rows.
+
+    The baseline is a method, with what tells it from other rows of that method: kscl@2,K=5,40%.
+    """
+    parts, is_there = [], False
+    for section in board.sections:
+        found = named_rows(section.rows, baseline)
+        if len(found) > 1:
+            several = "; ".join(map(row_name, found))
+            raise KsclError(
+                f"--baseline {baseline}: It fits several rows: {several}. Add what tells them "
+                "apart, as in kscl@2,K=5,40% or random@resnet18."
+            )
+        if not found:
+            continue
+        is_there = True
+        column = text(f"{section.label(section.protocol.headline)} − {baseline}'s")
+        lines = [
+            [*identity(row), *difference_cells(difference(section, row, found[0]))]
+            for row in section.rows
+            if row is not found[0]
+        ]
+        if lines:
+            shown = table(*without_empty_columns([*IDENTITY, column, *INTERVALS], lines))
+            parts += [f"Under {text(section_name(section))}:", shown]
+    if not is_there:
+        rows = named_rows(board.rows, baseline.partition("@")[0])
+        names = list(map(row_name, rows)) or sorted({row.entry.method for row in board.rows})
+        there = "; ".join(names)
+        raise KsclError(f"--baseline {baseline}: There is no such row. There are {there}.")
+    return "\n\n".join(parts)
+
+
+def named_rows(rows: list[Row], baseline: str) -> list[Row]:
+    """Return the rows that fit a row's key, a method, `kscl@2,K=5` or `random@resnet18`.
+
+    Any words that a row shows may follow the @: of epochs, K, ρ, backbone, width and tag, as in
+    `random@8-64 channels`.
+    """
+    keyed = [row for row in rows if row.entry.key == baseline]
+    if keyed:
+        return keyed
+    method, _, settings = baseline.partition("@")
+    wanted = _words(settings)
+    return [row for row in rows if row.entry.method == method and wanted <= _settings(row)]
+
+
+def shortest_name(row: Row, rows: list[Row]) -> str:
+    """Return the shortest of a row's names for --baseline that fits no other of these rows."""
+    it = row.entry
+    width = it.width.replace("–", "-")
+    parts = [it.backbone, width, f"{it.backbone},{width}", f"{it.backbone},{width},{row.tag}"]
+    names = [it.method, *(f"{it.method}@{part}" for part in parts if part.strip(","))]
+    return next((name for name in names if named_rows(rows, name) == [row]), it.key)
+
+
+def _settings(row: Row) -> set[str]:
+    it = row.entry
+    numbers = {short(it.epochs), f"K={short(it.shots)}", percent(it.rho)}
+    return numbers | _words(f"{it.backbone},{it.width},{row.tag}")
+
+
+def _words(settings: str) -> set[str]:
+    """Return what stands between commas; a dash may be written as a hyphen."""
+    return {word.strip() for word in settings.replace("–", "-").split(",") if word.strip()}
+
+
+def difference(section: Section, row: Row, to: Row) -> Difference:
+    """Return how a row differs from another one, by the metric that ranks them."""
+    one, other = (it.results[section.protocol] for it in (row, to))
+    ours, theirs = section.headline(row), section.headline(to)
+    return Difference(
+        mean=fmean(ours.values) - fmean(theirs.values),
+        test=section.test(row, to),
+        by_seed=_by_seed(ours, theirs),
+        by_image=_by_image(section, one, other),
+        seeds=(len(ours.values), len(theirs.values)),
+        shared=len(set(ours.replicates) & set(theirs.replicates)),
+    )
+
+
+def difference_cells(found: Difference) -> list[str]:
+    """Return the difference, its three intervals and the seeds as they stand in a table."""
+    seeds = f"{found.seeds[0]} and {found.seeds[1]}"
+    all_shared = found.seeds == (found.shared, found.shared)
+    return [
+        f"{found.mean:+.2f}",
+        shown_interval(found.welch) or ONE_SEED,
+        shown_interval(found.by_seed) or ONE_SEED,
+        shown_interval(found.by_image),
+        seeds if all_shared else f"{seeds}, {found.shared} shared",
+    ]
+
+
+def _by_seed(one: Measure, other: Measure) -> tuple[float, float] | None:
+    ours = dict(zip(one.replicates, one.values, strict=True))
+    theirs = dict(zip(other.replicates, other.values, strict=True))
+    shared = [seed for seed in ours if seed in theirs]
+    return t_interval([ours[seed] - theirs[seed] for seed in shared]) if shared else None
+
+
+def _by_image(section: Section, one: Result, other: Result) -> tuple[float, float] | None:
+    """Pair results under one protocol, whose test images are the same in the same order."""
+    metric = section.protocol.headline
+    per_image = section.about[metric].per_image
+
+    def read(record: Record) -> np.ndarray | None:
+        return _right(record) if per_image else _resampled(record, metric)
+
+    ours, theirs = (_mean_over_seeds(result, read) for result in (one, other))
+    if ours is None or theirs is None or len(ours) != len(theirs):
+        return None
+    if per_image:
+        return t_interval(100 * (ours - theirs))
+    low, high = np.percentile(ours - theirs, [50 * (1 - LEVEL), 50 * (1 + LEVEL)])
+    return float(low), float(high)
+
+
+def _mean_over_seeds(
+    result: Result, read: Callable[[Record], np.ndarray | None]
+) -> np.ndarray | None:
+    """Return the mean of an array that every record must have, each pretraining seed once."""
+    by_replicate: dict[str, list[np.ndarray]] = {}
+    lengths: set[int] = set()
+    for trial in result.trials:
+        known = [it for file in trial.records if (it := read(file.record)) is not None]
+        lengths |= {len(array) for array in known}
+        if len(known) < len(trial.records) or len(lengths) > 1:
+            return None
+        by_replicate.setdefault(trial.replicate, []).append(np.mean(known, axis=0))
+    return np.mean([np.mean(trials, axis=0) for trials in by_replicate.values()], axis=0)
+
+
+def _right(record: Record) -> np.ndarray | None:
+    """Return for each test image whether it was classified correctly."""
+    given, count = words_of(record.details.get("right")), image_count(record)
+    return hits.from_text(given, count) if given and count else None
+
+
+def _resampled(record: Record, metric: str) -> np.ndarray | None:
+    """Return a metric on each resample of the test images, the same ones for all records."""
+    given = record.details.get(f"resampled_{metric}")
+    if not isinstance(given, list) or len(given) < 2 or None in map(number, given):
+        return None
+    return np.array(given, float)
+
+
+def shown_interval(bounds: Interval | None) -> str:
+    """Return both ends of an interval with their signs; empty if there is none."""
+    return "" if bounds is None else f"{bounds[0]:+.2f} to {bounds[1]:+.2f}"
+
+
+# Rows side by side
+
+
+def comparison(board: Board, names: Sequence[str]) -> str:
+    """Return the rows of these names in Markdown, each compared with the first."""
+    first, *others = rows = _rows(board, names)
+    parts = [f"# {' against '.join([*map(_name, others), _name(first)])}"]
+    together = [s for s in board.sections if sum(s.protocol in row.results for row in rows) > 1]
+    for section in together:
+        parts += [f"## {text(section_name(section))}", *_section(section, rows)]
+    if together:
+        parts.append(EXPLANATION)
+    else:
+        parts.append("No two of these rows were measured under the same protocol.")
+    parts += ["## Settings that differ", _differing_settings(rows), "## Costs", cost_table(rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def pairs(section: Section) -> list[Json]:
+    """Return the difference of every two of the section's best rows, by their index in it."""
+
+    def rounded(ends: Interval | None) -> list[float] | None:
+        return None if ends is None else [round(end, DIGITS) for end in ends]
+
+    pairs = []
+    for (i, row), (j, to) in itertools.combinations(enumerate(section.rows[:PAIRED_ROWS]), 2):
+        found = difference(section, row, to)
+        pairs.append(
+            {
+                "one": i,
+                "other": j,
+                "mean": round(found.mean, DIGITS),
+                "welch": rounded(found.welch),
+                "by_seed": rounded(found.by_seed),
+                "by_image": rounded(found.by_image),
+                "shared": found.shared,
+            }
+        )
+    return pairs
+
+
+def class_means(result: Result, metric: str) -> dict[str, float]:
+    """Return class name → mean over the records that have a value for it."""
+    classes: dict[str, list[float]] = {}
+    for file in result.records:
+        for name, value in per_class(file.record, metric).items():
+            classes.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in classes.items()}
+
+
+def _rows(board: Board, names: Sequence[str]) -> list[Row]:
+    if len(names) < 2:
+        raise KsclError("--compare: Name two or more rows.")
+    found: list[Row] = []
+    for wanted in names:
+        rows = named_rows(board.rows, wanted)
+        if len(rows) != 1:
+            known = rows or board.rows
+            listed = "; ".join(f"{_name(row)} is {row.entry.key}" for row in known[:20])
+            reason = "It fits several rows" if rows else "There is no such row"
+            raise KsclError(
+                f"--compare {wanted}: {reason}. Name a row as in kscl@2,K=5,40%, or by its key: "
+                f"{listed}."
+            )
+        if rows[0] in found:
+            raise KsclError(f"--compare {wanted}: The row is named twice.")
+        found += rows
+    return found
+
+
+def _name(row: Row) -> str:
+    return text(row_name(row))
+
+
+def _section(section: Section, rows: Sequence[Row]) -> list[str]:
+    having = {_name(row): row for row in rows if section.protocol in row.results}
+    means = {of: f"{section.headline(row).mean:.2f}" for of, row in having.items()}
+    first, *others = having
+    metric = section.protocol.headline
+    label = section.label(metric)
+    lines = [[first, means[first], "reference", *[""] * 4]]
+    for other in others:
+        found = difference_cells(difference(section, having[other], having[first]))
+        lines.append([other, means[other], *(word or NOT_RECORDED for word in found)])
+    header = ["row", label, f"{label} − reference", *INTERVALS]
+    results = {of: row.results[section.protocol] for of, row in having.items()}
+    return [table(*without_empty_columns(header, lines)), *_classes(results, metric, label)]
+
+
+def _classes(results: dict[str, Result], metric: str, label: str) -> list[str]:
+    """Return a table of classes, where the rows differ most first."""
+    values = {name: class_means(result, metric) for name, result in results.items()}
+    known = {name: found for name, found in values.items() if found}
+    if len(known) < 2:
+        return []
+    first, *others = known
+    names = [name for name in known[first] if any(name in known[other] for other in others)]
+
+    def spread(name: str) -> float:
+        found = [known[row][name] for row in known if name in known[row]]
+        return max(found) - min(found)
+
+    lines = [
+        [text(name), *(f"{known[row][name]:.2f}" if name in known[row] else "" for row in known)]
+        for name in sorted(names, key=spread, reverse=True)
+    ]
+    return [
+        f"{label} of each class, those that differ most first:",
+        table(["class", *known], lines),
+    ]
+
+
+def _differing_settings(rows: Sequence[Row]) -> str:
+    values = {_name(row): _config(row) for row in rows}
+    configs = [config for config in values.values() if config is not None]
+    keys = sorted({key for config in configs for key in config})
+    lines = []
+    for key in keys:
+        shown = [
+            NO_PRETRAINING if config is None else one_line(config[key]) if key in config else "–"
+            for config in values.values()
+        ]
+        if len({word for word in shown if word != NO_PRETRAINING}) > 1:
+            lines.append([text(key), *map(text, shown)])
+    without = [name for name, config in values.items() if config is None]
+    said = [f"{name}: {NO_PRETRAINING}, so its settings are not known." for name in without]
+    if lines:
+        said.insert(0, table(["setting", *values], lines))
+    elif len(configs) > 1:
+        said.insert(0, "None that can change a result.")
+    return "\n\n".join(said)
+
+
+def _config(row: Row) -> dict[str, object] | None:
+    if not row.pretrainings:
+        return None
+    return leaves_without(row.pretrainings[0].record.config.values, SAME_FOR_ALL_SEEDS)

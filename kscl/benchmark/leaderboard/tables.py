@@ -1,0 +1,555 @@
+"""The board as Markdown: one table over all protocols, then each protocol ranked separately.
+
+Values have the same digits everywhere, and a missing one leaves its cell empty. A board can stand
+in a document between two marks, so that no number there is typed by hand:
+
+<!-- board demo -->
+…
+<!-- end of board demo -->
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+
+from fvcore.common.config import CfgNode
+from tabulate import tabulate
+
+from kscl.benchmark.leaderboard.columns import (
+    COLUMNS,
+    WHAT_COSTS_ARE,
+    cost_cells,
+    cost_labels,
+    shown,
+)
+from kscl.benchmark.leaderboard.reading import machine
+from kscl.benchmark.leaderboard.reported import MINUTES_OF_PAPER, Reported
+from kscl.benchmark.leaderboard.rows import (
+    OVER_TRIALS,
+    TEST_SAMPLING,
+    WHAT_MEAN_RANKS_ARE,
+    Board,
+    MeanRank,
+    Measure,
+    Row,
+    Section,
+)
+from kscl.benchmark.leaderboard.statistics import THE_TEST
+from kscl.config import leaves_without
+from kscl.errors import KsclError
+from kscl.methods.cost import PASSES_OF_MOCO, forward_passes
+from kscl.records.record import Record
+from kscl.records.spread import mean_and_std, number_and_spread
+from kscl.runtime.files import write_atomically
+from kscl.runtime.logs import clock
+
+IDENTITY = ["method", "backbone", "epochs", "K", "ρ"]
+COUNTS = ["n_pretrain", "n_finetune"]
+TEXT_COLUMNS = (
+    *("method", "backbone", "mark", "note", "source", "95 % interval"),
+    *("row", "class", "setting"),
+)
+SPECIAL = r"[\\`*_{}\[\]|~#!]"  # starts markup in Markdown unless a backslash is before it
+CELL = r"(?:[^|\\]|\\.)+"  # of a table
+CLAUSE_END = r"[.:;,](?=\s|$)| \("
+MAX_DIFFERENCES = 3  # settings that tell two protocols of one id apart
+MAX_NAME = 80  # characters; one longer name would widen its column in every row
+
+SHORT_LEGEND = (
+    "Mean ± standard deviation over pretraining seeds. **Bold**: the best row of the column's "
+    "protocol that was tested; ≈: not distinguishable from it"
+)
+LEGEND = (
+    f"{SHORT_LEGEND}; °: over trials on one backbone; "
+    "†: 95 % interval of a single trial, test sampling only."
+)
+WHAT_PRETRAINING_COSTS = (
+    "Costs of pretraining, mean ± standard deviation over the runs, measured while other stages "
+    "may have run on the same machine. Ratios are to K = 1: the measured one to the fastest row "
+    "with K = 1, the paper's to its 16 minutes, the counted one in forward passes of the encoder, "
+    "where a backward pass costs two. Rank: the mean number of directions kept of the K, per run."
+)
+
+
+# Words and cells
+
+
+def text(words: str) -> str:
+    """Escape text for Markdown: it starts no markup, no link, no HTML and no new cell."""
+    words = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in words)
+    words = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(f"({SPECIAL})", r"\\\1", " ".join(words.split()))
+
+
+def plain(document: str) -> str:
+    """Return Markdown for a terminal: names unescaped, in columns of the same width."""
+
+    def unescaped(words: str) -> str:
+        words = re.sub(rf"\\({SPECIAL})", r"\1", words)
+        return words.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
+
+    return "\n".join(
+        re.sub(CELL, lambda cell: unescaped(cell[0]).ljust(len(cell[0])), line)
+        if line.startswith("|")
+        else unescaped(line)
+        for line in document.split("\n")
+    )
+
+
+def short(value: float | None) -> str:
+    """Return a count such as epochs or K without digits it does not need."""
+    return "" if value is None else f"{value:g}"
+
+
+def percent(rho: float | None) -> str:
+    """Return a fraction as a percentage."""
+    return "" if rho is None else f"{100 * rho:g}%"
+
+
+def cut(name: str) -> str:
+    """Return a name without the end of a very long one."""
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+
+
+def backbone(row: Row) -> str:
+    """Return the network; one of another width than its name says with its channels and size."""
+    it, count = row.entry, row.parameters
+    if not it.width:
+        return it.backbone
+    size = f", {count / 1e6:.1f} M parameters" if count else ""
+    return f"{it.backbone} ({it.width}{size})"
+
+
+def row_name(row: Row) -> str:
+    """Return a row in words: its method, and in parentheses all that tells it from others."""
+    it = row.entry
+    settings = (
+        cut(backbone(row)),
+        f"K {it.shots}" if it.shots is not None else "",
+        f"ρ {percent(it.rho)}" if it.rho is not None else "",
+        f"{it.epochs:g} epochs" if it.epochs is not None else "",
+        cut(row.tag),
+    )
+    said = ", ".join(filter(None, settings))
+    return f"{cut(it.method)} ({said})" if said else cut(it.method)
+
+
+def identity(row: Row) -> list[str]:
+    """Return the escaped cells that say which entry a row is."""
+    it = row.entry
+    method = f"{it.method} ({row.tag})" if row.tag else it.method
+    numbers = [short(it.epochs), short(it.shots), percent(it.rho)]
+    return [text(cut(method)), text(cut(backbone(row))), *numbers]
+
+
+def interval(measure: Measure | None, digits: int = 2) -> str:
+    """Return the interval of a measure, if it has one."""
+    if measure is None or measure.interval is None:
+        return ""
+    low, high = measure.interval
+    return f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def count_range(numbers: Sequence[int]) -> str:
+    """Return one number where all are equal, and the lowest and highest otherwise."""
+    if not numbers:
+        return ""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}–{high}"
+
+
+def counts(row: Row) -> list[str]:
+    """Return the numbers of pretraining seeds and of trials, over the protocols of a row."""
+    results = row.results.values()
+    seeds = [it.n_pretrain for it in results] or [len({f.record.seed for f in row.pretrainings})]
+    return [count_range(seeds), count_range([it.n_finetune for it in results])]
+
+
+def section_names(sections: Sequence[Section]) -> list[str]:
+    """Return the name of each section; what tells it from others of its id is added."""
+    return [
+        " · ".join(filter(None, (section_name(section), _what_differs(section, sections))))
+        for section in sections
+    ]
+
+
+def section_name(section: Section) -> str:
+    """Return the protocol of a section as it is shown: its id and its hash."""
+    return f"{cut(section.protocol.id)} · {section.protocol.hash}"
+
+
+def _what_differs(section: Section, sections: Sequence[Section]) -> str:
+    """Return the settings that protocols of the same id do not share, as `KNN.K 20`."""
+
+    def settings(of: Section) -> dict[str, str]:
+        own = leaves_without(of.definition, ("data",))  # without the fingerprints of its data
+        return {key: str(value) for key, value in own.items()}
+
+    mine, key = settings(section), (section.protocol.kind, section.protocol.id)
+    others = [
+        settings(other)
+        for other in sections
+        if other is not section and (other.protocol.kind, other.protocol.id) == key
+    ]
+    found = [
+        f"{name} {value}"
+        for name, value in mine.items()
+        if any(other.get(name) != value for other in others)
+    ]
+    return cut(", ".join(found[:MAX_DIFFERENCES]))
+
+
+def section_letters(sections: Sequence[Section]) -> list[str]:
+    """Return a letter for each protocol whose kind has several, to tell their columns apart."""
+    kinds = [section.protocol.kind for section in sections]
+    return [
+        _letter(kinds[:i].count(kind)) if kinds.count(kind) > 1 else ""
+        for i, kind in enumerate(kinds)
+    ]
+
+
+def _letter(index: int) -> str:
+    """Return a, b, … z, aa, ab and so on."""
+    more, rest = divmod(index, 26)
+    return (_letter(more - 1) if more else "") + chr(ord("a") + rest)
+
+
+def metric_labels(section: Section, letter: str = "") -> list[str]:
+    """Return the column names of a section's metrics."""
+    suffix = f" ({letter})" if letter else ""
+    return [cut(section.label(metric)) + suffix for metric in section.metrics]
+
+
+def _values(row: Row, section: Section) -> list[str]:
+    """Return the cells of a section's metrics, marked by their standing."""
+    result = row.results.get(section.protocol)
+    cells = []
+    for metric in section.metrics:
+        measure = result.measures.get(metric) if result else None
+        if measure is None:
+            cells.append("")
+            continue
+        value = number_and_spread(measure.mean, measure.std, section.about[metric].digits)
+        value += "°" if measure.std_is == OVER_TRIALS else ""
+        marks = {"best": f"**{value}**", "not distinguishable": f"{value} ≈"}
+        cells.append(marks.get(measure.standing.verdict, value))
+    return cells
+
+
+def marks(row: Row, section: Section) -> list[str]:
+    """Return what a reader should know of a row's standing."""
+    headline = section.headline(row)
+    verdict: str = headline.standing.verdict
+    if verdict == "not tested" and len(headline.values) == 1:
+        verdict = "not tested: one pretraining seed"
+    said = (*row.warnings, *row.results[section.protocol].warnings)
+    return [verdict, *map(text, said), *(["stale"] if row.stale else [])]
+
+
+def _first_warning(row: Row) -> str:
+    """Return the first clause of a row's first warning, and how many more there are."""
+    said = [*row.warnings, *(word for result in row.results.values() for word in result.warnings)]
+    first, *more = dict.fromkeys(re.split(CLAUSE_END, word)[0] for word in said) or [""]
+    return f"{cut(first)} (and {len(more)} more)" if more else cut(first)
+
+
+# Tables
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table that reads as a table on a terminal too."""
+    sides = ["left" if name in TEXT_COLUMNS else "right" for name in header]
+    return tabulate(rows, header, tablefmt="pipe", colalign=sides, disable_numparse=True)
+
+
+def without_empty_columns(
+    header: Sequence[str], rows: Sequence[Sequence[str]], but: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """Leave out columns that are empty in every row, and those named in `but`."""
+    kept = [i for i, name in enumerate(header) if name not in but and any(row[i] for row in rows)]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+
+
+def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> str:
+    """Return the whole board in Markdown, with parts before and after the tables."""
+    parts = [f"# {text(title)}", *first, _summary(board), "## Overview", overview(board), LEGEND]
+    names, letters = section_names(board.sections), section_letters(board.sections)
+    if board.sections:
+        columns = (
+            f"- {', '.join(metric_labels(section, letter))}: {text(of)}"
+            for section, letter, of in zip(board.sections, letters, names, strict=True)
+        )
+        parts.append("\n".join(columns))
+    for section, of in zip(board.sections, names, strict=True):
+        parts += [f"## {text(of)}", _section_table(section)]
+        if section.reported:
+            parts += [
+                "Reported elsewhere (published figures: not ranked, not tested):",
+                _reported_table(section),
+            ]
+    if board.mean_ranks:
+        parts += ["## Summary over protocols", _summary_table(board.mean_ranks)]
+        parts.append(text(WHAT_MEAN_RANKS_ARE))
+    if board.rows:
+        parts += ["## Costs", cost_table(board.rows), text(WHAT_COSTS_ARE)]
+    parts += [*last, "## The test", text(THE_TEST)]
+    stale = [f"- {text(row_name(row))}: {text(why)}" for row in board.rows for why in row.stale]
+    problems = [f"- {text(problem)}" for problem in board.problems]
+    parts += ["## Stale rows", "\n".join(stale)] if stale else []
+    parts += ["## Files that were not counted", "\n".join(problems)] if problems else []
+    return "\n\n".join(parts) + "\n"
+
+
+def overview(board: Board) -> str:
+    """Return the table over all protocols."""
+    return table(*overview_cells(board))
+
+
+def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows: one row per entry; every metric column has exactly one protocol."""
+    letters = section_letters(board.sections)
+    metrics = [
+        label
+        for section, letter in zip(board.sections, letters, strict=True)
+        for label in metric_labels(section, letter)
+    ]
+    lines = []
+    for row in board.rows:
+        values = [cell for section in board.sections for cell in _values(row, section)]
+        mark = [text(_first_warning(row)), "stale" if row.stale else ""]
+        figures = [text(it.cell(row)) for it in COLUMNS.values()]
+        line = [*identity(row), *values, *figures, *counts(row), ", ".join(filter(None, mark))]
+        lines.append(line)
+    return [*IDENTITY, *metrics, *(it.label for it in COLUMNS.values()), *COUNTS, "mark"], lines
+
+
+def chosen_columns(board: Board, columns: Sequence[str]) -> str:
+    """Return the overview with these columns only, in this order; costs are columns, too."""
+    header, lines = overview_cells(board)
+    costs = cost_labels(board.rows)
+    header += costs.values()
+    for row, line in zip(board.rows, lines, strict=True):
+        line += cost_cells(row, list(costs))
+    unknown = [it for it in columns if it not in header]
+    if unknown:
+        there = ", ".join(without_empty_columns(header, lines)[0])
+        raise KsclError(f"--columns: There is no column '{unknown[0]}'. There are {there}.")
+    kept = [header.index(it) for it in columns]
+    return table([header[i] for i in kept], [[line[i] for i in kept] for line in lines])
+
+
+def cost_table(rows: Sequence[Row]) -> str:
+    """Return what the stages of each row cost."""
+    costs = cost_labels(rows)
+    lines = [[*identity(row), *cost_cells(row, list(costs))] for row in rows]
+    return table(*without_empty_columns([*IDENTITY, *costs.values()], lines))
+
+
+def _summary(board: Board) -> str:
+    records = "1 record" if board.records == 1 else f"{board.records:,} records"
+    rows = "1 row" if len(board.rows) == 1 else f"{len(board.rows):,} rows"
+    count = len(board.sections)
+    protocols = "1 protocol" if count == 1 else f"{count} protocols"
+    left_out = f"; {len(board.problems)} files not counted" if board.problems else ""
+    return f"{rows} from {records} under {protocols}{left_out}."
+
+
+def _summary_table(ranks: Sequence[MeanRank]) -> str:
+    lines = []
+    for it in ranks:
+        ends = f"{it.interval[0]:.2f} to {it.interval[1]:.2f}" if it.interval else ""
+        lines.append([*identity(it.row), f"{it.mean:.2f}", ends, str(it.protocols)])
+    header = [*IDENTITY, "mean rank", "95 % interval", "protocols"]
+    return table(*without_empty_columns(header, lines))
+
+
+def _section_table(section: Section) -> str:
+    head = ["rank", *IDENTITY, *metric_labels(section), "95 % interval", "p (Holm)"]
+    header = [*head, *(it.label for it in COLUMNS.values()), *COUNTS, "mark"]
+    digits = section.about[section.protocol.headline].digits
+    lines = []
+    for row in section.rows:
+        result, headline = row.results[section.protocol], section.headline(row)
+        rank, p = headline.standing.rank, headline.standing.p
+        sampled = " †" if headline.interval_is == TEST_SAMPLING else ""
+        lines.append(
+            [
+                "" if rank is None else str(rank),
+                *identity(row),
+                *_values(row, section),
+                interval(headline, digits) + sampled,
+                "< 0.001" if p is not None and p < 0.001 else shown(p, 3),
+                *(text(it.cell(row)) for it in COLUMNS.values()),
+                *(str(result.n_pretrain), str(result.n_finetune)),
+                ", ".join(marks(row, section)),
+            ]
+        )
+    return table(header, lines)
+
+
+def _reported_table(section: Section) -> str:
+    """Return published rows, with one digit after the point as they were published."""
+
+    def cells(row: Reported) -> list[str]:
+        values = [
+            number_and_spread(row.metrics[metric], row.std.get(metric), digits=1)
+            if metric in row.metrics
+            else ""
+            for metric in section.metrics
+        ]
+        numbers = [short(row.epochs), short(row.shots), percent(row.rho)]
+        about = "; ".join(filter(None, (row.setting, row.note)))
+        costs = [short(row.minutes_per_epoch), short(row.trials)]
+        names = [text(row.method), text(row.backbone)]
+        return [*names, *numbers, *values, *costs, text(row.source), text(about)]
+
+    header = [*IDENTITY, *metric_labels(section), "min/epoch", "n", "source", "note"]
+    return table(header, [cells(row) for row in section.reported])
+
+
+# A board inside a document
+
+
+def insert(path: Path, mark: str, content: str) -> None:
+    """Replace what is between the marks of this name."""
+    start, end = f"<!-- board {mark} -->", f"<!-- end of board {mark} -->"
+    try:
+        whole = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise KsclError(f"--insert {path}: The document cannot be read: {reason}.") from error
+    if whole.count(start) != 1 or whole.count(end) != 1 or whole.index(start) > whole.index(end):
+        raise KsclError(
+            f"--insert {path}: It must contain, once and in this order, {start} and {end}."
+        )
+    before, _, rest = whole.partition(start)
+    after = rest.partition(end)[2]
+    replaced = f"{before}{start}\n{content.strip()}\n{end}{after}"
+    write_atomically(path, replaced.encode("utf-8", "replace"))
+
+
+def document(
+    board: Board, compared: Mapping[str, str], columns: Sequence[str] = (), explained: str = ""
+) -> str:
+    """Return the board as part of a text; the comparisons by baseline are folded away.
+
+    With columns, return a table of them and nothing else but a legend and its origin.
+    """
+    if columns:
+        return "\n\n".join([chosen_columns(board, columns), f"{SHORT_LEGEND}.", origin(board)])
+    cost = pretraining_costs(board) if compared else ""
+    said_there = [it.label for it in COLUMNS.values()] if cost else []
+    parts = [table(*without_empty_columns(*overview_cells(board), but=said_there)), LEGEND]
+    if compared:
+        title = text(f"Differences to {', '.join(compared)}, with intervals")
+        folded = [f"<details><summary>{title}</summary>", *compared.values(), explained]
+        parts += [all_scorers(board), cost, *folded, "</details>"]
+    return "\n\n".join(filter(None, [*parts, origin(board)]))
+
+
+def all_scorers(board: Board) -> str:
+    """Return the same detections under the protocol's own scorer and under the others."""
+    parts = []
+    for section in board.sections:
+        further = [metric.rpartition("/") for metric in section.further_metrics]
+        others = dict.fromkeys(of for of, _, _ in further if of and f"{of}/AP" not in section.about)
+        if not others:
+            continue
+        own = str(section.results[0].records[0].record.details.get("scorer", "its own"))
+        shared = [
+            metric
+            for metric in section.metrics
+            if any((other, "/", metric) in further for other in others)
+        ]
+        columns = {text(f"{own} {metric}"): metric for metric in shared}
+        for other in others:
+            columns |= {text(f"{other} {metric}"): f"{other}/{metric}" for metric in shared}
+        lines = []
+        for row in section.rows:
+            measures = row.results[section.protocol].measures
+            found = [measures.get(metric) for metric in columns.values()]
+            cells = [number_and_spread(it.mean, it.std) if it else "" for it in found]
+            lines.append([*identity(row), *cells])
+        shown_table = table(*without_empty_columns([*IDENTITY, *columns], lines))
+        parts.append(f"By all scorers, under {text(section_name(section))}:\n\n{shown_table}")
+    return "\n\n".join(parts)
+
+
+def pretraining_costs(board: Board) -> str:
+    """Return the costs of pretraining beside the paper's times and a count of forward passes.
+
+    Empty if nothing was pretrained here.
+    """
+    timed = [row for row in board.rows if row.figure("minutes_per_epoch") is not None]
+    if not timed:
+        return ""
+    units = [row.figure("minutes_per_epoch") for row in timed if row.entry.shots == 1]
+    unit = min((it for it in units if it), default=None)
+    header = [*IDENTITY, "min/epoch", "ratio", "paper", "counted", "min/run", "rank kept"]
+    lines = [[*identity(row), *_pretraining_cost(row, unit)] for row in timed]
+    return f"{table(*without_empty_columns(header, lines))}\n\n{WHAT_PRETRAINING_COSTS}"
+
+
+def _pretraining_cost(row: Row, unit: float | None) -> list[str]:
+    records, it = [file.record for file in row.pretrainings], row.entry
+    minutes = [r.metrics["minutes_per_epoch"] for r in records if "minutes_per_epoch" in r.metrics]
+    paper = MINUTES_OF_PAPER.get((it.shots, it.rho)) if it.method == "kscl" else None
+    try:
+        passes = forward_passes(CfgNode(records[0].config.values))
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
+        passes = 0.0  # a record of another release, whose settings are not known
+    ranks = [record.metrics.get("mean_rank") for record in records]
+    return [
+        mean_and_std(minutes),
+        f"{fmean(minutes) / unit:.2f}" if unit else "",
+        f"{paper / MINUTES_OF_PAPER[1, None]:.2f}" if paper else "",
+        f"{passes / PASSES_OF_MOCO:.2f}" if passes else "",
+        f"{fmean(record.seconds for record in records) / 60:.1f}",
+        ", ".join(f"{rank:.2f}" for rank in ranks if rank is not None),
+    ]
+
+
+def origin(board: Board) -> str:
+    """Say where the numbers come from: seeds, code, machine and time, as recorded."""
+    records = [file.record for row in board.rows for file in row.records]
+    commits = sorted({_commit(record) for record in records})
+    machines = sorted({text(machine(record)) for record in records})
+    seeds = map(str, sorted({record.seed for record in records}))
+    by_kind: dict[str, float] = {}
+    for record in records:
+        by_kind[record.kind] = by_kind.get(record.kind, 0.0) + record.seconds
+    times = ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in by_kind.items())
+    running = running_time(_span(record) for record in records)
+    return (
+        f"From {len(records)} records; seeds {', '.join(seeds)}; code {', '.join(commits)}; "
+        f"{', '.join(machines)}. Running time {clock(running)}; summed over the stages, some of "
+        f"which ran in parallel: {times}."
+    )
+
+
+def running_time(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how long any of these (start, end) ran: without pauses, and overlaps counted once.
+
+    A record knows how long its run took, not when it was interrupted: a resumed run counts as if it
+    had run in one piece, so the time is then at most this.
+    """
+    total, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _span(record: Record) -> tuple[float, float]:
+    end = datetime.fromisoformat(record.created).timestamp()
+    return end - record.seconds, end
+
+
+def _commit(record: Record) -> str:
+    named = text((record.code.commit or record.code.version)[:9])
+    return f"{named} with changes" if record.code.dirty else named
