@@ -8,4 +8,4 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # tests/ is not
 from tests.benchmarks.run import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -9,4 +9,4 @@ import kscl  # noqa: F401 - first: it names a package that hides one of ours
 from linear_eval.commands.linear_eval import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

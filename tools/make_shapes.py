@@ -1,8 +1,6 @@
 """Draw the data set of textured shapes that the demo runs on."""
 
-import sys
-
 from kscl.commands.make_shapes import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,8 +1,6 @@
 """Bring VOC into Detectron2's layout, or check ImageNet's."""
 
-import sys
-
 from kscl.commands.prepare_data import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,9 +1,7 @@
 """Fine-tune and score a detector."""
 
-import sys
-
 import kscl  # noqa: F401 - first: it names a package that hides one of ours
 from detection.commands.train_net import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
