@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -46,25 +45,17 @@ def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
             os.replace(name, path)
         else:
             os.link(name, path)  # fails where the name is taken, also in a race
-            os.unlink(name)
         sync_folder(path.parent)
     except FileExistsError as error:
-        _remove(name)
         raise KsclError(f"{path} exists already and is never overwritten.") from error
     except OSError as error:
-        _remove(name)
         raise _cannot_write(path, error) from error
-    except BaseException:
-        _remove(name)
-        raise
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it has its new name already
+            os.unlink(name)
 
 
-def _remove(name: str) -> None:
-    with suppress(FileNotFoundError):  # an interruption may come when it has its new name already
-        os.unlink(name)
-
-
-@contextmanager
+@contextlib.contextmanager
 def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a folder to fill, which gets its name at the end; after a failure nothing is left.
 

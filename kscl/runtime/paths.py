@@ -6,6 +6,7 @@ $KSCL_PATH_HANDLERS, which every process of a run inherits.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import http.client
@@ -64,7 +65,7 @@ path_manager.register_handler(CachedUrls())
 
 def register_handler(name: str) -> None:
     """Register an iopath handler by `module:Class`, here and in the processes started from here."""
-    known = [word for word in os.environ.get(HANDLERS_VARIABLE, "").split() if word]
+    known = os.environ.get(HANDLERS_VARIABLE, "").split()
     _register(name)
     os.environ[HANDLERS_VARIABLE] = " ".join(dict.fromkeys([*known, name]))
 
@@ -162,10 +163,8 @@ def _copy(path: str, target: Path) -> None:
             if not file.tell():
                 raise ConnectionError("it is empty")
             file.flush()
-            os.fsync(
-                file.fileno()
-            )  # or a power failure may leave a file of this name, but not whole
+            os.fsync(file.fileno())  # or a power failure may leave an incomplete file
         os.replace(name, target)
-    except BaseException:
-        os.unlink(name)
-        raise
+    finally:
+        with contextlib.suppress(FileNotFoundError):  # it has its new name already
+            os.unlink(name)
