@@ -5,15 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import re
+import runpy
+import shlex
 
 import pytest
 import yaml
 from PIL import Image
 
+from kscl.data.annotations import ANNOTATION_FORMATS, parse_source, read_source
 from kscl.errors import KsclError
 from kscl.registry import Registry
 from tests.helpers.commands import ROOT, tool
-from tests.helpers.leaderboard_records import backbone_of, linear, pretraining, write_all
+from tests.helpers.data.sets import write_image
 from tests.helpers.runs import TINY, draw_images
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -21,51 +24,100 @@ FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, flags=re.DOTA
 RECIPE = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[1])
 
 
-def test_a_similarity_an_augmentation_and_an_image_format_of_ones_own_pretrain(tmp_path):
-    images = draw_images(tmp_path / "images", count=32)
-    Image.open(next(images.rglob("*.jpg"))).save(images / "class0" / "one.pcx")
+@pytest.fixture
+def mine(tmp_path):
+    """A folder of one's own with the files of the page, and a function that runs a tool there."""
     for name, text in FILES.items():
         (tmp_path / f"{name}.py").write_text(text)
-    values = yaml.safe_load(TINY) | RECIPE
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
-    words = ["METHOD.SIMILARITY", "nearest_key", "SOLVER.EPOCHS", "2", "DATA.TRAIN", str(images)]
     imports = [word for name in FILES for word in ("--import", name)]
-    done = tool(
+
+    def command(name, words):
+        done = tool(name, *imports, *shlex.split(words), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return tmp_path, command
+
+
+def test_parts_of_ones_own_go_from_pretraining_to_a_probe_and_to_the_leaderboard(mine):
+    folder, command = mine
+    images = draw_images(folder / "images", count=32)
+    draw_images(folder / "val", count=16, side=41)
+    Image.open(next(images.rglob("*.jpg"))).save(images / "class0" / "one.pcx")
+    (folder / "mine.yaml").write_text(yaml.safe_dump(yaml.safe_load(TINY) | RECIPE))
+    command(
         "pretrain",
-        *imports,
-        "--config-file",
-        "mine.yaml",
-        *words,
-        "OUTPUT_DIR",
-        "run",
-        cwd=tmp_path,
+        "--config-file mine.yaml METHOD.SIMILARITY nearest_key SOLVER.EPOCHS 2 DATA.TRAIN images "
+        "LABEL mine OUTPUT_DIR output/run",
     )
-    assert done.returncode == 0, done.stderr
-    record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert record["config"]["values"]["METHOD"]["SIMILARITY"] == "nearest_key"
-    assert record["data"]["train"]["images"] == 33
-    assert [op["op"] for op in record["config"]["values"]["AUGMENT"]] == [
-        op["op"] for op in RECIPE["AUGMENT"]
-    ]
-
-
-def test_a_column_of_ones_own_is_in_every_format_of_the_board(tmp_path):
-    (tmp_path / "size_column.py").write_text(FILES["size_column"])
-    made = pretraining(details={"parameters": 23_500_000})
-    write_all(tmp_path / "records", [made, linear(60.0, backbone_of(made))])
-    done = tool(
-        "leaderboard", "records", "--output-dir", "board", "--import", "size_column", cwd=tmp_path
+    pretrained = json.loads((folder / "output/run/record.json").read_text())
+    values = pretrained["config"]["values"]
+    assert values["METHOD"]["SIMILARITY"] == "nearest_key"
+    assert pretrained["data"]["train"]["images"] == 33
+    assert [op["op"] for op in values["AUGMENT"]] == [op["op"] for op in RECIPE["AUGMENT"]]
+    command(
+        "linear_eval",
+        "PROBE nearest_mean NEAREST_MEAN.NORM 1 DATA.TRAIN images DATA.VAL val "
+        "INPUT.SIZE 32 INPUT.RESIZE 32 DATA.NUM_WORKERS 0 DATA.CACHE_DIR cache "
+        "BACKBONE.WEIGHTS output/run/backbone.safetensors OUTPUT_DIR output/probe",
     )
-    assert done.returncode == 0, done.stderr
-    written = {path.suffix: path.read_text() for path in (tmp_path / "board").iterdir()}
+    probed = json.loads((folder / "output/probe/record.json").read_text())
+    assert probed["protocol"]["id"] == "nearest-mean"
+    assert probed["protocol"]["definition"]["norm"] == 1
+    assert probed["details"]["n_train"] == 33
+    command("leaderboard", "output --output-dir board")
+    written = {path.suffix: path.read_text() for path in (folder / "board").iterdir()}
     header, _, line = written[".md"].split("## Overview")[1].strip().splitlines()[:3]
-    cells = dict(zip(header.split("|"), line.split("|"), strict=True))
-    assert {name.strip(): cell.strip() for name, cell in cells.items()}["M parameters"] == "23.5"
+    cells = [[cell.strip() for cell in part.split("|")] for part in (header, line)]
+    shown = dict(zip(*cells, strict=True))
+    millions = pretrained["details"]["parameters"] / 1e6
+    assert shown["nearest mean"] == f"{probed['metrics']['top1']:.2f}"
+    assert shown["M parameters"] == f"{millions:.1f}"
     (line,) = csv.DictReader(written[".csv"].splitlines())
-    assert float(line["millions"]) == 23.5
+    assert float(line["millions"]) == millions
     (row,) = json.loads(written[".json"])["rows"]
-    assert row["figures"]["millions"] == 23.5
+    assert row["figures"]["millions"] == millions
     assert '"label":"M parameters"' in written[".html"]
+
+
+@pytest.mark.full
+def test_a_probe_of_ones_own_runs_on_two_processes(mine):
+    folder, command = mine
+    draw_images(folder / "train", count=32)
+    draw_images(folder / "val", count=16, side=41)
+    command(
+        "linear_eval",
+        "--num-gpus 2 PROBE nearest_mean DATA.TRAIN train DATA.VAL val INPUT.SIZE 32 "
+        "INPUT.RESIZE 32 DATA.NUM_WORKERS 0 DATA.CACHE_DIR cache BACKBONE.WEIGHTS random "
+        "BACKBONE.NAME test_resnet OUTPUT_DIR output",
+    )
+    record = json.loads((folder / "output/record.json").read_text())
+    assert record["details"]["processes"] == 2
+
+
+def test_an_annotation_format_of_ones_own_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(ANNOTATION_FORMATS, "parts", dict(ANNOTATION_FORMATS.parts))
+    (tmp_path / "csv_boxes.py").write_text(FILES["csv_boxes"])
+    runpy.run_path(str(tmp_path / "csv_boxes.py"))
+    boxes = {"a": "1,2,9,8,dog\n0,0,5,5,cat\n", "b": "1,1,4,4,dog\n"}
+    (tmp_path / "boxes").mkdir()
+    for name, lines in boxes.items():
+        write_image(tmp_path / "images" / f"{name}.png", ord(name))
+        (tmp_path / "boxes" / f"{name}.csv").write_text(lines)
+    source = parse_source(f"csv:{tmp_path}/boxes:{tmp_path}/images")
+    found = read_source(source).checked()
+    assert found.class_names == ("cat", "dog")
+    assert [len(image.objects) for image in found.images] == [2, 1]
+    (tmp_path / "boxes" / "c.csv").write_text("1,1,4,4,dog\n")
+    (tmp_path / "boxes" / "b.csv").write_text("3,1,2,4,cat\n")
+    kinds = {problem.kind for problem in read_source(source).problems}
+    assert kinds == {"missing image", "degenerate box"}
+
+
+def test_a_recipe_is_complete_and_fits_on_one_screen():
+    for name, text in FILES.items():
+        assert text.startswith('"""'), name
+        assert len(text.splitlines()) <= 50, name
 
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path):
