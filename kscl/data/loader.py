@@ -28,6 +28,7 @@ from kscl.data.formats import MAX_PIXELS, Decoded, UnreadableImage
 from kscl.data.source import ImageSource, read_decoded
 from kscl.data.tar import RemoteShards
 from kscl.errors import KsclError
+from kscl.registry import import_modules
 from kscl.rng import Stream, permutation, uniforms
 from kscl.runtime.processes import obey_parent_alone, start_method
 from kscl.views.augment import Op, draws_per_view, make_views, resolve, sample_boxes
@@ -414,6 +415,7 @@ def _set_up_worker(worker: int) -> None:
     # that has used them does not copy. With zero it never asks the pool.
     cv2.setNumThreads(0)
     obey_parent_alone()
+    import_modules()  # a spawned worker does not know the formats and augmentations of others
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ import torch
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.records.record import find_records, read_record
-from kscl.run.task import TASKS
 from kscl.runtime.files import sha256_of
 from linear_eval.commands.linear_eval import main
 from linear_eval.probe import load_linear_eval_config, registered
@@ -36,8 +35,8 @@ def backbone(digits, tmp_path):
 
 @pytest.mark.smoke
 def test_three_seeds_give_three_records_and_one_line(digits, tmp_path, capsys):
-    assert main(["--num-seeds", "3", *overrides(digits, tmp_path, *CACHED)]) == 0
-    records = find_records(tmp_path).records
+    assert main(["--num-seeds", "3", *overrides(digits, tmp_path / "three", *CACHED)]) == 0
+    records = find_records(tmp_path / "three").records
     assert sorted(path.parent.name for path in records) == ["seed0", "seed1", "seed2"]
     assert sorted(record["seed"] for record in records.values()) == [0, 1, 2]
     assert len({record["protocol"]["hash"] for record in records.values()}) == 1
@@ -45,6 +44,11 @@ def test_three_seeds_give_three_records_and_one_line(digits, tmp_path, capsys):
     line = capsys.readouterr().out
     assert f"top1 {values.mean():.2f} ± {values.std():.2f}" in line
     assert "over seeds 0, 1, 2" in line
+    words = overrides(digits, tmp_path / "one", "PROBE", "knn", "KNN.K", "[5]", "SEED", 4)
+    assert main(["--num-seeds", "-1", *words]) == 2
+    assert "--num-seeds is -1" in capsys.readouterr().err
+    assert main(["--num-seeds", "1", *words]) == 0
+    assert [path.parent.name for path in find_records(tmp_path / "one").records] == ["seed4"]
 
 
 def test_the_record_holds_what_a_reader_needs(digits, tmp_path, backbone):
@@ -216,14 +220,6 @@ def stop_here(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_number_of_seeds_is_at_least_one_and_one_has_its_folder_too(digits, tmp_path, capsys):
-    words = overrides(digits, tmp_path, "PROBE", "knn", "KNN.K", "[5]", "SEED", 4)
-    assert main(["--num-seeds", "-1", *words]) == 2
-    assert "--num-seeds is -1" in capsys.readouterr().err
-    assert main(["--num-seeds", "1", *words]) == 0
-    assert [path.parent.name for path in find_records(tmp_path).records] == ["seed4"]
-
-
 def test_a_record_that_is_none_is_named_before_any_work(digits, tmp_path, capsys):
     words = overrides(digits, tmp_path / "run", "PROBE", "knn")
     assert main(words) == 0
@@ -278,62 +274,6 @@ def test_the_printed_config_can_be_fed_back(capsys, tmp_path):
     assert again.SOLVER.SCHEDULE == "cosine"
 
 
-# A probe of one's own: everything about it is in one module.
-NEAREST_MEAN = '''
-import torch
-from kscl.config import Section, key
-from linear_eval.config import CENTER
-from kscl.records.record import Metric
-from kscl.run.task import task
-from linear_eval.probe import Probe
-from linear_eval.score import Outcome, ranked_classes, score
-
-@task("nearest_mean", title="Classifier (nearest mean)")
-class NearestMean(Probe):
-    """Choose the class whose mean is nearest."""
-
-    metrics = (Metric("top1", "nearest mean", headline=True, per_image=True),)
-
-    class Keys(Section):
-        class NEAREST_MEAN(Section):
-            POWER = key(2.0, "Power of the distance.", above=0)
-
-    protocol_id = "nearest-mean"
-
-    def settings(self):
-        return {"power": self.cfg.NEAREST_MEAN.POWER}
-
-    def outcomes(self):
-        train, val = self.data["train"], self.data["val"]
-        features = self.features["train"].of_view(CENTER)
-        means = torch.stack([features[train.targets == c].mean(0) for c in range(10)])
-        distance = torch.cdist(self.features["val"].of_view(CENTER), means)
-        ranked = ranked_classes(-(distance**self.cfg.NEAREST_MEAN.POWER))
-        return [Outcome(score(ranked, val.targets, val.classes))]
-'''
-
-
-def test_a_probe_of_ones_own_is_one_module(digits, tmp_path, monkeypatch, capsys):
-    (tmp_path / "my_probe.py").write_text(NEAREST_MEAN)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(TASKS, "parts", dict(TASKS.parts))
-    words = overrides(digits, tmp_path / "run", "PROBE", "nearest_mean", "NEAREST_MEAN.POWER", 1.0)
-    assert main(words) == 2
-    assert "NEAREST_MEAN.POWER" in capsys.readouterr().err
-    assert main(["--import", "my_probe", "--num-gpus", "2", *words]) == 0
-    record = read_record(tmp_path / "run/record.json")
-    assert record.protocol.id == "nearest-mean"
-    assert record.protocol.definition["power"] == 1
-    assert record.metrics["top1"] > 30  # of ten classes
-    assert main(["--import", "my_probe", *words, "NEAREST_MEAN.POWER", "-1"]) == 2
-    assert "NEAREST_MEAN.POWER" in capsys.readouterr().err
-    (tmp_path / "its_twin.py").write_text(NEAREST_MEAN)
-    assert main(["--import", "my_probe", "--import", "its_twin", *words]) == 2
-    assert "my_probe and its_twin" in capsys.readouterr().err
-    assert main(["--import", "no_such_probe", *words]) == 2
-    assert "no_such_probe" in capsys.readouterr().err
-
-
 def test_only_its_own_file_names_a_probe():
     for path in (ROOT / "linear_eval").rglob("*.py"):
         if path.parent.name != "probes":
@@ -358,6 +298,7 @@ def test_a_cache_that_cannot_be_written(digits, tmp_path, capsys):
     assert_one_line(capsys.readouterr().err, str(file), "DATA.CACHE_DIR")
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks for processes in /proc")
 def test_a_loader_worker_that_is_killed(digits, tmp_path):
     changes = ("PROBE", "online", "SOLVER.EPOCHS", 1000, "DATA.NUM_WORKERS", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import urllib.error
 import urllib.request
@@ -72,57 +73,32 @@ def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
     assert [group["lr"] for group in probe.optimizer.param_groups] == pytest.approx([0, 0.2 * 0.04])
 
 
-@pytest.mark.parametrize("stop_at", [1, 14])
-def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch, stop_at):
+def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch):
     more = (*SMALL, "SOLVER.EPOCHS", 3, "SOLVER.MILESTONES", "[2]", "CHECKPOINT.SECONDS", 0)
-    assert main(overrides(digits, tmp_path / "whole", *more)) == 0
-    original, steps = Finetune.take_step, []
+    networks = []
+    take_step, outputs_on = Finetune.take_step, Finetune.outputs_on
 
     def stops(self, batch):
-        if len(steps) == stop_at:
-            monkeypatch.setattr(Finetune, "take_step", original)
+        if self.step == 14:
             raise KeyboardInterrupt
-        steps.append(self.step)
-        original(self, batch)
-
-    networks = {}
-    outputs_on = Finetune.outputs_on
+        take_step(self, batch)
 
     def kept(self, images):
-        state = self.module.state_dict()
-        networks[len(networks)] = {name: value.clone() for name, value in state.items()}
+        networks.append(copy.deepcopy(self.module.state_dict()))
         return outputs_on(self, images)
 
     monkeypatch.setattr(Finetune, "outputs_on", kept)
-    assert main(overrides(digits, tmp_path / "again", *more)) == 0
-    monkeypatch.setattr(Finetune, "take_step", stops)
-    assert main(overrides(digits, tmp_path / "parts", *more)) == 130
+    assert main(overrides(digits, tmp_path / "whole", *more)) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Finetune, "take_step", stops)
+        assert main(overrides(digits, tmp_path / "parts", *more)) == 130
     assert main(["--resume", *overrides(digits, tmp_path / "parts", *more)]) == 0
-    assert networks[0].keys() == networks[1].keys()
-    assert all(torch.equal(networks[0][name], networks[1][name]) for name in networks[0])
-    whole, parts = (read_record(tmp_path / run / "record.json") for run in ("whole", "parts"))
-    assert whole.metrics == parts.metrics
-    assert whole.details["curves"] == parts.details["curves"]
-
-
-@pytest.mark.portable
-def test_two_ranks_learn_what_one_does(digits, tmp_path):
-    """BatchNorm is over both ranks; the last batch is smaller."""
-    more = ("PROBE", "finetune", "FINETUNE.TRUNK_LR", 0.001, "FINETUNE.HEAD_LR", 0.05)
-    more += ("INPUT.SIZE", 48, "INPUT.RESIZE", 48, "SOLVER.BATCH_SIZE", 52)
-    more += ("SOLVER.EPOCHS", 2, "SOLVER.MILESTONES", "[1]")
-    one_left = ("SOLVER.BATCH_SIZE", 53)  # so one rank would have no image to normalize
-    assert main(["--num-gpus", "2", *overrides(digits, tmp_path / "no", *more, *one_left)]) == 2
-    assert main(["--num-gpus", "2", *overrides(digits, tmp_path / "two", *more)]) == 0
-    assert main(overrides(digits, tmp_path / "one", *more)) == 0
-    one, two = (read_record(tmp_path / run / "record.json") for run in ("one", "two"))
-    assert two.details["processes"] == 2
-    losses = one.details["curves"]["train_loss"]
-    assert two.details["curves"]["train_loss"] == pytest.approx(losses, abs=1e-4)
-    # They are not trials of one row: a board does not average them.
-    assert (one.protocol.definition["processes"], two.protocol.definition["processes"]) == (1, 2)
-    (row,) = build_board([tmp_path / "one", tmp_path / "two"]).rows
-    assert [result.n_finetune for result in row.results.values()] == [1, 1]
+    whole, parts = networks
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    one, other = (read_record(tmp_path / run / "record.json") for run in ("whole", "parts"))
+    assert one.metrics == other.metrics
+    assert one.details["curves"] == other.details["curves"]
 
 
 def test_a_fraction_takes_as_much_of_every_class_and_follows_the_seed():
@@ -164,13 +140,20 @@ def test_another_list_of_the_same_name_does_not_resume_what_the_first_one_began(
     assert "DATA.SUBSET" in capsys.readouterr().err
 
 
-def test_a_name_that_several_classes_have_is_refused(digits, tmp_path, capsys):
-    (tmp_path / "list.txt").write_text("digit_0/001.png\n001.png\n")
+@pytest.mark.parametrize(
+    ("listed", "named"),
+    [
+        ("digit_0/001.png\n001.png\n", "001.png, a name of 10 images"),
+        ("n01440764_10026.JPEG\n", "n01440764_10026.JPEG"),
+    ],
+)
+def test_a_list_that_does_not_fit_the_images_is_refused_by_name(
+    digits, tmp_path, capsys, listed, named
+):
+    (tmp_path / "list.txt").write_text(listed)
     words = overrides(digits, tmp_path / "run", *SMALL, "DATA.SUBSET", tmp_path / "list.txt")
     assert main(words) == 2
-    told = capsys.readouterr().err
-    assert "001.png, a name of 10 images" in told
-    assert "List their paths" in told
+    assert named in capsys.readouterr().err
 
 
 def test_fp16_which_would_need_loss_scaling_is_refused():
@@ -185,13 +168,6 @@ def test_the_classifier_computes_in_full_precision():
     expected = head(features)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(network(features), expected)
-
-
-def test_a_list_of_other_images_is_refused_by_name(digits, tmp_path, capsys):
-    (tmp_path / "list.txt").write_text("n01440764_10026.JPEG\n")
-    words = overrides(digits, tmp_path / "run", *SMALL, "DATA.SUBSET", tmp_path / "list.txt")
-    assert main(words) == 2
-    assert "n01440764_10026.JPEG" in capsys.readouterr().err
 
 
 def offline(*_: object, **__: object) -> None:

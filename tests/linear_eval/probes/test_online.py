@@ -106,21 +106,7 @@ def test_a_crashed_run_goes_on_from_its_last_checkpoint(digits, tmp_path, monkey
     assert record["details"]["curves"] == undisturbed["details"]["curves"]
 
 
-def test_two_ranks_see_and_learn_what_one_does(digits, tmp_path, undisturbed):
-    cache = ("DATA.CACHE_DIR", tmp_path / "cache")
-    cached = ("PROBE", "cached", "SOLVER.SCHEDULE", "cosine")
-    for name, more in (("online", ()), ("cached", cached)):
-        words = overrides(digits, tmp_path / name, *cache, *more)
-        assert main(["--num-gpus", "2", *words]) == 0
-    parallel = read_record(tmp_path / "online/record.json")
-    assert parallel["details"]["processes"] == 2
-    assert curve(parallel) == pytest.approx(curve(undisturbed), abs=1e-5)
-    assert main(overrides(digits, tmp_path / "alone", *cached)) == 0
-    alone, both = (read_record(tmp_path / name / "record.json") for name in ("alone", "cached"))
-    assert alone["metrics"] == both["metrics"]
-    assert alone["details"]["sweep"] == both["details"]["sweep"]
-
-
+@pytest.mark.full
 def test_torchrun_gives_the_number_of_one_process(digits, tmp_path, undisturbed):
     torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     script = ROOT / "tools/linear_eval.py"
@@ -132,6 +118,7 @@ def test_torchrun_gives_the_number_of_one_process(digits, tmp_path, undisturbed)
     assert curve(record) == pytest.approx(curve(undisturbed), abs=1e-5)
 
 
+@pytest.mark.full
 def test_half_precision_of_the_backbone_changes_the_loss_but_little(digits, tmp_path, undisturbed):
     # A process of its own: CPUs that only pretend to have matrix tiles need a setting at its start.
     done = tool("linear_eval", *overrides(digits, tmp_path / "run", "SOLVER.AMP", "bf16"))
