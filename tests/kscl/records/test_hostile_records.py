@@ -121,25 +121,26 @@ def put(name: str, path: Path) -> None:
         path.write_bytes(CONTENTS[name])
 
 
-@pytest.mark.parametrize("name", [*PLACES, *CONTENTS])
-def test_a_file_that_is_no_record_is_one_line_that_names_it(tmp_path, name, capsys):
+def test_a_file_that_is_no_record_is_one_line_that_names_it(tmp_path, capsys):
     write_all(tmp_path, [GOOD])
-    bad = tmp_path / "bad" / "record.json"
-    bad.parent.mkdir()
-    put(name, bad)
-    with pytest.raises(RecordError) as error:
-        read_record(bad)
-    assert str(error.value).startswith(f"{bad}: ")
+    bad = {name: tmp_path / f"bad {name}" / "record.json" for name in (*PLACES, *CONTENTS)}
+    for name, path in bad.items():
+        path.parent.mkdir()
+        put(name, path)
     found = find_records(tmp_path)
-    assert list(found.problems) == [bad]
-    (problem,) = build_board([tmp_path]).problems
-    assert problem.startswith("bad/record.json: ")
-    for line in (str(error.value), problem):
-        assert line.isprintable()  # one line, no control character
-        assert len(line) < 2000
+    assert sorted(found.problems) == sorted(bad.values())
+    for path, problem in found.problems.items():
+        with pytest.raises(RecordError) as error:
+            read_record(path)
+        assert str(error.value) == f"{path}: {problem}"
+        assert problem.isprintable()  # one line, no control character
+        assert len(problem) < 2000
     assert main([str(tmp_path), "--output-dir", str(tmp_path / "board")]) == 0
-    assert capsys.readouterr().err == f"Not counted: {problem}\n"
-    assert main([str(bad.parent), "--output-dir", str(tmp_path / "board")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(bad)
+    for line, path in zip(lines, sorted(bad.values()), strict=True):
+        assert line.startswith(f"Not counted: {path.relative_to(tmp_path)}: It")
+    assert main([str(bad["empty"].parent), "--output-dir", str(tmp_path / "board")]) == 2
     assert "bad" in capsys.readouterr().err
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import re
+import statistics
+import typing
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from kscl.keys import PRETRAIN, load_config
 from kscl.records.record import (
+    MAX_BYTES,
+    SCHEMA,
+    VERSION,
     Protocol,
     Record,
     RecordError,
@@ -18,7 +26,10 @@ from kscl.records.record import (
     read_record,
     write_record,
 )
-from tests.helpers.leaderboard_records import INFO
+from kscl.records.shape import LARGE, MAX_DEPTH
+from kscl.records.spread import mean_and_std, number_and_spread, std
+from tests.helpers.commands import ROOT
+from tests.helpers.leaderboard_records import INFO, linear, sha
 
 
 def a_record(**changes: object) -> Record:
@@ -149,3 +160,64 @@ def test_other_json_files_beside_a_record_are_left_alone(tmp_path):
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(RecordError, match="nowhere"):
         find_records(tmp_path / "nowhere")
+
+
+TEXT = (ROOT / "docs" / "record.md").read_text(encoding="utf-8")
+
+
+# What a type of the dataclass is called in the document.
+WORDS = {str: "text", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+WORDS |= {list: "list"}
+
+
+def fields_of(record: type, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the name and the type of every field, nested ones with a dot."""
+    for name, hint in typing.get_type_hints(record).items():
+        choices = typing.get_args(hint) if hint.__class__.__name__ == "UnionType" else (hint,)
+        words = (WORDS.get(typing.get_origin(it) or it, "object") for it in choices)
+        yield prefix + name, " or ".join(words)
+        inner = typing.get_args(hint)[0] if typing.get_origin(hint) is list else hint
+        if dataclasses.is_dataclass(inner):
+            yield from fields_of(inner, f"{prefix}{name}.")
+
+
+def test_every_field_is_listed_with_its_type_and_no_other():
+    listed = re.findall(r"^\| `([\w.]+)` \| ([\w ]+) \|", TEXT.split("## Hashes")[0], re.MULTILINE)
+    assert sorted(listed) == sorted(fields_of(Record))
+
+
+def test_the_limits_are_those_of_the_code():
+    for value in (SCHEMA, f"{MAX_BYTES // 2**20} MiB", f"{MAX_DEPTH} levels"):
+        assert str(value) in TEXT
+    assert f"version of this schema: {VERSION}" in TEXT
+    assert f"{LARGE:g}".replace("+", "") in TEXT
+
+
+def test_the_documented_hashes_are_those_of_a_record():
+    def digest(value: object) -> str:
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    content = linear(50, sha("a"))
+    assert 'json.dumps(content, sort_keys=True, separators=(",", ":"))' in TEXT
+    assert content["id"] == digest({key: content[key] for key in content if key != "id"})
+    assert content["protocol"]["hash"] == digest(content["protocol"]["definition"])[:16]
+
+
+VALUES = [41.5, 42.0, 40.9]
+
+
+def test_mean_and_std_are_those_of_a_sample():
+    assert std(VALUES) == pytest.approx(statistics.stdev(VALUES))
+    mean, spread = statistics.fmean(VALUES), statistics.stdev(VALUES)
+    assert mean_and_std(VALUES) == f"{mean:.2f} ± {spread:.2f}"
+    assert mean_and_std(VALUES, digits=1) == f"{mean:.1f} ± {spread:.1f}"
+
+
+def test_a_single_value_has_no_spread():
+    assert std([3.0]) is None
+    assert mean_and_std([3.0]) == "3.00"
+    assert number_and_spread(3.0, None) == "3.00"
+    assert number_and_spread(3.0, 0.0) == "3.00 ± 0.00"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from kscl.benchmark.leaderboard.differences import differences
 from kscl.benchmark.leaderboard.exports import as_csv
@@ -18,14 +21,19 @@ from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.statistics import welch_interval
 from kscl.benchmark.leaderboard.tables import all_scorers, insert, running_time
 from kscl.benchmark.leaderboard.tables import pretraining_costs as costs
+from kscl.benchmark.leaderboard.time_figure import _draw_line, _draw_reference, draw_time, lines_of
 from kscl.commands.leaderboard import main
 from kscl.errors import KsclError
 from kscl.records import hits
 from tests.helpers.leaderboard_records import (
     DETECTION,
+    MOCO,
+    backbone_of,
+    board_of,
     described,
     detection,
     evaluation,
+    kscl,
     linear,
     pretraining,
     runs,
@@ -34,7 +42,10 @@ from tests.helpers.leaderboard_records import (
 )
 
 scores = st.floats(0, 100).map(lambda value: round(value, 1))
+
+
 replicates = st.lists(scores, min_size=2, max_size=6).filter(lambda values: np.ptp(values) > 0)
+
 
 DOCUMENT = "before\n<!-- board one -->\noutdated\n<!-- end of board one -->\nafter\n"
 
@@ -43,11 +54,6 @@ DOCUMENT = "before\n<!-- board one -->\noutdated\n<!-- end of board one -->\naft
 def test_the_interval_of_a_difference_is_welchs(one, other):
     expected = scipy.stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.95)
     assert welch_interval(one, other) == pytest.approx((expected.low, expected.high), abs=1e-6)
-
-
-def test_one_seed_has_no_interval_and_no_spread_has_a_point():
-    assert welch_interval([1.0], [2.0, 3.0]) is None
-    assert welch_interval([3.0, 3.0], [1.0, 1.0]) == (2.0, 2.0)
 
 
 def levels(method, values):
@@ -117,18 +123,6 @@ def answers(method, seed, right):
     return linear(100 * float(right.mean()), sha(method, seed), details=details)
 
 
-def test_test_images_are_paired_each_with_its_mean_over_the_seeds(tmp_path):
-    chance = np.random.default_rng(0)
-    ours, theirs = chance.random((3, 200)) < 0.6, chance.random((2, 200)) < 0.5
-    made = [answers("kscl", seed, right) for seed, right in enumerate(ours)]
-    made += [answers("moco", seed, right) for seed, right in enumerate(theirs)]
-    shown = differences(build_board([write_all(tmp_path, made)]), "moco")
-    test = scipy.stats.ttest_rel(100 * ours.mean(0), 100 * theirs.mean(0))
-    expected = test.confidence_interval(0.95)
-    assert f"{expected.low:+.2f} to {expected.high:+.2f}" in shown
-    assert "by image" in shown
-
-
 def test_trials_of_a_backbone_count_once_among_the_images(tmp_path):
     chance = np.random.default_rng(1)
     ours = chance.random((3, 100)) < 0.6  # two trials on one backbone, and one on another
@@ -140,12 +134,6 @@ def test_trials_of_a_backbone_count_once_among_the_images(tmp_path):
     mean = (ours[:2].mean(0) + ours[2]) / 2
     expected = scipy.stats.ttest_rel(100 * mean, 100 * theirs).confidence_interval(0.95)
     assert f"{expected.low:+.2f} to {expected.high:+.2f}" in shown
-
-
-def test_seeds_that_only_one_row_has_are_told(tmp_path):
-    made = [*levels("moco", [60, 62, 64]), *levels("kscl", [61, 63])]
-    (row,) = differences(build_board([write_all(tmp_path, made)]), "moco").splitlines()[-1:]
-    assert cells_of(row)[-1] == "2 and 3, 2 shared"
 
 
 def test_a_protocol_that_only_the_base_has_gives_no_table(tmp_path):
@@ -260,3 +248,66 @@ def test_a_document_without_its_marks_is_left_as_it_is(tmp_path, text):
     assert document.read_text() == text
     with pytest.raises(KsclError, match="No such file"):
         insert(tmp_path / "nowhere.md", "one", "new")
+
+
+def records_of_two_lengths() -> list:
+    longer = ("SOLVER.EPOCHS", "400")
+    return [
+        *runs(kscl(5, 0.4), 60.0, seeds=3),
+        *runs(kscl(5, 0.4, *longer), 64.0, seeds=3),
+        *runs(MOCO, 59.0, seeds=3),
+        linear(21.0, sha("random"), details=described("random", 0)),
+    ]
+
+
+def test_a_method_is_a_line_over_its_lengths(tmp_path: Path) -> None:
+    board = board_of(tmp_path, records_of_two_lengths())
+    section = next(each for each in board.sections if each.protocol.kind == "linear")
+    lines = lines_of(section)
+    assert sorted(len(points) for points in lines.values()) == [1, 2]
+    (name,) = (name for name, points in lines.items() if len(points) == 2)
+    assert "K=5" in name
+    assert "40%" in name
+    drawn = {measure.mean for points in lines.values() for _, measure in points}
+    headline = section.protocol.headline
+    pretrained = [row for row in section.rows if row.pretrainings]
+    assert drawn == {row.results[section.protocol].measures[headline].mean for row in pretrained}
+
+
+def test_the_tool_draws_a_picture(tmp_path: Path) -> None:
+    folder = write_all(tmp_path / "records", records_of_two_lengths())
+    picture = tmp_path / "new" / "time.png"
+    words = [str(folder), "--no-stale-check", "--output-dir", str(tmp_path / "board")]
+    assert main([*words, "--figure", str(picture)]) == 0
+    image = cv2.imread(str(picture))
+    assert image.min() < 100 < image.max()  # something is drawn
+
+
+def test_an_interval_is_drawn_as_the_board_tells_it_and_never_below_zero(tmp_path: Path) -> None:
+    made = [pretraining(*MOCO, seed=seed) for seed in range(2)]
+    scored = [linear(top1, backbone_of(each)) for top1, each in zip((1.0, 9.0), made, strict=True)]
+    (section,) = board_of(tmp_path, [*made, *scored]).sections
+    ((_, measure),) = next(iter(lines_of(section).values()))
+    panel = Figure().subplots()
+    _draw_line(panel, "moco", [(1.0, measure)], 0)
+    (line,) = panel.collections
+    assert [y for _, y in line.get_segments()[0]] == list(measure.interval)
+    assert measure.interval[0] == 0
+
+
+def test_weights_without_pretraining_are_a_line_unless_that_would_flatten_the_others() -> None:
+    panel = Figure().subplots()
+    panel.plot([1, 2], [40.0, 50.0])
+    before = panel.get_ylim()
+    _draw_reference(panel, "random", 27.4)
+    assert panel.get_ylim() == before
+    _draw_reference(panel, "supervised", 53.0)
+    assert panel.get_ylim()[1] > 53
+    _, names = panel.get_legend_handles_labels()
+    assert names == ["random: 27.4, not drawn", "supervised"]
+
+
+def test_a_board_without_pretrainings_has_no_figure(tmp_path: Path) -> None:
+    board = board_of(tmp_path, [linear(21.0, sha("random"), details=described("random", 0))])
+    with pytest.raises(KsclError, match="--figure"):
+        draw_time(board, tmp_path / "time.png", "a board")

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 
+from kscl.benchmark.leaderboard import tables as cells
+from kscl.benchmark.leaderboard.columns import costs as spent
 from kscl.benchmark.leaderboard.columns import figures
+from kscl.benchmark.leaderboard.differences import differences, named_rows
+from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.rows import TEST_SAMPLING
+from kscl.benchmark.leaderboard.statistics import t_interval
+from kscl.benchmark.leaderboard.tables import markdown
+from kscl.benchmark.suite.spec import read_suite
+from kscl.benchmark.suite.stages import plan
+from kscl.errors import KsclError
 from kscl.records.record import Protocol, record_id
+from kscl.runtime.machine import costs
 from tests.helpers.leaderboard_records import (
     DETECTION,
     IMAGENET,
@@ -266,17 +283,175 @@ def test_a_metric_that_some_records_lack_is_taken_from_the_others(tmp_path):
     assert result.measures["AP75"].values == (56, 58)
 
 
-def older(record: dict) -> dict:
-    """Return a pretraining's record as it was written before LABEL: the name is in METHOD.NAME."""
-    values = {key: value for key, value in record["config"]["values"].items() if key != "LABEL"}
-    values["METHOD"] = {"NAME": record["config"]["values"]["LABEL"], **values["METHOD"]}
-    values["HEAD"] = values.pop("PROJECTOR")
-    content = {**record, "config": {**record["config"], "values": values}}
-    return {**content, "id": record_id(content)}
-
-
 def test_a_run_without_a_label_is_named_by_its_record(tmp_path):
     assert (
         only(board_of(tmp_path, [pretraining("LABEL", "", name="mine")]).rows).entry.method
         == "mine"
     )
+
+
+NARROW = {"kwargs": {"channels": [8, 16, 32, 64]}, "parameters": 480_000}
+
+
+def random_rows(folder, narrow: dict) -> list:
+    """A narrow network and a standard one, both of random weights, and how detectors saw them."""
+    records = [detection(20.0, sha("standard"), details=described("random", 0))]
+    records.append(detection(10.0, sha("narrow"), details=described("random", 0, **narrow)))
+    return board_of(folder, records).rows
+
+
+def test_a_network_of_another_width_than_its_name_says_tells_it(tmp_path):
+    shown = sorted(cells.identity(row)[1] for row in random_rows(tmp_path, NARROW))
+    assert shown == ["resnet50", "resnet50 (8–64 channels, 0.5 M parameters)"]
+
+
+def test_pretrainings_tell_their_width_too(tmp_path):
+    words = ("BACKBONE.KWARGS.channels", "[16, 32, 64, 128]")
+    (row,) = board_of(tmp_path, [pretraining(*words, details={"parameters": 2_100_000})]).rows
+    assert cells.identity(row)[1] == "resnet50 (16–128 channels, 2.1 M parameters)"
+
+
+def test_networks_that_only_a_detector_saw_are_told_apart_by_their_arguments(tmp_path):
+    rows = random_rows(tmp_path, {"arch_kwargs": NARROW["kwargs"]})  # as older records say it
+    assert [row.entry.width for row in rows] == ["", "8–64 channels"]
+
+
+@pytest.mark.parametrize("baseline", ["random@8-64 channels", "random@8–64 channels"])
+def test_a_baseline_names_one_of_two_random_rows(tmp_path, baseline):
+    rows = random_rows(tmp_path / "one", NARROW)
+    assert [row.entry.width for row in named_rows(rows, baseline)] == ["8–64 channels"]
+    records = [
+        detection(
+            ap, sha(arch), details={"backbone": {"method": "random", "arch": arch, "seed": 0}}
+        )
+        for arch, ap in (("resnet18", 10.0), ("resnet50", 20.0))
+    ]
+    board = board_of(tmp_path / "two", records)
+    with pytest.raises(KsclError, match="resnet18"):
+        differences(board, "random")
+    assert "+10.00" in differences(board, "random@resnet18")
+
+
+def test_the_name_of_a_contender_without_pretraining_reaches_its_detector(tmp_path):
+    path = tmp_path / "suite.yaml"
+    path.write_text(
+        "name: two kinds of random weights\noutput_dir: out\n"
+        "contenders: {random: {arch: resnet50}, small: {arch: resnet18}}\n"
+        "evaluations: {detection: {config: detection/shapes_tiny_c4.yaml}}\n"
+    )
+    labels = {
+        stage.name: [w for k, w in itertools.pairwise(stage.arguments) if k == "KSCL.LABEL"]
+        for stage in plan(read_suite(path))
+        if stage.kind == "detection"
+    }
+    assert labels == {"random/seed0/detection": [], "small/seed0/detection": ["small"]}
+
+
+def test_an_interval_of_ap_never_goes_below_zero(tmp_path):
+    details = [described("random", seed) for seed in range(3)]
+    aps = (0.5, 4.0, 1.0)
+    assert t_interval(aps)[0] < -1
+    records = [
+        detection(ap, sha(seed), details=details[seed], seed=seed) for seed, ap in enumerate(aps)
+    ]
+    (row,) = board_of(tmp_path, records).rows
+    (result,) = row.results.values()
+    assert result.measures["AP"].interval == (0.0, t_interval(aps)[1])
+
+
+def evaluated(settings: tuple[str, ...], top1: list[float], neighbors: list[float]) -> list:
+    records = []
+    for seed, (one, other) in enumerate(zip(top1, neighbors, strict=True)):
+        made = pretraining(*settings, seed=seed)
+        records += [made, linear(one, backbone_of(made)), knn(other, backbone_of(made))]
+    return records
+
+
+@pytest.fixture
+def board(tmp_path: Path):
+    records = [
+        *evaluated(kscl(5, 0.4), [60.0, 64.0], [50.0, 40.0]),
+        *evaluated(MOCO, [61.0, 62.0], [42.0, 47.0]),
+        linear(99.0, sha("supervised"), details=described("supervised")),
+    ]
+    return board_of(tmp_path, records)
+
+
+def test_a_row_that_warnings_call_unusable_has_no_mean_rank(tmp_path):
+    doubted = evaluated(kscl(5, 0.4), [60.0, 64.0], [50.0, 40.0])
+    for record in doubted:
+        if record["kind"] == "pretrain":
+            record["details"]["warnings"] = ["Nothing was learned."]
+            record["id"] = record_id(record)
+    others = evaluated(MOCO, [61.0, 62.0], [42.0, 47.0])
+    others += evaluated(kscl(1, 0.4), [50.0, 51.0], [40.0, 41.0])
+    ranks = board_of(tmp_path, [*doubted, *others]).mean_ranks
+    assert [it.mean for it in ranks] == [1.0, 2.0]
+    assert [it.row.entry.shots for it in ranks] == [1, 1]
+
+
+def test_the_mean_rank_and_its_bootstrap_are_those_of_all_possible_draws(board):
+    found = {it.row.entry.method: it for it in board.mean_ranks}
+    # linear: supervised 1, kscl 62.0 is 2, moco 61.5 is 3; kNN: kscl 45 is 1, moco 44.5 is 2.
+    assert found["kscl"].mean == pytest.approx(1.5)
+    assert found["moco_v2"].mean == pytest.approx(2.5)
+    kscl_values = np.array([[60.0, 50.0], [64.0, 40.0]])  # seeds x protocols
+    moco_values = np.array([[61.0, 42.0], [62.0, 47.0]])
+    draws = list(itertools.product(range(2), repeat=2))
+    ranks = []
+    for ours, theirs in itertools.product(draws, draws):
+        mine = kscl_values[list(ours)].mean(axis=0)
+        other = moco_values[list(theirs)].mean(axis=0)
+        linear_rank = 2 + (0 if mine[0] > other[0] else 0.5 if mine[0] == other[0] else 1)
+        knn_rank = 1 + (0 if mine[1] > other[1] else 0.5 if mine[1] == other[1] else 1)
+        ranks.append((linear_rank + knn_rank) / 2)
+    expected = np.percentile(np.repeat(ranks, 100), [2.5, 97.5])
+    assert found["kscl"].interval == pytest.approx(tuple(expected))
+
+
+def test_a_protocol_that_a_row_lacks_is_missing_and_not_counted(board):
+    ranks = board.mean_ranks
+    last = ranks[-1]  # those with more protocols come first
+    assert last.row.entry.method == "supervised"
+    assert (last.mean, last.protocols, last.interval) == (1.0, 1, None)
+    assert "A summary, not a ranking" in markdown(board, "x")
+    shown = json.loads(as_json(board, "x"))["summary"]
+    assert [it["protocols"] for it in shown] == [2, 2, 1]
+
+
+def test_one_protocol_has_no_summary(tmp_path):
+    board = board_of(tmp_path, [linear(50, sha("a")), linear(60, sha("b"))])
+    assert board.mean_ranks == []
+    assert "Summary over protocols" not in markdown(board, "x")
+
+
+def test_costs_are_columns_and_what_was_not_recorded_is_empty(tmp_path):
+    made = pretraining(
+        *kscl(5, 0.4), details={"costs": {"peak_memory_gib": 1.5, "peak_gpu_memory_gib": 20.0}}
+    )
+    records = [
+        made,
+        linear(50, backbone_of(made), seconds=120.0, details={"costs": {"peak_memory_gib": 0.5}}),
+        knn(50, backbone_of(made), seconds=60.0, details={"costs": {"peak_memory_gib": 0.75}}),
+        detection(30, backbone_of(made), details={"costs": {"peak_gpu_memory_gib": "odd"}}),
+    ]
+    board = board_of(tmp_path, records)
+    assert spent(board.rows[0]) == {
+        "pretrain_minutes": 10.0,
+        "pretrain_memory": 1.5,
+        "pretrain_gpu_memory": 20.0,
+        "probe_minutes": 1.5,
+        "probe_memory": 0.75,
+        "detection_minutes": 1.0,
+    }
+    (line, *_) = csv.DictReader(io.StringIO(as_csv(board)))
+    assert line["pretrain_gpu_memory"] == "20.0"
+    assert "detection_gpu_memory" not in line
+    text = markdown(board, "x")
+    assert "pretrain GPU GiB" in text
+    assert "detection GPU GiB" not in text
+
+
+def test_a_run_knows_its_peak_memory():
+    held = np.ones(2**27, np.uint8)  # an eighth of a GiB
+    assert held.nbytes / 2**30 < costs()["peak_memory_gib"] < 100
