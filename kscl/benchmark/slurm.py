@@ -6,10 +6,8 @@ lets it save when its time is nearly up, queues itself again, and leaves the not
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,7 +41,6 @@ ENDED = {
 WAITS_AFTER_REQUEUE = "BeginTime"
 AT_WORK = ("RUNNING", "COMPLETING")
 QUEUED, REQUEUED = "queued", "queued again"
-LANE = "lane"
 SCRIPTS = "slurm"  # the folder of scripts inside the state folder
 FIRST_PORT, PORTS = 20000, 10000
 # To all processes on all machines. srun itself, if it is sent SIGTERM, kills them at once.
@@ -145,7 +142,8 @@ class Profile:
         if not stage.num_gpus:
             return replace(asked, nodes=1)
         each, rest = divmod(stage.num_gpus, asked.nodes)
-        most = _gpus_of(asked)
+        gres, _, last = asked.gres.rpartition(":")
+        most = int(last) if last.isdecimal() else (1 if asked.gres else asked.gpus_per_node)
         if rest or (most and each > most):
             raise KsclError(
                 f"{stage.name} has {stage.num_gpus} processes (num_gpus of the suite), which the "
@@ -153,18 +151,12 @@ class Profile:
                 f"gpus_per_node) for the kind {stage.kind} cannot share evenly. Change one of them."
             )
         if asked.gres:
-            kind = asked.gres.rpartition(":")[0] if asked.gres[-1].isdecimal() else asked.gres
-            return replace(asked, gres=f"{kind}:{each}")
+            return replace(asked, gres=f"{gres if last.isdecimal() else asked.gres}:{each}")
         return replace(asked, gpus_per_node=min(most, each))
 
 
 KEYS_OF_RESOURCES = types_of_keys(Resources)
 KEYS_OF_PROFILE = types_of_keys(Profile) | {"resources": dict}
-
-
-def _gpus_of(asked: Resources) -> int:
-    last = asked.gres.rpartition(":")[2]
-    return int(last) if last.isdecimal() else (1 if asked.gres else asked.gpus_per_node)
 
 
 def read_profile(name: str | Path) -> Profile:
@@ -225,31 +217,6 @@ def batch_script(
 ) -> str:
     """Return the script; `dependencies` are clauses such as afterok:17."""
     asked = profile.of(stage)
-    lines = [*_options(stage, profile, asked, state_dir, dependencies, cwd), ""]
-    body = BODY.format(
-        note=shlex.quote(str(note_path(state_dir.absolute(), stage))),
-        spent=shlex.quote(str(script_path(state_dir, stage).with_suffix(".spent"))),
-        retries=profile.retries,
-        name=stage.name,
-        skip="" if stage.kind == "board" else 'if [ -s "$note" ]; then exit 0; fi # it is done\n',
-        key=stage.key,
-        kind=stage.kind,
-        threads=_threads(stage, asked),
-        setup=f"{profile.setup.strip()}\n" if profile.setup.strip() else "",
-        command=_command(stage, asked, profile.seconds_to_save),
-        stop='kill -TERM "$stage"' if asked.nodes == 1 else STOP_STEP,
-    )
-    return "\n".join(lines) + body
-
-
-def _options(
-    stage: Stage,
-    profile: Profile,
-    asked: Resources,
-    state_dir: Path,
-    dependencies: Sequence[str],
-    cwd: Path,
-) -> list[str]:
     gpus = {"gres": asked.gres} if asked.gres else {"gpus-per-node": asked.gpus_per_node}
     options = {
         "job-name": file_name(stage),
@@ -266,22 +233,27 @@ def _options(
         "time": asked.time,
         "dependency": ",".join(dependencies),
     }
-    flags = ["--requeue", "--kill-on-invalid-dep=yes"]
     words = [f"--{key}={value}" for key, value in options.items() if value not in ("", 0)]
-    return ["#!/bin/bash", *(f"#SBATCH {_one(word)}" for word in words + flags + [*profile.sbatch])]
-
-
-def _one(word: str) -> str:
-    """Return an option as sbatch reads it from a script: quoted only where it must be."""
-    return f'"{word}"' if " " in word else word
-
-
-def _threads(stage: Stage, asked: Resources) -> str:
-    """Return the line that keeps a stage to its cores, where SLURM itself does not."""
-    if not asked.cpus:
-        return ""
-    each = max(1, asked.cpus * asked.nodes // max(1, stage.num_gpus))
-    return f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{each}}}"\n'
+    words += ["--requeue", "--kill-on-invalid-dep=yes", *profile.sbatch]
+    # sbatch reads quotes from a script, but only where they must be.
+    lines = ["#!/bin/bash", *("#SBATCH " + (f'"{it}"' if " " in it else it) for it in words), ""]
+    threads = ""  # the line that keeps a stage to its cores, where SLURM itself does not
+    if asked.cpus:
+        each = max(1, asked.cpus * asked.nodes // max(1, stage.num_gpus))
+        threads = f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{each}}}"\n'
+    return "\n".join(lines) + BODY.format(
+        note=shlex.quote(str(note_path(state_dir.absolute(), stage))),
+        spent=shlex.quote(str(script_path(state_dir, stage).with_suffix(".spent"))),
+        retries=profile.retries,
+        name=stage.name,
+        skip="" if stage.kind == "board" else 'if [ -s "$note" ]; then exit 0; fi # it is done\n',
+        key=stage.key,
+        kind=stage.kind,
+        threads=threads,
+        setup=f"{profile.setup.strip()}\n" if profile.setup.strip() else "",
+        command=_command(stage, asked, profile.seconds_to_save),
+        stop='kill -TERM "$stage"' if asked.nodes == 1 else STOP_STEP,
+    )
 
 
 def _command(stage: Stage, asked: Resources, seconds_to_save: int) -> str:
@@ -332,17 +304,6 @@ def parse_jobs(text: str) -> dict[Path, Job]:
     return found
 
 
-def submit(script: Path) -> str:
-    """Submit a script and return the number of its job."""
-    return _call("sbatch", "--parsable", str(script)).strip().split(";")[0]  # ;CLUSTER may follow
-
-
-def cancel(numbers: Sequence[str]) -> None:
-    """Cancel jobs."""
-    if numbers:
-        _call("scancel", *numbers)
-
-
 def _call(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -370,7 +331,8 @@ def set_statuses(states: Sequence[State], state_dir: Path, jobs: Jobs) -> None:
         job = jobs.get(script)
         needs = {by_stage[id(stage)].status for stage in state.stage.needs}
         if job is not None:
-            state.status = _status(job)
+            waits = REQUEUED if job.reason == WAITS_AFTER_REQUEUE else QUEUED
+            state.status = RUNNING if job.state in AT_WORK else waits
         elif state.stage.kind == "board":
             if note_path(state_dir, state.stage).exists():
                 state.status = DONE
@@ -380,12 +342,6 @@ def set_statuses(states: Sequence[State], state_dir: Path, jobs: Jobs) -> None:
             state.status = WAITS
         elif state.status == TO_DO and _submission(script).exists():
             state.status = FAILED
-
-
-def _status(job: Job) -> str:
-    if job.state in AT_WORK:
-        return RUNNING
-    return REQUEUED if job.reason == WAITS_AFTER_REQUEUE else QUEUED
 
 
 def missing_stages(states: Sequence[State]) -> list[Stage]:
@@ -405,25 +361,32 @@ def submit_all(
     waits behind a job that itself waits for another lane while there is other work.
     """
     numbers = {path: job.number for path, job in jobs.items()}
-    lanes = _Lanes(profile.max_jobs, state_dir, jobs)
+    lanes: dict[int, list[str]] = {number: [] for number in range(profile.max_jobs)}
+    for path, number in sorted(numbers.items(), key=lambda item: int(item[1].split("_")[0])):
+        lane = _lane_of(path) if path.parent == script_folder(state_dir) else None
+        if lane in lanes:
+            lanes[lane].append(number)
     submitted = {}
     for stage in sorted(stages, key=_depth):
         script = script_path(state_dir, stage)
-        if stage.kind == "board" and script in numbers:
-            cancel([numbers[script]])  # that one does not wait for what is submitted now
+        is_board = stage.kind == "board"
+        if is_board and script in numbers:
+            _call("scancel", numbers[script])  # that one does not wait for what is submitted now
         note_path(state_dir, stage).unlink(missing_ok=True)  # of a result that is gone
-        lane, before = (None, "") if stage.kind == "board" else lanes.shortest()
+        lane = None if is_board else min(lanes, key=lambda it: len(lanes[it]), default=None)
+        before = lanes[lane][-1] if lane is not None and lanes[lane] else ""
         clauses = dependencies(stage, state_dir, numbers, before)
         text = batch_script(stage, profile, state_dir, clauses, cwd)
         write_atomically(script, text.encode())
-        write_atomically(_submission(script), json.dumps({LANE: lane}).encode())
+        write_atomically(_submission(script), str(lane).encode())
         try:
-            numbers[script] = submitted[stage.name] = submit(script)
+            said = _call("sbatch", "--parsable", str(script))
         except KsclError:
             _submission(script).unlink()
             raise
+        numbers[script] = submitted[stage.name] = said.strip().split(";")[0]  # ;CLUSTER may follow
         if lane is not None:
-            lanes.put(lane, numbers[script])
+            lanes[lane].append(numbers[script])
     return submitted
 
 
@@ -449,31 +412,6 @@ def dependencies(
     return clauses
 
 
-class _Lanes:
-    """As many chains of jobs as may run at once."""
-
-    def __init__(self, count: int, state_dir: Path, jobs: Jobs) -> None:
-        self.count = count
-        self.last: dict[int, str] = {}
-        self.length: Counter[int] = Counter()
-        for path, job in sorted(jobs.items(), key=lambda item: int(item[1].number.split("_")[0])):
-            lane = _lane_of(path) if path.parent == script_folder(state_dir) else None
-            if lane is not None:
-                self.put(lane, job.number)
-
-    def shortest(self) -> tuple[int | None, str]:
-        """Return the lane with the fewest jobs, and its last one."""
-        if not self.count:
-            return None, ""
-        lane = min(range(self.count), key=lambda number: (self.length[number], number))
-        return lane, self.last.get(lane, "")
-
-    def put(self, lane: int, number: str) -> None:
-        """Add a job to the end of a lane."""
-        self.last[lane] = number
-        self.length[lane] += 1
-
-
 def _submission(script: Path) -> Path:
     """Return the file which says that a stage was submitted, and into which lane."""
     return script.with_suffix(".job")
@@ -481,24 +419,20 @@ def _submission(script: Path) -> Path:
 
 def _lane_of(script: Path) -> int | None:
     try:
-        lane = json.loads(_submission(script).read_text())[LANE]
-    except (OSError, ValueError, KeyError, TypeError):
+        return int(_submission(script).read_text())
+    except (OSError, ValueError):
         return None
-    return lane if isinstance(lane, int) else None
 
 
 def cancel_all(states: Sequence[State], state_dir: Path, jobs: Jobs) -> list[str]:
     """Cancel the jobs of the suite, the leaderboard first; return the names of their stages."""
-    cancelled = []
-    numbers = []
-    for state in reversed(states):
-        script = script_path(state_dir, state.stage)
-        if script in jobs:
-            numbers.append(jobs[script].number)
-            cancelled.append(state.stage.name)
-            _submission(script).unlink(missing_ok=True)
-    cancel(numbers)
-    return cancelled
+    scripts = {state.stage.name: script_path(state_dir, state.stage) for state in reversed(states)}
+    scripts = {name: script for name, script in scripts.items() if script in jobs}
+    for script in scripts.values():
+        _submission(script).unlink(missing_ok=True)
+    if scripts:
+        _call("scancel", *(jobs[script].number for script in scripts.values()))
+    return list(scripts)
 
 
 def scripts_text(states: Sequence[State], profile: Profile, state_dir: Path, cwd: Path) -> str:

@@ -27,6 +27,8 @@ from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.run.task import PRETRAIN, Command, commands
 from kscl.runtime.files import sha256_of
 
+MAKE_SHAPES, LEADERBOARD = "kscl.commands.make_shapes", "kscl.commands.leaderboard"
+VISUALIZE_BASIS = "kscl.commands.visualize_basis"
 KEY_LENGTH = 8
 BACKBONE_FILE = "backbone.safetensors"
 PATH_KEYS = (
@@ -93,206 +95,168 @@ def _word(value: Any) -> str:
 
 def plan(suite: Suite) -> list[Stage]:
     """Return every stage, each after those it needs."""
-    stages = [_shapes(suite)] if suite.shapes else []
+    stages: list[Stage] = []
+    if suite.shapes:
+        folder, options = suite.shapes.get("output_dir", SHAPES_FOLDER), tuple(suite.shapes.items())
+        shapes = Stage("shapes", "shapes", MAKE_SHAPES, str(folder), options=options)
+        stages.append(_keyed(shapes))
     data = tuple(stages)
     for contender in suite.contenders:
         for seed in contender.seeds:
-            stages += _contender_stages(_Backbone(suite, contender, seed, data))
+            stages += _Backbone(suite, contender, seed, data).stages()
     shown = [stage for stage in stages if stage.kind not in ("shapes", "convert", "basis")]
     figures = [stage for stage in stages if stage.kind == "basis"]
     folder = f"{suite.output_dir}/{suite.board}"
+    baselines = [("baseline", method) for method in suite.baseline]
     board = Stage(
-        name="leaderboard",
-        kind="board",
-        tool="kscl.commands.leaderboard",
-        folder=folder,
+        *("leaderboard", "board", LEADERBOARD, folder),
         needs=(*shown, *figures),
         inputs=tuple(stage.folder for stage in shown),
-        options=(
-            ("output_dir", folder),
-            ("title", suite.name),
-            *(("baseline", method) for method in suite.baseline),
-        ),
+        options=(("output_dir", folder), ("title", suite.name), *baselines),
         imports=suite.import_,
     )
     return [*stages, _keyed(board)]
 
 
-def _shapes(suite: Suite) -> Stage:
-    folder = str(suite.shapes.get("output_dir", SHAPES_FOLDER))
-    options = tuple(suite.shapes.items())
-    return _keyed(Stage("shapes", "shapes", "kscl.commands.make_shapes", folder, options=options))
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Backbone:
-    """What all stages of one contender and seed share."""
+    """One contender and seed, and the stages that make and measure it."""
 
     suite: Suite
     contender: Contender
     seed: int
     data: tuple[Stage, ...]  # the stage that draws the data, if there is one
-    pretrain: Stage | None = None
+    made_by: tuple[Stage, ...] = ()  # its pretraining, if it has one
 
-    @property
-    def run(self) -> str:
-        return f"{self.contender.name}/seed{self.seed}"
+    def stages(self) -> Iterator[Stage]:
+        if self.contender.pretrain:
+            pretrain = self.pretrain()
+            self.made_by = (pretrain,)
+            yield pretrain
+            if self.suite.basis_image:
+                yield self.basis(pretrain)
+        for evaluation in self.suite.evaluations:
+            command = commands()[evaluation.kind]
+            if command.prepared_by:
+                convert = self.convert(evaluation, command)
+                yield convert
+                yield self.fine_tune(evaluation, command, convert)
+            else:
+                yield self.probe(evaluation, command)
 
     @property
     def weights(self) -> str:
-        if self.pretrain is not None:
-            return f"{self.pretrain.folder}/{BACKBONE_FILE}"
+        if self.made_by:
+            return f"{self.made_by[0].folder}/{BACKBONE_FILE}"
         return self.contender.file or RANDOM
 
-    @property
-    def files(self) -> list[str]:
-        return [self.contender.file] if self.contender.file else []
+    def run(
+        self,
+        name: str,
+        kind: str,
+        tool: str,
+        files: Sequence[str],
+        num_gpus: int,
+        **given: Any,
+    ) -> Stage:
+        """Return a run of a task: its OUTPUT_DIR has its key, so a changed one gets another."""
+        gpus, imports = num_gpus or self.suite.num_gpus, self.suite.import_
+        stage = Stage(self.name(name), kind, tool, "", num_gpus=gpus, imports=imports, **given)
+        stage = _keyed(stage, [*files, *_data(files, stage.overrides)])
+        folder = self.folder(stage)
+        return replace(stage, folder=folder, overrides=stage.overrides | {"OUTPUT_DIR": folder})
 
+    def name(self, stage: str) -> str:
+        return f"{self.contender.name}/seed{self.seed}/{stage}"
 
-def _contender_stages(backbone: _Backbone) -> Iterator[Stage]:
-    suite = backbone.suite
-    if backbone.contender.pretrain:
-        pretrain = _pretrain(backbone)
-        backbone = replace(backbone, pretrain=pretrain)
-        yield pretrain
-        if suite.basis_image:
-            output = f"{pretrain.folder}/basis.png"
-            options = (
-                *(("checkpoint", pretrain.folder), ("image", suite.basis_image)),
-                ("output", output),
-            )
-            basis = Stage(
-                name=f"{backbone.run}/basis",
-                kind="basis",
-                tool="kscl.commands.visualize_basis",
-                folder=output,
-                needs=(pretrain,),
-                options=options,
-                imports=suite.import_,
-            )
-            yield _keyed(basis, [suite.basis_image])
-    for evaluation in suite.evaluations:
-        command = commands()[evaluation.kind]
-        if command.prepared_by:
-            convert = _convert(backbone, evaluation, command)
-            yield convert
-            yield _fine_tune(backbone, evaluation, command, convert)
-        else:
-            yield _probe(backbone, evaluation, command)
+    def folder(self, stage: Stage) -> str:
+        return f"{self.suite.output_dir}/{stage.name}-{stage.key[:KEY_LENGTH]}"
 
+    def pretrain(self) -> Stage:
+        config = self.contender.pretrain
+        overrides = {**self.suite.pretrain_overrides, **self.contender.overrides}
+        overrides |= {"LABEL": self.contender.label, "SEED": self.seed}
+        start = _values([config], overrides).get("BACKBONE.WEIGHTS")
+        return self.run(
+            *(PRETRAIN, PRETRAIN, commands()[PRETRAIN].module),
+            files=[config, *([str(start)] if start else [])],
+            num_gpus=self.suite.num_gpus,
+            needs=self.data,
+            config=config,
+            overrides=overrides,
+            length=self.contender.lengths[0],
+        )
 
-def _pretrain(backbone: _Backbone) -> Stage:
-    suite, contender = backbone.suite, backbone.contender
-    stage = Stage(
-        name=f"{backbone.run}/pretrain",
-        kind="pretrain",
-        tool=commands()[PRETRAIN].module,
-        folder="",
-        needs=backbone.data,
-        config=contender.pretrain,
-        overrides={
-            **suite.pretrain_overrides,
-            **contender.overrides,
-            "LABEL": contender.label,
-            "SEED": backbone.seed,
-        },
-        num_gpus=suite.num_gpus,
-        imports=suite.import_,
-        length=contender.lengths[0],
-    )
-    start = _values([contender.pretrain], stage.overrides).get("BACKBONE.WEIGHTS")
-    return _in_folder(suite, stage, [contender.pretrain, *([str(start)] if start else [])])
+    def basis(self, pretrain: Stage) -> Stage:
+        image, output = self.suite.basis_image, f"{pretrain.folder}/basis.png"
+        stage = Stage(
+            *(self.name("basis"), "basis", VISUALIZE_BASIS, output),
+            needs=(pretrain,),
+            options=(("checkpoint", pretrain.folder), ("image", image), ("output", output)),
+            imports=self.suite.import_,
+        )
+        return _keyed(stage, [image])
 
+    def probe(self, evaluation: Evaluation, command: Command) -> Stage:
+        contender = self.contender
+        overrides: Overrides = {"LABEL": contender.label, **evaluation.overrides}
+        overrides |= {"SEED": self.seed, "BACKBONE.WEIGHTS": self.weights}
+        if not self.made_by:
+            network = {
+                "BACKBONE.NAME": contender.arch,
+                "BACKBONE.CONTAINER": contender.container,
+                "BACKBONE.PREFIX": contender.prefix,
+                "INPUT.MEAN": list(contender.mean),
+                "INPUT.STD": list(contender.std),
+            }
+            overrides |= {key: value for key, value in network.items() if value}
+            overrides |= {f"BACKBONE.KWARGS.{key}": it for key, it in contender.kwargs.items()}
+        return self.run(
+            *(evaluation.name, evaluation.kind, command.module),
+            files=self.files(evaluation),
+            num_gpus=evaluation.num_gpus,
+            needs=(*self.data, *self.made_by),
+            config=evaluation.config,
+            overrides=overrides,
+        )
 
-def _probe(backbone: _Backbone, evaluation: Evaluation, command: Command) -> Stage:
-    suite, contender = backbone.suite, backbone.contender
-    overrides: Overrides = {
-        "LABEL": contender.label,
-        **evaluation.overrides,
-        "SEED": backbone.seed,
-        "BACKBONE.WEIGHTS": backbone.weights,
-    }
-    if backbone.pretrain is None:
-        network = {
-            "BACKBONE.NAME": contender.arch,
-            "BACKBONE.CONTAINER": contender.container,
-            "BACKBONE.PREFIX": contender.prefix,
-            "INPUT.MEAN": list(contender.mean),
-            "INPUT.STD": list(contender.std),
-        }
-        overrides |= {key: value for key, value in network.items() if value}
-        overrides |= {f"BACKBONE.KWARGS.{key}": it for key, it in contender.kwargs.items()}
-    stage = Stage(
-        name=f"{backbone.run}/{evaluation.name}",
-        kind=evaluation.kind,
-        tool=command.module,
-        folder="",
-        needs=(*backbone.data, *([backbone.pretrain] if backbone.pretrain else [])),
-        config=evaluation.config,
-        overrides=overrides,
-        num_gpus=evaluation.num_gpus or suite.num_gpus,
-        imports=suite.import_,
-    )
-    return _in_folder(suite, stage, [evaluation.config, *backbone.files])
+    def files(self, evaluation: Evaluation) -> list[str]:
+        return [name for name in (evaluation.config, self.contender.file) if name]
 
+    def convert(self, evaluation: Evaluation, command: Command) -> Stage:
+        contender, network = self.contender, dict[str, Any]()
+        if not self.made_by:
+            if contender.arch:
+                network = {"arch": contender.arch, "arch_kwargs": contender.kwargs}
+            for key in ("container", "prefix", "mean", "std"):
+                if value := getattr(contender, key):
+                    network[key] = value
+            if not contender.file:
+                network["seed"] = self.seed
+        prefix = "" if evaluation.name == evaluation.kind else f"{evaluation.name}-"
+        stage = Stage(
+            *(self.name(f"{prefix}convert"), "convert", command.prepared_by, ""),
+            needs=self.made_by,
+            inputs=(self.weights,),
+            options=(*network.items(), ("protocol", evaluation.config)),
+        )
+        stage = _keyed(stage, self.files(evaluation))
+        folder = self.folder(stage)
+        return replace(stage, folder=folder, options=(*stage.options, ("output_dir", folder)))
 
-def _convert(backbone: _Backbone, evaluation: Evaluation, command: Command) -> Stage:
-    contender = backbone.contender
-    network: Overrides = {}
-    if backbone.pretrain is None:
-        if contender.arch:
-            network = {"arch": contender.arch, "arch_kwargs": contender.kwargs}
-        for key in ("container", "prefix", "mean", "std"):
-            if value := getattr(contender, key):
-                network[key] = value
-        if not contender.file:
-            network["seed"] = backbone.seed
-    named_by_kind = evaluation.name == evaluation.kind
-    stage = Stage(
-        name=f"{backbone.run}/{'' if named_by_kind else f'{evaluation.name}-'}convert",
-        kind="convert",
-        tool=command.prepared_by,
-        folder="",
-        needs=(backbone.pretrain,) if backbone.pretrain else (),
-        inputs=(backbone.weights,),
-        options=(*network.items(), ("protocol", evaluation.config)),
-    )
-    stage = _keyed(stage, [evaluation.config, *backbone.files])
-    folder = _folder(backbone.suite, stage)
-    return replace(stage, folder=folder, options=(*stage.options, ("output_dir", folder)))
-
-
-def _fine_tune(
-    backbone: _Backbone, evaluation: Evaluation, command: Command, convert: Stage
-) -> Stage:
-    overrides = {**evaluation.overrides, "SEED": backbone.seed * evaluation.trials}
-    label = "" if backbone.pretrain else backbone.contender.label
-    if label not in ("", RANDOM):  # what the weights do not say themselves
-        overrides = {"KSCL.LABEL": label, **overrides}
-    stage = Stage(
-        name=f"{backbone.run}/{evaluation.name}",
-        kind=evaluation.kind,
-        tool=command.module,
-        folder="",
-        needs=(*backbone.data, convert),
-        config=f"{convert.folder}/config.yaml",
-        options=((command.trials, evaluation.trials),),
-        overrides=overrides,
-        num_gpus=evaluation.num_gpus or backbone.suite.num_gpus,
-        imports=backbone.suite.import_,
-    )
-    return _in_folder(backbone.suite, stage, [evaluation.config])
-
-
-def _in_folder(suite: Suite, stage: Stage, files: Sequence[str]) -> Stage:
-    """Return the stage with its key and an OUTPUT_DIR: a changed stage gets another folder."""
-    stage = _keyed(stage, [*files, *_data(files, stage.overrides)])
-    folder = _folder(suite, stage)
-    return replace(stage, folder=folder, overrides=stage.overrides | {"OUTPUT_DIR": folder})
-
-
-def _folder(suite: Suite, stage: Stage) -> str:
-    return f"{suite.output_dir}/{stage.name}-{stage.key[:KEY_LENGTH]}"
+    def fine_tune(self, evaluation: Evaluation, command: Command, convert: Stage) -> Stage:
+        overrides = {**evaluation.overrides, "SEED": self.seed * evaluation.trials}
+        if not self.made_by and self.contender.label != RANDOM:  # what the weights do not say
+            overrides = {"KSCL.LABEL": self.contender.label, **overrides}
+        return self.run(
+            *(evaluation.name, evaluation.kind, command.module),
+            files=[evaluation.config],
+            num_gpus=evaluation.num_gpus,
+            needs=(*self.data, convert),
+            config=f"{convert.folder}/config.yaml",
+            options=((command.trials, evaluation.trials),),
+            overrides=overrides,
+        )
 
 
 # Keys: what a stage is given and reads, by content
