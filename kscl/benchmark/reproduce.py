@@ -20,6 +20,8 @@ from kscl.data.annotations import is_set_name, parse_source
 from kscl.errors import KsclError
 from kscl.records.provenance import code_version, library_versions
 from kscl.records.record import Record, find_records, read_record
+from kscl.registry import imported_modules
+from kscl.run.task import PRETRAIN, commands
 from kscl.runtime.files import write_atomically
 from kscl.runtime.machine import hardware
 
@@ -51,14 +53,14 @@ class Origin:
 def origin(path: Path, folder: Path | None = None) -> Origin:
     """Find what a record was made from, in `folder` or in those above the record."""
     record = read_record(path)
-    if record.kind == "pretrain":
+    if record.kind == PRETRAIN:
         raise KsclError(f"{path}: Name an evaluation's record; its pretraining is found by it.")
     if is_random(record):
         return Origin(record, path, None, folder or path.resolve().parent)
     wanted = record.inputs.get("backbone")
     for searched in [folder] if folder else _folders_above(path):
         for found in find_records(searched).records.values():
-            if found.kind == "pretrain" and wanted and made_backbone(found) == wanted:
+            if found.kind == PRETRAIN and wanted and made_backbone(found) == wanted:
                 return Origin(record, path, found, searched)
     raise KsclError(
         f"{path}: The record of the pretraining that made its backbone {str(wanted)[:16]} was not "
@@ -94,7 +96,7 @@ def write_suite(
         "num_gpus": num_gpus or processes(record),
     }
     if record.seed != seed:
-        if record.kind != "detection" or seed != 0 or record.seed < 0:
+        if not commands()[record.kind].trials or seed != 0 or record.seed < 0:
             raise KsclError(
                 f"{start.path}: It was evaluated with seed {record.seed} and pretrained with seed "
                 f"{seed}; a suite uses one seed for both. Reproduce a record whose seeds are equal."
@@ -105,6 +107,7 @@ def write_suite(
         "output_dir": str(output_dir / "output"),
         "seeds": [seed],
         "num_gpus": num_gpus or processes(made or record),
+        "import": imported_modules(),
         "contenders": {CONTENDER: contender},
         "evaluations": {record.kind: evaluation},
     }
@@ -114,7 +117,7 @@ def write_suite(
 
 
 def _config(record: Record, path: Path, settings: Settings) -> Path:
-    names = SET_BY_SUITE if record.kind == "pretrain" else SET_IN_EVALUATIONS
+    names = SET_BY_SUITE if record.kind == PRETRAIN else SET_IN_EVALUATIONS
     values = {
         key: value
         for key, value in leaves_without(record.config.values, names).items()

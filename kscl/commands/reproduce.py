@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="N",
         help="processes of every stage (default: as many as there were)",
     )
+    cli.add_import(parser)
     cli.add_flag(parser, "--dry-run", "write the suite and say what differs, and stop")
     given = parser.parse_args(argv)
     settings = parse_settings(given.set)

@@ -118,14 +118,15 @@ def test_the_commands_can_be_printed_for_a_scheduler(tmp_path, capsys):
 
 
 @pytest.fixture(scope="module")
-def half_failed(tmp_path_factory):
+def half_failed(tmp_path_factory, chain):
     """One pretraining without images, and two evaluations by nearest neighbors."""
     folder = tmp_path_factory.mktemp("half_failed")
+    (folder / "shapes").symlink_to(chain.shapes)
     suite = yaml.safe_load(smoke_suite(folder).read_text())
     suite["contenders"]["kscl"]["overrides"]["DATA.TRAIN"] = str(folder / "nowhere")
     three = suite["evaluations"]["knn"] | {"kind": "knn"}
     one = three | {"overrides": three["overrides"] | {"KNN.K": [1]}}
-    suite["evaluations"] = {"three": three, "one": one}
+    suite |= {"shapes": {}, "evaluations": {"three": three, "one": one}}
     (folder / "text.md").write_text("<!-- board b -->\nall\n<!-- end of board b -->\n")
     insert = ("--insert", folder / "text.md", "b")
     return folder, tool("run_suite", smoke_suite(folder, **suite), "--skip-check", *insert)
