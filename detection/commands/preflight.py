@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="check that every object has a mask; the format is INPUT.MASK_FORMAT",
     )
     cli.add_flag(parser, "--json", "print everything as JSON")
+    cli.add_import(parser)
     arguments = parser.parse_args(argv)
     if not arguments.train and not arguments.test:
         parser.error("name at least one set with --train or --test")

@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = "score although the annotations have changed since the detections were made"
     cli.add_flag(parser, "--changed-annotations", about)
     cli.add_flag(parser, "--json", "print everything, curves too, as JSON")
+    cli.add_import(parser)
     arguments = parser.parse_args(argv)
     detections = read_detections(arguments.detections)
     truth = find_ground_truth(

@@ -89,7 +89,7 @@ def _add_own(own: argparse.ArgumentParser) -> None:
     add("--split", default="75/25", metavar="A/B", help=about)
     add("--seed", type=int, default=0, help="of the split (%(default)s)")
     about = "of the annotations, if there are several"
-    add("--format", choices=list(ANNOTATION_FORMATS), default="", help=about)
+    add("--format", choices=ANNOTATION_FORMATS, default="", help=about)
     about = "the classes in order, where labels are numbers (YOLO) and no file lists them"
     add("--classes", nargs="+", default=[], metavar="NAME", help=about)
     case = own.add_mutually_exclusive_group()
@@ -101,3 +101,4 @@ def _add_own(own: argparse.ArgumentParser) -> None:
             option, dest="merge_case", action="store_const", const=value, default=None, help=about
         )
     cli.add_flag(own, "--skip-bad", "leave out images that have a problem")
+    cli.add_import(own)  # an annotation format of one's own

@@ -462,14 +462,15 @@ class AnnotationFormat:
             and (not self.refusal(path) or self.is_damaged(path, names))
         }
         read = read_files(self, Files(source.root, pictures, source.truth, annotations))
-        listed = check_class_names(classes or read.class_names, source.name)
-        found = AnnotatedSet(source.name, listed, problems=read.problems)
+        found = AnnotatedSet(source.name, tuple(classes or read.class_names), [], read.problems)
+        if not read.images:
+            what, fix = "no image has an annotation", "Check the two folders"
+            found.note("empty split", source.name, what, fix)
+            return found
+        check_class_names(found.class_names, source.name)
         for image in read.images:
             known = tuple(o for o in image.objects if found.knows(o.name, image.annotation))
             found.images.append(replace(image, objects=known))
-        if not found.images:
-            what, fix = "no image has an annotation", "Check the two folders"
-            found.note("empty split", source.name, what, fix)
         return found
 
     def class_names(self, source: Source) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import csv
+import sys
 
 import pytest
 
@@ -12,8 +12,6 @@ from detection.data.sets import detectron2_dicts
 from kscl.data.annotated.voc import read_voc
 from kscl.data.annotations import (
     ANNOTATION_FORMATS,
-    AnnotatedObject,
-    AnnotatedSet,
     AnnotationFormat,
     annotation_format,
     forms,
@@ -23,49 +21,36 @@ from kscl.data.annotations import (
     shared_class_names,
 )
 from kscl.errors import KsclError
-from tests.helpers.data.own_folders import BOXES, SIZE, prepare, write_photos, write_yolo
-
-
-class Table(AnnotationFormat):
-    """One table per image: a class and a box per line."""
-
-    name = "table"
-    files = "tables in .csv"
-    suffix = ".csv"
-
-    def read(self, files):
-        found = AnnotatedSet(self.name, ("cat", "dog"))
-        for name, path in files.annotations.items():
-            image = files.image_of(name, found)
-            with path.open() as lines:
-                rows = [(name, tuple(map(float, box))) for name, *box in csv.reader(lines)]
-            objects = [(AnnotatedObject(name, box), f"a {name}") for name, box in rows]
-            if image is not None:
-                found.add_image(image, SIZE, objects, path)
-        return found
+from kscl.registry import IMPORT_VARIABLE, import_modules
+from tests.helpers.data.own_folders import BOXES, prepare, write_photos, write_yolo
+from tests.test_extending import FILES
 
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
-    """The name of a set in a format that was registered by a module outside of the package."""
-    monkeypatch.setattr(ANNOTATION_FORMATS, "parts", dict(ANNOTATION_FORMATS.parts))
-    annotation_format(Table)
+    """The name of a set in the format of docs/extending.md, registered by a module outside."""
+    monkeypatch.setattr(ANNOTATION_FORMATS, "parts", dict(ANNOTATION_FORMATS))
+    (tmp_path / "csv_boxes.py").write_text(FILES["csv_boxes"])
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "csv_boxes", raising=False)
+    monkeypatch.setenv(IMPORT_VARIABLE, "")
     names = write_photos(tmp_path / "photos", 8, nested=True)
     (tmp_path / "labels").mkdir()
     for name, classes in names.items():
-        lines = [",".join(map(str, (c, *BOXES[c]))) for c in classes]
+        lines = [",".join(map(str, (*BOXES[c], c))) for c in classes]
         (tmp_path / "labels" / f"{name.split('/')[1]}.csv").write_text("\n".join(lines))
-    return f"table:{tmp_path / 'labels'}:{tmp_path / 'photos'}"
+    return f"csv:{tmp_path / 'labels'}:{tmp_path / 'photos'}"
 
 
 def test_a_format_of_ones_own_can_be_prepared(tables, tmp_path, capsys):
-    assert prepare(tmp_path) == 0
-    assert "8 images, 8 annotation files in the format table." in capsys.readouterr().out
+    assert prepare(tmp_path, "--import", "csv_boxes", "--format", "csv") == 0
+    assert "8 images, 8 annotation files in the format csv." in capsys.readouterr().out
     for image in read_voc(tmp_path / "mine", "trainval").checked().images:
         assert all(thing.box == BOXES[thing.name] for thing in image.objects)
 
 
 def test_a_format_of_ones_own_can_be_checked_trained_on_and_scored(tables, tmp_path):
+    import_modules(["csv_boxes"])
     report = preflight([tables], []).checked()
     assert report.class_names == ("cat", "dog")
     assert report.sets[0]["per_class"] == {"cat": 5, "dog": 5}
@@ -78,18 +63,19 @@ def test_a_format_of_ones_own_can_be_checked_trained_on_and_scored(tables, tmp_p
     assert len(truth.boxes) == 10
     assert parse_source(tables).image_folder == tmp_path / "photos"
     assert is_set_name(tables)
-    assert "table:ANNOTATIONS:IMAGES" in forms()
+    assert "csv:ANNOTATIONS:IMAGES" in forms()
 
 
 def test_a_set_of_a_format_of_ones_own_has_the_problems_of_any_other(tables, tmp_path):
+    import_modules(["csv_boxes"])
     (problem,) = read_source(parse_source(tables), ["cat", "bird"]).problems
     assert "'dog' is not in the list (5 objects)" in problem.what
     (tmp_path / "labels/gone.csv").write_text("")
     (problem,) = read_source(parse_source(tables)).problems
     assert (problem.kind, problem.where) == ("missing image", str(tmp_path / "labels/gone.csv"))
-    empty = read_source(parse_source(f"table:{tmp_path / 'photos'}:{tmp_path / 'photos'}"))
+    empty = read_source(parse_source(f"csv:{tmp_path / 'photos'}:{tmp_path / 'photos'}"))
     assert [problem.kind for problem in empty.problems] == ["empty split"]
-    gone = read_source(parse_source(f"table:{tmp_path / 'nowhere'}:{tmp_path}"), ["cat"])
+    gone = read_source(parse_source(f"csv:{tmp_path / 'nowhere'}:{tmp_path}"), ["cat"])
     assert "nowhere" in str(gone.problems[0])
 
 
