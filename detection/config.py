@@ -59,11 +59,21 @@ class MetaArchitecture:
     coarsest: int  # stride of its coarsest feature map, if it has a pyramid
     has_masks: bool = False
     attributes: tuple[str, ...] = ()  # which training changes and no state dict holds
+    new_parts: tuple[str, ...] = ("head.",)  # prefixes of its tensors that start at random
 
 
 META_ARCHITECTURES: Registry[MetaArchitecture] = Registry("meta-architecture")
 META_ARCHITECTURES.register(
-    "GeneralizedRCNN", MetaArchitecture("MODEL.ROI_HEADS.NUM_CLASSES", 64, has_masks=True)
+    "GeneralizedRCNN",
+    MetaArchitecture(
+        "MODEL.ROI_HEADS.NUM_CLASSES",
+        64,
+        has_masks=True,
+        new_parts=(
+            *("proposal_generator.rpn_head.", "roi_heads.box_head.", "roi_heads.box_predictor."),
+            *("roi_heads.mask_head.", "roi_heads.res5.norm."),
+        ),
+    ),
 )
 META_ARCHITECTURES.register(  # it divides its loss by a running mean of the positive anchors
     "RetinaNet",

@@ -109,7 +109,7 @@ def convert(
     with whole_folder(output, replace=True) as folder:
         weights = folder / FORMATS[file_format]
         write_atomically(weights, weights_bytes(tensors, file_format))
-        differences = stage_differences(backbone, about.kwargs, about.mean, about.std, cfg, weights)
+        differences = stage_differences(backbone, about, cfg, weights)
         check_proof(differences)
         certificate = Certificate(
             weights_file=weights.name,
@@ -293,18 +293,18 @@ def convert_back(
         tuple(round(value / 255, DIGITS) for value in (values[::-1] if is_bgr else values))
         for values in (cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
     )
+    run = dict(certificate.source["run"]) if certificate else {}
+    description = Description(arch, kwargs, mean, std, source=run)
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder, FORMATS["pth"])
         network.write_bytes(weights_bytes(tensors))
-        differences = stage_differences(backbone, kwargs, mean, std, cfg, network)
+        differences = stage_differences(backbone, description, cfg, network)
     check_proof(differences)
     if certificate and tensors_hash(backbone) != certificate.source["tensors_sha256"]:
         raise DetectionError(
             f"{weights}: converted back, its tensors are not those that its certificate names as "
             "the source's. Nothing was written."
         )
-    run = dict(certificate.source["run"]) if certificate else {}
-    description = Description(arch, kwargs, mean, std, source=run)
     target.parent.mkdir(parents=True, exist_ok=True)
     save_backbone(target, backbone.state_dict(), description)
     return ConvertedBack(target, description, differences, left_behind, certificate is not None)

@@ -11,7 +11,7 @@ import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from detection.backbones import (
     EXTRA_NORM,
     LAST,
     PLAIN_BUILDERS,
-    Level,
     find_levels,
     level_features,
     outputs_of,
@@ -43,6 +42,7 @@ from detection.convert.weights import (
     read_weights,
 )
 from detection.errors import DetectionError
+from kscl.backbone_file import Description
 from kscl.config import plain
 from kscl.methods import encoder
 
@@ -59,10 +59,18 @@ ROIS = ((3.0, 5.0, 97.5, 80.0), (40.25, 10.0, 130.0, 104.0))
 SMALL = 0.1  # smaller differences come from another constant, larger from input or structure
 INVISIBLE = 1e-3  # a branch with a smaller scale would hide its mistakes
 
+CAUSES = {  # of a difference that begins at a stage
+    "stem": "the input is not that of pretraining: the channel order (INPUT.FORMAT), "
+    "MODEL.PIXEL_MEAN or MODEL.PIXEL_STD; or the stem is another one",
+    "res2": "the blocks are other ones: groups, widths or activation",
+    "res3": "the stride is in another convolution of the blocks (MODEL.RESNETS.STRIDE_IN_1X1), or "
+    "something smooths before it",
+    "res5": "stages of another depth or dilation (MODEL.RESNETS.DEPTH, RES5_DILATION)",
+    HEAD: "the head's res5 was not loaded, or is another block than the trunk's",
+}
+
 Outputs = dict[str, Tensor]
 IMAGE_SIZE = (107, 133)  # odd, so that paddings and roundings show
-
-Color = tuple[float, ...]
 
 
 def stages_of(cfg: CfgNode, kwargs: Mapping[str, Any]) -> tuple[str, ...]:
@@ -87,89 +95,87 @@ def _takes_any_size(cfg: CfgNode, kwargs: Mapping[str, Any]) -> bool:
 
 @torch.no_grad()
 def stage_differences(
-    backbone: nn.Module,
-    kwargs: Mapping[str, Any],
-    mean: Color,
-    std: Color,
-    cfg: CfgNode,
-    weights: Path,
+    backbone: nn.Module, about: Description, cfg: CfgNode, weights: Path
 ) -> dict[str, float]:
     """Return the relative L2 difference at every stage between timm's network and `cfg`'s."""
+    if cfg.MODEL.BACKBONE.NAME == C4 and "res5" not in cfg.MODEL.ROI_HEADS.NAME.lower():
+        raise DetectionError(
+            f"MODEL.ROI_HEADS.NAME is {cfg.MODEL.ROI_HEADS.NAME}: a detector without FPN can only "
+            "be proven if its head is res5 (C4). Use a protocol from configs/detection/."
+        )
     cfg = cfg.clone()
     cfg.defrost()
     cfg.MODEL.DEVICE = "cpu"
-    model = _build(cfg, weights)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(cfg).eval()
+    check_rest_is_new(model, cfg.MODEL.META_ARCHITECTURE)
+    load_weights(model, weights)
     # A branch whose last scale is zero (zero_init_last) is invisible: set to one in all of them.
     backbone = copy.deepcopy(backbone).float().eval()
     for network in (backbone, model):
         _lift_zero_scales(network)
-    compare_outputs = _exact_outputs if cfg.MODEL.BACKBONE.NAME in EXACT_BUILDERS else _timm_outputs
     with quietly("torch.fx"):
-        ours, theirs = compare_outputs(_Compared(backbone, kwargs, mean, std, model, cfg, weights))
-    return {
-        stage: _difference(ours[stage], theirs[stage], stage) for stage in stages_of(cfg, kwargs)
-    }
+        if cfg.MODEL.BACKBONE.NAME in EXACT_BUILDERS:
+            ours, theirs = _exact_outputs(backbone, about, model, cfg, weights)
+        else:
+            ours, theirs = _timm_outputs(backbone, about, model, cfg)
+    stages = stages_of(cfg, about.kwargs)
+    return {stage: _difference(ours[stage], theirs[stage], stage) for stage in stages}
 
 
-def check_proof(differences: Mapping[str, float], tolerance: float = TOLERANCE) -> None:
+def check_proof(differences: Mapping[str, float]) -> None:
     """Raise an error that names the first stage that differs and what that usually means."""
-    failed = [stage for stage, value in differences.items() if not value <= tolerance]
+    failed = [stage for stage, value in differences.items() if not value <= TOLERANCE]
     if not failed:
         return
-    table = tabulate(
-        [
-            (stage, f"{value:.2e}", "differs" if stage in failed else "")
-            for stage, value in differences.items()
-        ],
-        tablefmt="plain",
-        disable_numparse=True,
-    )
+    rows = [
+        (stage, f"{value:.2e}", "differs" if stage in failed else "")
+        for stage, value in differences.items()
+    ]
     first = failed[0]
     raise DetectionError(
         "The Detectron2 model does not compute what the source network computes; it differs first "
-        f"at {first} (by {differences[first]:.2e}, allowed is {tolerance:g}).\n{table}\n"
+        f"at {first} (by {differences[first]:.2e}, allowed is {TOLERANCE:g}).\n"
+        f"{tabulate(rows, tablefmt='plain', disable_numparse=True)}\n"
         f"Usually this means: {usual_cause(first, differences[first])}. Nothing was written."
     )
 
 
 def usual_cause(stage: str, difference: float) -> str:
     """Return the usual cause of a difference that begins at this stage."""
-    if stage == HEAD:
-        return "the head's res5 was not loaded, or is another block than the trunk's"
     if stage.startswith("backbone."):
         return (
-            "the input is not the one of pretraining (INPUT.FORMAT, MODEL.PIXEL_MEAN or "
-            "MODEL.PIXEL_STD), or the network's arguments are others (KSCL.TIMM.KWARGS)"
+            "the input is not that of pretraining (INPUT.FORMAT, MODEL.PIXEL_MEAN or "
+            "MODEL.PIXEL_STD), or the network has other arguments (KSCL.TIMM.KWARGS)"
         )
-    if difference < SMALL:
+    if stage in TRUNK and difference < SMALL:
         return "another eps in the norms (Detectron2's is 1e-5)"
-    if stage == "stem":
-        return (
-            "the input is not the one of pretraining: the channel order (INPUT.FORMAT), "
-            "MODEL.PIXEL_MEAN or MODEL.PIXEL_STD; or the stem is another one"
-        )
-    if stage == "res2":
-        return "the blocks are other ones: groups, widths or activation"
-    if stage == "res3":
-        return (
-            "the stride is in another convolution of the blocks (MODEL.RESNETS.STRIDE_IN_1X1), or "
-            "something smooths before it"
-        )
-    return "stages of another depth or dilation (MODEL.RESNETS.DEPTH, RES5_DILATION)"
+    return CAUSES.get(stage, CAUSES["res5"])
 
 
-def _build(cfg: CfgNode, weights: Path) -> Any:
-    """Build the config's detector with the file's weights."""
-    if cfg.MODEL.BACKBONE.NAME == C4 and "res5" not in cfg.MODEL.ROI_HEADS.NAME.lower():
-        raise DetectionError(
-            f"MODEL.ROI_HEADS.NAME is {cfg.MODEL.ROI_HEADS.NAME}: of a detector without FPN, the "
-            "proof is of C4, whose head is res5. Use a protocol from configs/detection/."
-        )
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(cfg).eval()
-    check_rest_is_new(model)
-    load_weights(model, weights)
-    return model
+def _exact_outputs(
+    backbone: Any, about: Description, model: Any, cfg: CfgNode, weights: Path
+) -> tuple[Outputs, Outputs]:
+    """Return what timm's ResNet and Detectron2's put out at every stage."""
+    images = draw_images()
+    batch = preprocessed(model, images, cfg.INPUT.FORMAT)
+    with outputs_of(backbone, list(TIMM_MODULES.values())) as outputs:
+        backbone(padded(normalized(images, about), batch))
+    ours = {stage: outputs[module] for stage, module in TIMM_MODULES.items()}
+    theirs = dict(_build_trunk(cfg, weights)(batch))
+    if cfg.MODEL.BACKBONE.NAME == C4:
+        pooler, boxes = model.roi_heads.pooler, [Boxes(torch.tensor(ROIS)) for _ in images]
+        ours[HEAD] = backbone.layer4(pooler([ours["res4"]], boxes))
+        features = model.backbone(batch)
+        pooled = pooler([features[name] for name in model.roi_heads.in_features], boxes)
+        for name, block in model.roi_heads.res5.named_children():
+            pooled = block(pooled) if name != EXTRA_NORM else pooled
+        theirs[HEAD] = pooled
+    else:
+        for name, values in model.backbone.bottom_up(batch).items():
+            theirs[f"{BOTTOM_UP}{name}"] = values
+            ours[f"{BOTTOM_UP}{name}"] = ours[name]
+    return ours, theirs
 
 
 def _build_trunk(cfg: CfgNode, weights: Path) -> Any:
@@ -186,90 +192,39 @@ def _build_trunk(cfg: CfgNode, weights: Path) -> Any:
     return trunk
 
 
-class _Compared(NamedTuple):
-    """A timm network, the detector that was made of it, and what both were made from."""
-
-    backbone: Any
-    kwargs: Mapping[str, Any]
-    mean: Color
-    std: Color
-    model: Any
-    cfg: CfgNode
-    weights: Path
-
-
-def _exact_outputs(compared: _Compared) -> tuple[Outputs, Outputs]:
-    """Return what timm's ResNet and Detectron2's put out at every stage."""
-    backbone, _, mean, std, model, cfg, weights = compared
-    images = draw_images()
-    batch = preprocessed(model, images, cfg.INPUT.FORMAT)
-    with outputs_of(backbone, list(TIMM_MODULES.values())) as outputs:
-        backbone(padded(normalized(images, mean, std), batch))
-    ours = {stage: outputs[module] for stage, module in TIMM_MODULES.items()}
-    theirs = dict(_build_trunk(cfg, weights)(batch))
-    if cfg.MODEL.BACKBONE.NAME == C4:
-        pooler, boxes = model.roi_heads.pooler, _rois(len(images))
-        ours[HEAD] = backbone.layer4(pooler([ours["res4"]], boxes))
-        features = model.backbone(batch)
-        pooled = pooler([features[name] for name in model.roi_heads.in_features], boxes)
-        for name, block in model.roi_heads.res5.named_children():
-            pooled = block(pooled) if name != EXTRA_NORM else pooled
-        theirs[HEAD] = pooled
-    else:
-        for name, values in model.backbone.bottom_up(batch).items():
-            theirs[f"{BOTTOM_UP}{name}"] = values
-            ours[f"{BOTTOM_UP}{name}"] = ours[name]
-    return ours, theirs
-
-
-def _timm_outputs(compared: _Compared) -> tuple[Outputs, Outputs]:
+def _timm_outputs(
+    backbone: Any, about: Description, model: Any, cfg: CfgNode
+) -> tuple[Outputs, Outputs]:
     """Return what the whole timm network and the detector's put out at every level."""
-    backbone, kwargs, mean, std, model, cfg, _ = compared
     is_pyramid = cfg.MODEL.BACKBONE.NAME in PLAIN_BUILDERS
     inside = model.backbone.net if is_pyramid else model.backbone.bottom_up
     prefix = PLAIN_LEVEL.removesuffix(LAST) if is_pyramid else BOTTOM_UP
-    name = cfg.KSCL.TIMM.NAME
+    name, images = cfg.KSCL.TIMM.NAME, draw_images()
     levels = find_levels(backbone, name, [level.name for level in inside.levels])
-    images = draw_images()
+    ours: Outputs = {}
+    theirs: Outputs = {}
+
+    def add(network: Any, pixels: Tensor, batch: Tensor, suffix: str = "") -> None:
+        values = level_features(network, pixels, levels)
+        ours.update({f"{prefix}{k.name}{suffix}": v for k, v in zip(levels, values, strict=True)})
+        theirs.update({f"{prefix}{k}{suffix}": v for k, v in inside(batch).items()})
+
     batch = preprocessed(model, images, cfg.INPUT.FORMAT)
-    ready = padded(normalized(images, mean, std), batch)
-    if _takes_any_size(cfg, kwargs):
-        return _level_outputs(backbone, levels, ready, inside, batch, prefix, "")
+    pixels = padded(normalized(images, about), batch)
+    if _takes_any_size(cfg, about.kwargs):
+        add(backbone, pixels, batch)
+        return ours, theirs
     # The source takes one size of images. There it is compared as it is; at another size, with
     # timm's own network for any size that has its weights.
     flexible: Any = encoder.build_backbone(name, plain(cfg.KSCL.TIMM.KWARGS)).eval()
     flexible.load_state_dict(backbone.state_dict(), strict=True)
-    ours, theirs = _level_outputs(flexible, levels, ready, inside, batch, prefix, "")
-    own = draw_images(_own_size(backbone))
-    exact = normalized(own, mean, std)
-    cut = preprocessed(model, own, cfg.INPUT.FORMAT)[..., : exact.shape[2], : exact.shape[3]]
-    more = _level_outputs(backbone, levels, exact, inside, cut, prefix, OWN_SIZE)
-    return ours | more[0], theirs | more[1]
-
-
-def _level_outputs(
-    network: Any,
-    levels: list[Level],
-    images: Tensor,
-    inside: Any,
-    batch: Tensor,
-    prefix: str,
-    suffix: str,
-) -> tuple[Outputs, Outputs]:
-    values = level_features(network, images, levels)
-    ours = {level.name: value for level, value in zip(levels, values, strict=True)}
-    both = (ours, inside(batch))
-    ours, theirs = ({f"{prefix}{k}{suffix}": v for k, v in side.items()} for side in both)
-    return ours, theirs
-
-
-def _own_size(backbone: Any) -> tuple[int, int]:
+    add(flexible, pixels, batch)
     size = getattr(getattr(backbone, "patch_embed", None), "img_size", None)
-    return tuple(size) if size else tuple(backbone.pretrained_cfg["input_size"][1:])
-
-
-def _rois(images: int) -> list[Boxes]:
-    return [Boxes(torch.tensor(ROIS)) for _ in range(images)]
+    own = draw_images(tuple(size or backbone.pretrained_cfg["input_size"][1:]))
+    exact = normalized(own, about)
+    cut = preprocessed(model, own, cfg.INPUT.FORMAT)[..., : exact.shape[2], : exact.shape[3]]
+    add(backbone, exact, cut, OWN_SIZE)
+    return ours, theirs
 
 
 def _lift_zero_scales(network: nn.Module) -> None:
@@ -308,11 +263,12 @@ def draw_images(size: tuple[int, int] = IMAGE_SIZE) -> list[Image.Image]:
     return pictures
 
 
-def normalized(images: list[Image.Image], mean: Color, std: Color) -> Tensor:
+def normalized(images: list[Image.Image], about: Description) -> Tensor:
     """Normalize as pretraining does: RGB in [0, 1], then mean and std."""
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (about.mean, about.std))
     pixels = torch.from_numpy(np.stack([np.asarray(image) for image in images]))
     scaled = pixels.permute(0, 3, 1, 2).float() / 255  # (B, 3, H, W)
-    return (scaled - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+    return (scaled - mean) / std
 
 
 def preprocessed(model: Any, images: list[Image.Image], order: str) -> Tensor:

@@ -18,23 +18,15 @@ import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from torch import Tensor, nn
 
+from detection.config import META_ARCHITECTURES
 from detection.errors import DetectionError
 from kscl.backbone_file import read_arrays_pickle, read_plain, read_tensors
 from kscl.backbone_file.detectron2 import AUTHOR, COUNTER, bare_name
 from kscl.backbone_file.read import some
 
-# What a detector has beyond its network; it starts at random, as nothing pretrained has such parts.
-NEW_PARTS = (
-    "proposal_generator.rpn_head.",
-    "roi_heads.box_head.",
-    "roi_heads.box_predictor.",
-    "roi_heads.mask_head.",
-    "roi_heads.res5.norm.",
-    "head.",  # RetinaNet's
-    "backbone.fpn_lateral",
-    "backbone.fpn_output",
-    "backbone.simfp_",
-    "backbone.top_block.",
+# Parts of a detector's backbone that start at random, as nothing pretrained has them.
+PYRAMIDS = (
+    *("backbone.fpn_lateral", "backbone.fpn_output", "backbone.simfp_", "backbone.top_block."),
 )
 INPUT_BUFFERS = ("pixel_mean", "pixel_std")  # set from the config
 CONVERT_IT = "Convert the source: python tools/convert.py FILE --output-dir FOLDER"
@@ -154,14 +146,15 @@ def _same(ours: Tensor, theirs: Tensor) -> bool:
     return ours.shape == theirs.shape and torch.equal(ours.detach().cpu(), theirs.to(ours.dtype))
 
 
-def check_rest_is_new(model: nn.Module) -> None:
+def check_rest_is_new(model: nn.Module, kind: str) -> None:
     """Raise an error if a part beside the network is not known to start at random."""
+    new_parts = (*PYRAMIDS, *META_ARCHITECTURES[kind].new_parts)
     unknown = [
         key
         for key in model.state_dict()
         if name_in_file(key) is None
         and not is_counter(key)
-        and not key.startswith(NEW_PARTS)
+        and not key.startswith(new_parts)
         and key not in INPUT_BUFFERS
     ]
     if unknown:

@@ -25,8 +25,6 @@ from detection.convert.routes import Route, resnet_keys
 from detection.convert.weights import weights_bytes
 from detection.errors import DetectionError
 from kscl.backbone_file import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Description,
     load_backbone,
     save_backbone,
@@ -63,7 +61,7 @@ def differences(backbone, weights, *overrides) -> dict[str, float]:
     cfg = load_detection_config("detection/voc0712_c4_24k_moco.yaml")
     set_network(cfg, resnet_keys(lively_backbone("resnet50", NARROW))[0])
     cfg.merge_from_list(list(overrides))
-    return stage_differences(backbone, NARROW, IMAGENET_MEAN, IMAGENET_STD, cfg, weights)
+    return stage_differences(backbone, Description("resnet50", NARROW), cfg, weights)
 
 
 def first_failure(found: dict[str, float]) -> str:
@@ -187,7 +185,7 @@ def vit_differences(vit: tuple[Path, Converted], change) -> dict[str, float]:
     with torch.no_grad():
         change(backbone)
     cfg = load_detection_config(converted.folder / "config.yaml")
-    return stage_differences(backbone, KWARGS, IMAGENET_MEAN, IMAGENET_STD, cfg, converted.weights)
+    return stage_differences(backbone, Description(VIT, KWARGS), cfg, converted.weights)
 
 
 @pytest.mark.portable
@@ -225,7 +223,9 @@ def test_another_input_is_seen(vit):
     cfg = load_detection_config(converted.folder / "config.yaml")
     backbone = load_backbone(source).backbone
     half = (0.5, 0.5, 0.5)
-    found = stage_differences(backbone, KWARGS, half, half, cfg, converted.weights)
+    found = stage_differences(
+        backbone, Description(VIT, KWARGS, half, half), cfg, converted.weights
+    )
     assert min(found.values()) > TOLERANCE
 
 

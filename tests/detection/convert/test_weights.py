@@ -39,7 +39,7 @@ def test_after_detectron2s_own_load_every_tensor_is_the_files(converted, cfg):
     tensors = read_weights(converted.weights)
     assert holds(model, tensors) == 265
     assert compare(model, tensors, converted.weights) == 265
-    check_rest_is_new(model)
+    check_rest_is_new(model, "GeneralizedRCNN")
     model.roi_heads.res5[2].conv3.norm.running_var[5] += 1e-6
     with pytest.raises(DetectionError, match=r"264 of the 265(?s:.)*res5.2.conv3.norm.running_var"):
         compare(model, tensors, converted.weights)
@@ -55,7 +55,7 @@ def test_a_part_that_is_not_known_to_start_at_random_is_named(cfg):
     model = build_model(cfg)
     model.backbone.extra = nn.Linear(2, 2)
     with pytest.raises(DetectionError, match=r"backbone.extra.weight"):
-        check_rest_is_new(model)
+        check_rest_is_new(model, "GeneralizedRCNN")
 
 
 def raw_timm(tensors, path):
