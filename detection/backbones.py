@@ -358,7 +358,6 @@ def any_size_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _keep_only(network: Any, name: str, levels: Sequence[Level]) -> None:
     """Remove the layers that no level needs: parameters without gradient end a parallel run."""
-    shapes = _shapes(network, name, levels)
     if hasattr(network, "prune_intermediate_layers"):
         indices = [level.index for level in levels]
         network.prune_intermediate_layers(indices, prune_norm=True, prune_head=True)
@@ -367,8 +366,7 @@ def _keep_only(network: Any, name: str, levels: Sequence[Level]) -> None:
     for key, parameter in network.named_parameters():
         if key not in used:  # of a module that has used ones too
             parameter.requires_grad_(False)
-    if _shapes(network, name, levels) != shapes:
-        raise DetectionError(f"{name} cannot be cut to its feature levels. Choose another network.")
+    _check_shapes(network, name, levels)
 
 
 def _remove_unused(module: nn.Module, used: set[str], prefix: str = "") -> None:
@@ -397,17 +395,16 @@ def _parameters_of(network: nn.Module, name: str, levels: Sequence[Level]) -> li
 
 
 @torch.no_grad()
-def _shapes(network: nn.Module, name: str, levels: Sequence[Level]) -> list[torch.Size]:
+def _check_shapes(network: nn.Module, name: str, levels: Sequence[Level]) -> None:
+    """Raise an error unless the levels have the channels and strides that timm promises."""
     ghost = copy.deepcopy(network).to("meta").eval()
-    found = [values.shape for values in _probe(ghost, name, levels)]
-    for level, shape in zip(levels, found, strict=True):
+    for level, values in zip(levels, _probe(ghost, name, levels), strict=True):
         expected = (1, level.channels, *(side // level.stride for side in PROBE_SIZE))
-        if tuple(shape) != expected:
+        if tuple(values.shape) != expected:
             raise DetectionError(
-                f"{name} gives {tuple(shape)} at {level.name} where its feature_info promises "
-                f"{expected}, so no detector is built on it. Choose another network."
+                f"{name} gives {tuple(values.shape)} at {level.name} where its feature_info "
+                f"promises {expected}, so no detector is built on it. Choose another network."
             )
-    return found
 
 
 def _probe(ghost: nn.Module, name: str, levels: Sequence[Level]) -> list[Tensor]:

@@ -21,7 +21,7 @@ import torch
 import yaml
 from detectron2.config import CfgNode
 from detectron2.utils.file_io import Detectron2Handler, PathManager
-from torch import Tensor, nn
+from torch import Tensor
 
 import kscl
 from detection.backbones import EXACT_BUILDERS, EXTRA_NORM_HEAD, PLAIN_HEAD
@@ -42,11 +42,12 @@ from detection.convert.certificate import (
 )
 from detection.convert.proof import TOLERANCE, check_proof, stage_differences
 from detection.convert.routes import EXACT, choose_route
-from detection.convert.weights import is_counter, name_in_file, read_detectron2, weights_bytes
+from detection.convert.weights import is_counter, weights_bytes
 from detection.errors import DetectionError
 from kscl.backbone_file import Description, load_backbone, save_backbone, tensors_hash
-from kscl.backbone_file.detectron2 import timm_name
-from kscl.backbone_file.read import some
+from kscl.backbone_file.detectron2 import detectron2_name
+from kscl.backbone_file.find import find_tensors
+from kscl.backbone_file.read import read_file, some
 from kscl.config import plain, value_at
 from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
 from kscl.runtime.files import sha256_of, whole_folder, write_atomically
@@ -236,7 +237,7 @@ class ConvertedBack:
     path: Path
     description: Description
     differences: dict[str, float]  # as in a certificate
-    left_behind: list[str]
+    left_behind: tuple[str, ...]
     same_as_source: bool  # its tensors have the hash of those that were once converted
 
 
@@ -283,12 +284,15 @@ def convert_back(
         )
     if target.exists() and not force:
         raise DetectionError(f"{target} exists. Choose another folder, or overwrite with --force.")
-    tensors, left_behind = _resnet_of(weights)
-    is_bgr = cfg.INPUT.FORMAT == "BGR"
-    in_rgb = dict(tensors)
-    if is_bgr and "stem.conv1.weight" in tensors:
-        in_rgb["stem.conv1.weight"] = tensors["stem.conv1.weight"].flip(1)
-    backbone = _fill(build_backbone(arch, kwargs), in_rgb, certificate, weights)
+    backbone = build_backbone(arch, kwargs).eval()
+    content, _, _ = read_file(weights, str(weights))
+    content.pop("__author__", None)
+    found = find_tensors(content, backbone, str(weights), channels=cfg.INPUT.FORMAT)
+    backbone.load_state_dict(found.tensors | _counters(certificate, weights), strict=True)
+    state, is_bgr = backbone.state_dict(), cfg.INPUT.FORMAT == "BGR"
+    tensors = {theirs: state[ours] for ours in state if (theirs := detectron2_name(ours))}
+    if is_bgr:  # as the detector has it
+        tensors["stem.conv1.weight"] = tensors["stem.conv1.weight"].flip(1)
     mean, std = (  # RGB in [0, 1]
         tuple(round(value / 255, DIGITS) for value in (values[::-1] if is_bgr else values))
         for values in (cfg.MODEL.PIXEL_MEAN, cfg.MODEL.PIXEL_STD)
@@ -307,7 +311,9 @@ def convert_back(
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     save_backbone(target, backbone.state_dict(), description)
-    return ConvertedBack(target, description, differences, left_behind, certificate is not None)
+    return ConvertedBack(
+        target, description, differences, found.left_behind, certificate is not None
+    )
 
 
 def _open(source: Path) -> tuple[Path, Certificate | None]:
@@ -324,44 +330,10 @@ def _open(source: Path) -> tuple[Path, Certificate | None]:
     return source, None
 
 
-def _resnet_of(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the ResNet of a detector by Detectron2's names without prefix, and the other names."""
-    tensors: dict[str, Tensor] = {}
-    left_behind = []
-    for name, tensor in read_detectron2(path).items():
-        bare = name_in_file(name)
-        if bare is None:
-            left_behind.append(name)
-        elif not torch.equal(tensors.setdefault(bare, tensor), tensor):
-            raise DetectionError(
-                f"{path} holds {bare} twice, with different values: it has two ResNets, and one "
-                "file of timm holds one."
-            )
-    if not tensors:
-        raise DetectionError(
-            f"{path} holds no tensors of a Detectron2 ResNet (stem.conv1.weight, res2.0.…)."
-        )
-    return tensors, left_behind
-
-
-def _fill(
-    backbone: nn.Module, tensors: dict[str, Tensor], certificate: Certificate | None, path: Path
-) -> nn.Module:
-    """Load tensors by Detectron2's names into a timm network, all of them, each in its shape."""
-    wanted = backbone.state_dict()
-    named = {timm_name(name) or name: tensor for name, tensor in tensors.items()}
-    for name, count in (certificate.counters if certificate else {}).items():
+def _counters(certificate: Certificate | None, path: Path) -> dict[str, Tensor]:
+    """Return BatchNorm's counters from a certificate."""
+    found = certificate.counters if certificate else {}
+    for name, count in found.items():
         if not 0 <= count < LARGEST_COUNT:
             raise DetectionError(f"{path}: its certificate's counter {name} is not a count.")
-        named[name] = torch.tensor(count)
-    missing = [name for name in wanted if name not in named and not is_counter(name)]
-    strange = [name for name in named if name not in wanted]
-    wrong = [n for n in named if n in wanted and named[n].shape != wanted[n].shape]
-    for names, what in ((missing, "lacks"), (strange, "also has"), (wrong, "has another shape of")):
-        if names:
-            raise DetectionError(
-                f"{path} does not hold this network: it {what} {some(names)}. Name the right one "
-                "with --arch and --arch-kwargs."
-            )
-    backbone.load_state_dict({**wanted, **named}, strict=True)
-    return backbone.eval()
+    return {name: torch.tensor(count) for name, count in found.items()}

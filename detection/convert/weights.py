@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from detection.config import META_ARCHITECTURES
 from detection.errors import DetectionError
-from kscl.backbone_file import read_arrays_pickle, read_plain, read_tensors
+from kscl.backbone_file import read_arrays_pickle, read_plain
 from kscl.backbone_file.detectron2 import AUTHOR, COUNTER, bare_name
 from kscl.backbone_file.read import some
 
@@ -83,27 +83,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"{path} is not a converted file, and Detectron2 would load little or nothing of it "
             f"without an error. {CONVERT_IT}"
         )
-    named = {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
-    strange = [key for key in named if name_in_file(key) != key]
-    if strange:
-        raise DetectionError(
-            f"{path} holds tensors that are not of a backbone: {some(strange)}. {CONVERT_IT}"
-        )
-    by_ends = _marked(named)["matching_heuristics"]
-    if content.get("matching_heuristics", False) is not by_ends:
-        raise DetectionError(
-            f"{path}: its matching_heuristics must be {by_ends}, or Detectron2 loads little or "
-            f"nothing of it without an error. {CONVERT_IT}"
-        )
-    return named
-
-
-def read_detectron2(path: Path) -> dict[str, Tensor]:
-    """Return all tensors of a file of Detectron2, ours or not, by its names."""
-    content = read_arrays_pickle(path) if path.suffix == ".pkl" else read_tensors(path)[0]
-    found = content.get("model", content)
-    tensors = found if isinstance(found, dict) else {}
-    return {str(key): value for key, value in tensors.items() if isinstance(value, Tensor)}
+    return {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
 
 
 def load_weights(model: nn.Module, path: str | Path) -> int:

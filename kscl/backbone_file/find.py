@@ -133,7 +133,8 @@ def find_tensors(
         return _found_in_detectron2(trunk, everywhere, wanted, name, channels)
     if channels is not None:
         raise KsclError(
-            f"{name} is not in Detectron2's layout, which --channels is for. Leave it out."
+            f"{name} holds no ResNet in Detectron2's layout (stem.conv1.weight, res2.0.…), which "
+            "--channels is for."
         )
     places = [place for where in dicts.items() for place in _places(*where, backbone, wanted)]
     if prefix is not None:

@@ -62,11 +62,6 @@ def raw_timm(tensors, path):
     torch.save(lively_backbone("resnet50", NARROW).state_dict(), path)
 
 
-def no_heuristics(tensors, path):
-    arrays = {key: value.numpy() for key, value in tensors.items()}
-    path.write_bytes(pickle.dumps({"model": arrays, "__author__": "someone"}))
-
-
 def all_in_the_backbone(tensors, path):
     torch.save({"model": {f"backbone.{key}": v for key, v in tensors.items()}}, path)
 
@@ -96,7 +91,6 @@ def with_a_classifier(tensors, path):
 
 SILENT = [  # Detectron2 ends without an exception and holds `count` tensors of 265
     (raw_timm, "w.pth", 0, "not a converted file"),
-    (no_heuristics, "w.pkl", 0, "its matching_heuristics must be True"),
     (all_in_the_backbone, "w.pth", 215, "not a converted file"),
     (without_res5, "w.pth", 215, "not in the file, so left at random: res5"),
     (of_full_width, "w.pth", 0, "of another shape or value"),
