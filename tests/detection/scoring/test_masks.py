@@ -20,10 +20,10 @@ from detection.scoring.boxes import (
     write_table,
 )
 from kscl.data.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
-from kscl.data.masks import Polygons, extent, read_mask, run_lengths
+from kscl.data.masks import extent, read_mask, run_lengths
 from kscl.datasets.shapes import polygons_of
 from kscl.errors import KsclError
-from tests.helpers.data.mask_pixels import mask_iou, pixels_of_polygons
+from tests.helpers.data.mask_pixels import mask_iou
 
 SIDES = (24, 32)  # height, width
 
@@ -57,22 +57,6 @@ def test_overlaps_are_those_of_the_pixels_for_objects_and_crowds(form):
         for crowd in (False, True):
             theirs = coco_masks.iou([packed_pixels(found)], [mask], [int(crowd)])
             assert theirs[0][0] == pytest.approx(mask_iou(found, wanted, crowd), abs=1e-12)
-
-
-def test_polygons_between_pixels_are_filled_up_to_their_border():
-    """Pycocotools rounds corners to a fifth of a pixel: only pixels at the border may differ."""
-    rng = np.random.default_rng(1)
-    for _ in range(100):
-        angles = np.sort(rng.uniform(0, 2 * np.pi, rng.integers(3, 9)))
-        radius = rng.uniform(6, 11, len(angles))
-        points = np.stack([16 + radius * np.cos(angles), 12 + radius * np.sin(angles)], axis=1)
-        mask = Polygons((points,))
-        theirs = coco_masks.decode(packed(mask, *SIDES)).astype(bool)
-        expected = pixels_of_polygons([points.ravel()], *SIDES)
-        length = np.linalg.norm(points - np.roll(points, 1, axis=0), axis=1).sum()
-        assert np.count_nonzero(theirs != expected) <= 0.5 * length
-        if expected.sum() > 40:
-            assert mask_iou(theirs, expected, False) > 0.75
 
 
 def random_case(rng, images=6):
