@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from kscl.keys import load_config
     from kscl.methods.dictionary import MemoryBank, Minibatch, Queue
     from kscl.methods.encoder import Encoder
-    from kscl.methods.learner import Learner
+    from kscl.methods.kscl import KSCL
     from kscl.methods.subspace import fit_subspaces, projection_length, retrieve_instance
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "KSCL",
     "Encoder",
     "KsclError",
-    "Learner",
     "MemoryBank",
     "Minibatch",
     "Queue",
@@ -40,7 +40,7 @@ __all__ = [
 _HOMES = {
     "Encoder": "kscl.methods.encoder",
     "KsclError": "kscl.errors",
-    "Learner": "kscl.methods.learner",
+    "KSCL": "kscl.methods.kscl",
     "MemoryBank": "kscl.methods.dictionary",
     "Minibatch": "kscl.methods.dictionary",
     "Queue": "kscl.methods.dictionary",

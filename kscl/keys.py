@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from kscl.config import Broken, Schema, Section, key
-from kscl.registry import SIMILARITIES
-from kscl.views.recipes import MOCO_V2, RANDOM_CROP, RECIPES, check_recipe, check_scale
-from kscl.views.sizes import as_schedule, check_sizes
+from kscl.config import Broken, Schema, Section, file_values, key
+from kscl.errors import ConfigError
+from kscl.methods.keys import declared_keys, method_keys, method_of
+from kscl.registry import METHODS
+from kscl.views.recipes import MOCO_V2, RECIPES, check_recipe
+from kscl.views.sizes import check_sizes
 
 where = partial(key, effect=False)  # a key that says where or how, and changes no result
 
@@ -108,24 +113,11 @@ class Pretrain(Section):
     )
     AUGMENT_KEYS = key(
         None,
-        """The augmentations of the keys, if they are not those of AUGMENT: a list or a recipe's
-        name. With METHOD.SYMMETRIC they are those of all views but the first.""",
+        """The augmentations of all views but the first, if they are not those of AUGMENT: a list
+        or a recipe's name. In KSCL these are the keys.""",
         optional=True,
         named=RECIPES,
     )
-
-    class VIEWS(Section):
-        class SMALL(Section):
-            """Small crops of each image (multi-crop), which are queries like the full-size ones."""
-
-            COUNT = key(0, "Small crops per image.", at_least=0)
-            SIZE = key(96, "Width and height of a small crop, in pixels.", at_least=8)
-            SCALE = key(
-                [0.05, 0.14],
-                """Fraction of the image's area that a small crop shows; it replaces the scale of
-                AUGMENT's crop.""",
-                check=lambda value: check_scale(list(value)),
-            )
 
     class BACKBONE(WeightsFile):
         NAME = key("resnet50", "Any timm model that returns pooled features.")
@@ -149,88 +141,9 @@ class Pretrain(Section):
         DIM = key(128, "Dimension of the embeddings (the paper's D).", at_least=1)
 
     class METHOD(Section):
-        NUM_SHOTS = key(5, "Key views per image (the paper's K).", at_least=1)
-        NUM_QUERIES = key(
-            1,
-            "Full-size query views per image, all compared with the one subspace of its keys.",
-            at_least=1,
-        )
-        RHO = key(
-            0.4,
-            "Fraction of the eigenvalue mass that an instance subspace keeps.",
-            above=0,
-            at_most=1,
-        )
-        SIMILARITY = key(
-            "projection",
-            """Compare a query with the subspace of the keys (projection), the one key of K = 1
-            (cosine), or the mean of the keys (mean_cosine, a control).""",
-            choices=SIMILARITIES,
-        )
-        TEMPERATURE = key(0.2, "Divides the logits.", above=0)
-        GRAD_THROUGH_KEYS = key(
-            False, "Let gradients flow through the keys; only with the minibatch dictionary."
-        )
-        SYMMETRIC = key(
-            False,
-            """Use each view in turn as the query, as SimCLR does; minibatch dictionary only. All
-            views of a batch pass through the encoder, and through its BatchNorm, together.""",
-        )
-        REDUCTION = key(
-            "mean",
-            """Take the mean of the losses of all queries; or add up those of each image's queries
-            and take the mean over images (sum), as SimCLR does with its two views.""",
-            choices=("mean", "sum"),
-        )
+        """The pretraining method, and the keys that it declares."""
 
-    class KEY_ENCODER(Section):
-        TYPE = key(
-            "momentum",
-            "A momentum encoder, or the query encoder itself (shared).",
-            choices=("momentum", "shared"),
-        )
-        MOMENTUM = key(
-            0.999,
-            "Fraction of the old weights that the momentum encoder keeps per step.",
-            at_least=0,
-            at_most=1,
-        )
-        BATCH_NORM = key(
-            "train",
-            """BatchNorm of the keys: train uses the statistics of the batch, eval the running
-            statistics of the query encoder.""",
-            choices=("train", "eval"),
-        )
-        BATCH_NORM_GROUPS = key(
-            1,
-            """Equal parts of each process's batch that BatchNorm normalizes on their own. Keys are
-            shuffled over the parts of all processes (MoCo's shuffled BatchNorm), so one process
-            with 8 parts computes what 8 processes do. One process with 1 part shuffles nothing,
-            and a query and its keys can recognize each other by the images they were normalized
-            with.""",
-            at_least=1,
-        )
-
-    class DICTIONARY(Section):
-        TYPE = key(
-            "queue",
-            """Where the negatives come from: a queue, the other images of the minibatch, or a
-            memory_bank with one slot per image.""",
-            choices=("queue", "minibatch", "memory_bank"),
-        )
-        QUEUE_LENGTH = key(
-            65536,
-            """Instances in the queue. It starts empty, and entries that were never filled do not
-            count; MoCo's starts with random vectors, which count as negatives until keys replace
-            them.""",
-            at_least=1,
-        )
-        BANK_MOMENTUM = key(
-            0.0,
-            "Fraction of the old embeddings that a slot of the memory bank keeps; 0 replaces them.",
-            at_least=0,
-            below=1,
-        )
+        NAME = key("kscl", "The pretraining method.", choices=METHODS)
 
     class SOLVER(Section):
         EPOCHS = key(200, "Passes over the images.", at_least=1)
@@ -318,13 +231,6 @@ class Pretrain(Section):
 def _check_input(cfg: CfgNode) -> Iterator[Broken]:
     if problem := check_sizes(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS):
         yield ("INPUT.SIZE", "SOLVER.EPOCHS"), problem
-    elif cfg.VIEWS.SMALL.COUNT:
-        smallest = min(size for _, size in as_schedule(cfg.INPUT.SIZE))
-        if smallest < cfg.VIEWS.SMALL.SIZE:
-            yield (
-                ("VIEWS.SMALL.SIZE", "INPUT.SIZE"),
-                f"a small crop cannot be larger than the other views: set it to at most {smallest}",
-            )
     if cfg.SOLVER.MAX_STEPS and not isinstance(cfg.INPUT.SIZE, int):
         yield (
             ("INPUT.SIZE", "SOLVER.MAX_STEPS"),
@@ -334,76 +240,6 @@ def _check_input(cfg: CfgNode) -> Iterator[Broken]:
     for name in ("AUGMENT", "AUGMENT_KEYS"):
         for problem in check_recipe(cfg[name], name) if cfg[name] is not None else ():
             yield (), problem
-    yield from _check_small(cfg)
-
-
-def _check_small(cfg: CfgNode) -> Iterator[Broken]:
-    small = cfg.VIEWS.SMALL
-    crops = [op for op in cfg.AUGMENT if isinstance(op, dict) and op.get("op") == RANDOM_CROP]
-    if small.COUNT and not crops:
-        yield (
-            ("VIEWS.SMALL.COUNT",),
-            f"a small crop is AUGMENT's {RANDOM_CROP} at another scale: add that op to AUGMENT, or "
-            "set COUNT 0",
-        )
-
-
-def _check_method(cfg: CfgNode) -> Iterator[Broken]:
-    method, dictionary, key_encoder = cfg.METHOD, cfg.DICTIONARY, cfg.KEY_ENCODER
-    in_batch = dictionary.TYPE == "minibatch"
-    if dictionary.TYPE == "queue" and dictionary.QUEUE_LENGTH < cfg.SOLVER.BATCH_SIZE:
-        yield (
-            ("DICTIONARY.QUEUE_LENGTH", "SOLVER.BATCH_SIZE"),
-            "the queue must hold at least one batch: lengthen it or make the batch smaller",
-        )
-    if in_batch and cfg.SOLVER.BATCH_SIZE < 2:
-        yield (
-            ("DICTIONARY.TYPE", "SOLVER.BATCH_SIZE"),
-            "a batch of one image has no other instance to tell it from: make the batch larger",
-        )
-    if method.SIMILARITY == "cosine" and method.NUM_SHOTS != 1:
-        yield (
-            ("METHOD.SIMILARITY", "METHOD.NUM_SHOTS"),
-            "cosine compares two vectors: set NUM_SHOTS 1, or SIMILARITY projection or mean_cosine",
-        )
-    if method.SYMMETRIC and method.NUM_QUERIES != 1:
-        yield (
-            ("METHOD.NUM_QUERIES", "METHOD.SYMMETRIC"),
-            "in the symmetric loss each view is a query already: set NUM_QUERIES 1, or add small "
-            "queries by VIEWS.SMALL",
-        )
-    if method.GRAD_THROUGH_KEYS and not in_batch:
-        yield (
-            ("METHOD.GRAD_THROUGH_KEYS", "DICTIONARY.TYPE"),
-            "only keys of this batch carry gradients: set DICTIONARY.TYPE minibatch",
-        )
-    if method.GRAD_THROUGH_KEYS and key_encoder.TYPE != "shared":
-        yield (
-            ("METHOD.GRAD_THROUGH_KEYS", "KEY_ENCODER.TYPE"),
-            "a momentum encoder is not trained by gradients: set KEY_ENCODER.TYPE shared",
-        )
-    if key_encoder.TYPE == "shared" and not in_batch:
-        yield (
-            ("KEY_ENCODER.TYPE", "DICTIONARY.TYPE"),
-            "a stored key outlives the weights that made it, so it needs the slow momentum "
-            "encoder: set KEY_ENCODER.TYPE momentum, or DICTIONARY.TYPE minibatch",
-        )
-    if key_encoder.TYPE == "shared" and key_encoder.BATCH_NORM == "eval":
-        yield (
-            ("KEY_ENCODER.BATCH_NORM", "KEY_ENCODER.TYPE"),
-            "a shared encoder has no statistics of its own for the keys: set BATCH_NORM train",
-        )
-    if key_encoder.TYPE == "shared" and key_encoder.BATCH_NORM_GROUPS > 1:
-        yield (
-            ("KEY_ENCODER.BATCH_NORM_GROUPS", "KEY_ENCODER.TYPE"),
-            "keys of a shared encoder are not shuffled: set BATCH_NORM_GROUPS 1",
-        )
-    if method.SYMMETRIC and not (in_batch and key_encoder.TYPE == "shared"):
-        yield (
-            ("METHOD.SYMMETRIC", "DICTIONARY.TYPE", "KEY_ENCODER.TYPE"),
-            "each view is query and key only within a minibatch and with a shared encoder: set "
-            "DICTIONARY.TYPE minibatch and KEY_ENCODER.TYPE shared",
-        )
 
 
 def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
@@ -442,21 +278,15 @@ def _check_parts(cfg: CfgNode) -> Iterator[Broken]:
             ("SOLVER.GRAD_ACCUM_STEPS", "SOLVER.BATCH_SIZE"),
             "the batch is cut into equal parts: choose a divisor of BATCH_SIZE",
         )
-    groups = cfg.KEY_ENCODER.BATCH_NORM_GROUPS
-    if groups > 1 and solver.GRAD_ACCUM_STEPS >= 1:
-        images = solver.BATCH_SIZE // solver.GRAD_ACCUM_STEPS
-        if images % groups or images < 2 * groups:
-            yield (
-                ("KEY_ENCODER.BATCH_NORM_GROUPS", "SOLVER.BATCH_SIZE", "SOLVER.GRAD_ACCUM_STEPS"),
-                f"the {images} images of a forward pass do not form {groups} equal groups of 2 or "
-                "more: choose a smaller divisor",
-            )
-    if solver.GRAD_ACCUM_STEPS > 1 and cfg.DICTIONARY.TYPE == "minibatch":
-        yield (
-            ("SOLVER.GRAD_ACCUM_STEPS", "DICTIONARY.TYPE"),
-            "each part would have its own few negatives, which is another loss: set "
-            "GRAD_ACCUM_STEPS 1 and a smaller BATCH_SIZE",
-        )
+
+
+def _check_method(cfg: CfgNode) -> Iterator[Broken]:
+    if cfg.METHOD.NAME not in METHODS:
+        return
+    method, solver = method_of(cfg), cfg.SOLVER
+    yield from method.check(cfg)
+    if solver.GRAD_ACCUM_STEPS >= 1 and not solver.BATCH_SIZE % solver.GRAD_ACCUM_STEPS:
+        yield from method.check_part(cfg, solver.BATCH_SIZE // solver.GRAD_ACCUM_STEPS)
 
 
 def _check_neighbors(cfg: CfgNode) -> Iterator[Broken]:
@@ -467,10 +297,36 @@ def _check_neighbors(cfg: CfgNode) -> Iterator[Broken]:
         )
 
 
-RULES = (_check_input, _check_method, _check_schedule, _check_parts, _check_neighbors)
-PRETRAIN = Schema.of(Pretrain, rules=RULES)
+RULES = (_check_input, _check_schedule, _check_parts, _check_neighbors, _check_method)
+METHOD_NAME = "METHOD.NAME"
+
+
+@functools.cache
+def schema_of(name: str) -> Schema:
+    """Return the schema of a method: the keys of every pretraining, and its own."""
+    method = method_keys(name)
+    common = Schema.of(Pretrain, rules=RULES)
+    keys = {**common.keys, **declared_keys(method)}
+    keys["LABEL"] = dataclasses.replace(keys["LABEL"], default=name)
+    # KSCL's configs were hashed before there were other methods.
+    chosen = dataclasses.replace(keys[METHOD_NAME], default=name, effect=name != "kscl")
+    keys[METHOD_NAME] = chosen
+    return dataclasses.replace(common, keys=keys, docs={**common.docs, **Schema.of(method).docs})
+
+
+PRETRAIN = schema_of("kscl")
 
 
 def load_config(config_file: str | Path | None = None, overrides: Sequence[str] = ()) -> CfgNode:
     """Return a pretraining config: defaults, file and overrides, checked as a whole and frozen."""
-    return PRETRAIN.load(config_file, overrides)
+    name = dict(zip(overrides[::2], overrides[1::2], strict=False)).get(METHOD_NAME)
+    if name is None and config_file is not None:
+        with contextlib.suppress(ConfigError):  # `load` reports it, together with all others
+            name = file_values(config_file).get(METHOD_NAME)
+    schema = schema_of(name) if isinstance(name, str) and name in METHODS else PRETRAIN
+    return schema.load(config_file, overrides)
+
+
+def print_config(cfg: CfgNode) -> str:
+    """Return a config as YAML that can be fed back, with its documentation."""
+    return schema_of(cfg.METHOD.NAME).print(cfg)

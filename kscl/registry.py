@@ -86,8 +86,15 @@ def import_modules(names: Sequence[str] = ()) -> None:
         os.environ[IMPORT_VARIABLE] = " ".join(wanted)
 
 
+# Pretraining methods (`METHOD.NAME`).
+METHODS: Registry = Registry("method", {"kscl": "kscl.methods.kscl"})
 # The ways to compare a query with an instance (`METHOD.SIMILARITY`).
 SIMILARITIES: Registry = Registry(
     "similarity",
     dict.fromkeys(("projection", "cosine", "mean_cosine"), "kscl.methods.similarity"),
+)
+# Where KSCL's negatives come from (`DICTIONARY.TYPE`).
+DICTIONARIES: Registry = Registry(
+    "dictionary",
+    dict.fromkeys(("queue", "minibatch", "memory_bank"), "kscl.methods.dictionary"),
 )

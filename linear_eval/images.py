@@ -27,7 +27,7 @@ from torchvision.transforms import functional as F
 
 from kscl.data.annotations import parse_source, read_source
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
-from kscl.data.loader import Batch, EpochIndex, load_in_workers
+from kscl.data.loader import EpochIndex, load_in_workers
 from kscl.data.open import FileSource, open_source
 from kscl.data.source import Names, cache_folder, read_file, read_picture
 from kscl.errors import KsclError
@@ -36,6 +36,7 @@ from kscl.rng import Stream, permutation, uniforms
 from kscl.runtime.distributed import on_first_rank
 from kscl.runtime.files import write_atomically
 from kscl.views.augment import CROP_DRAWS, sample_crop
+from kscl.views.batch import Batch
 from linear_eval.config import CENTER, FLIP
 
 FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run

@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).parent.parent
-NOT_COMPARED = ("second", "minutes", "time", "eta", "memory")  # parts of names of measurements
+# Parts of names of measurements.
+NOT_COMPARED = ("second", "minutes", "waiting", "time", "eta", "memory")
 
 SHAPES = (
     "--num-classes 5 --unlabeled 64 --train 60 --val 30 --detection-train 24 --detection-test 16 "

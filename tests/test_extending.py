@@ -7,17 +7,19 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 
 import pytest
 import yaml
 from PIL import Image
+from safetensors.torch import load_file
 
 from kscl.data.annotations import ANNOTATION_FORMATS, parse_source, read_source
 from kscl.errors import KsclError
 from kscl.registry import Registry
 from tests.helpers.commands import ROOT, tool
 from tests.helpers.data.sets import write_image
-from tests.helpers.runs import TINY, draw_images
+from tests.helpers.runs import TINY, draw_images, same_bits
 
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, flags=re.DOTALL))
@@ -118,6 +120,47 @@ def test_a_recipe_is_complete_and_fits_on_one_screen():
     for name, text in FILES.items():
         assert text.startswith('"""'), name
         assert len(text.splitlines()) <= 50, name
+
+
+def test_a_method_of_ones_own_is_checked_planned_pretrained_and_resumed_to_the_bit(tmp_path):
+    images = draw_images(tmp_path / "images", count=32)
+    (tmp_path / "vicreg.py").write_text(FILES["vicreg"])
+    common = {key: yaml.safe_load(TINY)[key] for key in ("DATA", "INPUT", "BACKBONE", "SOLVER")}
+    chosen = {"METHOD": {"NAME": "vicreg", "COVARIANCE": 0.5}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(common | chosen))
+    words = ["DATA.TRAIN", images, "CHECKPOINT.KEEP", "9", "LOG.PERIOD", "1"]
+
+    def run(name, *more, folder="run"):
+        given = ["--import", "vicreg", "--config-file", "mine.yaml", *more, *words]
+        done = tool(name, *map(str, given), "OUTPUT_DIR", folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    assert json.loads(run("pretrain", "--check").stdout)["problems"] == []
+    planned = run("plan", "--gpu", "V100").stdout
+    assert "2 views: " in planned
+    assert "(6 forward passes per image)" in planned  # two, each with a gradient
+    logged = run("pretrain").stderr
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert {"loss", "std"} < record["metrics"].keys()
+    assert record["name"] == "vicreg"
+    assert "vicreg" in record["code"]["modules"]
+    assert record["config"]["values"]["METHOD"]["INVARIANCE"] == 25.0
+    assert "NUM_SHOTS" not in record["config"]["values"]["METHOD"]
+    assert ", std " in logged
+    shutil.copytree(tmp_path / "run", tmp_path / "again")
+    (tmp_path / "again" / "record.json").unlink()
+    checkpoints = sorted((tmp_path / "again" / "checkpoints").iterdir())
+    for path in checkpoints[len(checkpoints) // 2 :]:
+        path.unlink()
+    run("pretrain", "--resume", folder="again")
+    first, second = (load_file(tmp_path / f / "backbone.safetensors") for f in ("run", "again"))
+    assert same_bits(first, second)
+    done = tool(
+        "pretrain", "--import", "vicreg", "METHOD.NAME", "vicreg", "METHOD.RHO", "1", cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "METHOD.RHO" in done.stderr
 
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path):

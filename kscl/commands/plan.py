@@ -1,9 +1,9 @@
 """Estimate parameters, operations, memory and time of a pretraining run before it starts.
 
-A step is the forward and backward pass of the query (3 forward passes), K forward passes of the
-keys, their transfer between GPUs (shuffled BatchNorm), and the products with the dictionary. The
-fraction of a GPU's peak that a network reaches is calibrated on one measured epoch: the paper's at
-K = 1 (16 minutes on 8 V100), or one of yours. A CPU is measured instead, on a few images.
+A step is the method's encoder passes (one with a gradient costs three) and what it adds: in KSCL K
+passes of the keys, their transfer between GPUs, and the products with the dictionary. The fraction
+of a GPU's peak that a network reaches is calibrated on one measured epoch: the paper's at K = 1
+(16 minutes on 8 V100), or one of yours. A CPU is measured instead, on a few images.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 from fvcore.common.config import CfgNode
 
 from kscl import cli
-from kscl.errors import KsclError
-from kscl.keys import PRETRAIN, load_config
-from kscl.methods.cost import (
+from kscl.engine.cost import (
     GPUS,
     IMAGENET_IMAGES,
     PAPER_COUNT,
@@ -31,8 +29,10 @@ from kscl.methods.cost import (
     memory_bytes,
     step_flops,
     step_seconds,
-    views_in_words,
 )
+from kscl.errors import KsclError
+from kscl.keys import load_config, print_config
+from kscl.methods.keys import method_of
 from kscl.runtime.logs import clock
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
-        print(PRETRAIN.print(cfg), end="")
+        print(print_config(cfg), end="")
         return 0
     try:
         source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def report_here(cfg: CfgNode, source: ImageSource, num_images: int) -> list[str]:
     """Measure a few steps on this machine; return the lines of a plan."""
     from kscl.data.loader import steps_per_epoch
-    from kscl.engine.preview.estimate import budget_here, seconds_of
+    from kscl.engine.check import budget_here, seconds_of
     from kscl.engine.schedule import total_steps
 
     budget = budget_here(cfg, source)
@@ -138,7 +138,7 @@ def report(
     return [
         f"{cfg.BACKBONE.NAME} with head: {costs.parameters / 1e6:.1f} million parameters, "
         f"{costs.forward_flops / 1e9:.2f} GFLOP per image forward",
-        f"a step of {cfg.SOLVER.BATCH_SIZE} images, {views_in_words(cfg)}: "
+        f"a step of {cfg.SOLVER.BATCH_SIZE} images, {method_of(cfg).summary(cfg)}: "
         f"{step_flops(cfg, costs) / 1e12:.1f} TFLOP ({forward_passes(cfg):.4g} forward passes per "
         f"image), {seconds * 1e3:.0f} ms on {count} x {gpu_name}",
         *(f"  {size / 2**30:7.2f} GiB  {what}" for what, size in memory.items()),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kscl import cli
 from kscl.data.annotations import Problem
-from kscl.keys import PRETRAIN, load_config
+from kscl.keys import load_config, print_config
 
 EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled OUTPUT_DIR output/mine
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     cfg = load_config(*words)
     if given.print_config:
-        print(PRETRAIN.print(cfg), end="")
+        print(print_config(cfg), end="")
         return 0
     flags = Flags(given.resume, given.auto_resume, given.allow_world_size_change)
     return launch_run(Pretraining, cfg, flags, given.num_gpus)
@@ -52,7 +52,7 @@ def check(
     config: str | None, overrides: Sequence[str], num_gpus: int = 1, later: Sequence[str] = ()
 ) -> list[Problem]:
     """Return all that would stop the run; `later` names what another command will make."""
-    from kscl.engine.preview.check import check_pretraining
+    from kscl.engine.check import check_pretraining
 
     return check_pretraining(load_config(config, overrides), num_gpus, later)
 
@@ -60,7 +60,7 @@ def check(
 def seconds(config: str | None, overrides: Sequence[str]) -> float:
     """Measure a few steps; return the seconds that the run may take here."""
     from kscl.data.open import open_source
-    from kscl.engine.preview.estimate import budget_here, seconds_of
+    from kscl.engine.check import budget_here, seconds_of
 
     cfg = load_config(config, overrides)
     source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)

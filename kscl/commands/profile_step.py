@@ -16,10 +16,10 @@ from tabulate import tabulate
 
 from kscl import cli
 from kscl.errors import KsclError
-from kscl.keys import PRETRAIN, load_config
+from kscl.keys import load_config, print_config
 
 if TYPE_CHECKING:
-    from kscl.engine.preview.profile import StepProfile
+    from kscl.engine.profile import StepProfile
 
 EXAMPLES = """  python tools/profile_step.py --num-gpus 8 \\
       --config-file configs/pretrain/kscl_k5_rho40_r50_200ep_gpu8.yaml DATA.TRAIN /data/train
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise KsclError(f"--steps is {given.steps}. It must be at least 1.")
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
-        print(PRETRAIN.print(cfg), end="")
+        print(print_config(cfg), end="")
         return 0
 
     from kscl.runtime.launch import launch
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(job: Job) -> int:
     """Measure on one rank; rank 0 prints."""
-    from kscl.engine.preview.profile import profile_step
+    from kscl.engine.profile import profile_step
     from kscl.runtime.distributed import device, rank, world_size
 
     profile = profile_step(job.cfg, job.steps)
@@ -71,7 +71,7 @@ def measure(job: Job) -> int:
 
 def table(profile: StepProfile, ranks: int, kind: str) -> str:
     """Return the profile of a rank as text."""
-    from kscl.engine.preview.profile import LOADER
+    from kscl.engine.profile import LOADER
 
     count = profile.budget.workers
     workers = f"{LOADER} ({count} worker{'s' * (count != 1)}, beside the step)"

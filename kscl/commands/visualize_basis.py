@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
 
-    from kscl.engine.basis_of_picture import draw_basis_of, read_checkpoint
+    from kscl.engine.basis import draw_basis_of, read_checkpoint
 
     outputs = arguments.output or [Path("basis.png")]
     state, start = None, PRETRAIN.defaults()

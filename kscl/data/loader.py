@@ -28,33 +28,17 @@ from kscl.data.formats import MAX_PIXELS, Decoded, UnreadableImage
 from kscl.data.source import ImageSource, read_decoded
 from kscl.data.tar import RemoteShards
 from kscl.errors import KsclError
+from kscl.methods.keys import method_of
 from kscl.registry import import_modules
 from kscl.rng import Stream, permutation, uniforms
 from kscl.runtime.processes import obey_parent_alone, start_method
 from kscl.views.augment import Op, draws_per_view, make_views, resolve, sample_boxes
+from kscl.views.batch import Batch, SmallViews
 from kscl.views.normalize import normalize_planes
 from kscl.views.recipes import with_scale
 from kscl.views.sizes import Sizes, size_at
 
 EpochIndex = tuple[int, int]  # epoch, and index of the image
-
-
-class Batch(NamedTuple):
-    """What the encoder gets, and what was met on the way."""
-
-    views: torch.Tensor  # (B, V, 3, H, W), in pretraining queries, then keys; uint8 or float32
-    instances: torch.Tensor  # (B,) int64, the index of the image shown
-    bad: list[tuple[int, str]]  # index of each unreadable image met, and the reason
-    small: torch.Tensor | None = None  # (B, S, 3, h, w), more queries
-
-
-@dataclass(frozen=True)
-class SmallViews:
-    """Small crops of each image, which are queries as well."""
-
-    count: int
-    size: int  # width and height in pixels
-    scale: tuple[float, float]  # fraction of the image's area
 
 
 class _Part(NamedTuple):
@@ -362,19 +346,19 @@ def build_train_loader(
     world_size: int = 1,
 ) -> TrainLoader:
     """Return the batches of steps first_step … last_step - 1 as this rank sees them."""
-    small, mean_std = cfg.VIEWS.SMALL, (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
+    views, mean_std = method_of(cfg).views(cfg), (tuple(cfg.INPUT.MEAN), tuple(cfg.INPUT.STD))
     check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
     dataset = ViewDataset(
         source,
-        cfg.AUGMENT,
-        cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS,
+        views.recipe,
+        views.count,
         cfg.INPUT.SIZE,
         cfg.SEED,
         None if cfg.DATA.NORMALIZE_ON_DEVICE else mean_std,
         cfg.DATA.MAX_PIXELS,
-        num_queries=cfg.METHOD.NUM_QUERIES,
-        key_ops=key_recipe(cfg),
-        small=SmallViews(small.COUNT, small.SIZE, tuple(small.SCALE)) if small.COUNT else None,
+        num_queries=views.first,
+        key_ops=views.others,
+        small=views.small,
         reduced_decode=cfg.DATA.REDUCED_DECODE,
         keep_megabytes=cfg.DATA.KEEP_MEGABYTES,
     )
@@ -382,11 +366,6 @@ def build_train_loader(
     sampler = StepSampler(len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, *steps, source=source)
     bad = BadImages(source, cfg.DATA.BAD_IMAGES, cfg.DATA.MAX_BAD_FRACTION)
     return TrainLoader(load_in_workers(dataset, sampler, cfg.DATA.NUM_WORKERS), dataset, bad)
-
-
-def key_recipe(cfg: Any) -> Any:
-    """Return the augmentations of the keys: their own, or those of the queries."""
-    return cfg.AUGMENT if cfg.AUGMENT_KEYS is None else cfg.AUGMENT_KEYS
 
 
 def load_in_workers(

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from kscl.data.loader import Batch, ViewDataset, load_in_workers
+from kscl.data.loader import ViewDataset, load_in_workers
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource, Labels
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import in_mode
 from kscl.runtime.distributed import gather, rank, world_size
+from kscl.views.batch import Batch
 from kscl.views.normalize import normalize
 from kscl.views.sizes import last_size
 

@@ -1,4 +1,4 @@
-"""The training loop and its step: schedule, ranks, precision, and what is logged.
+"""Training: the state of a run, its step, and the loop around it.
 
 A step is a pure function of the saved state and of its number: the learning rate, the batch, its
 views and every random stream follow from the number. A run that was killed therefore resumes from
@@ -11,8 +11,11 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +27,264 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from kscl.data.bad_images import BadImages
-from kscl.data.loader import Batch, TrainLoader
+from kscl.data.loader import TrainLoader
 from kscl.engine.knn import KnnCheck
 from kscl.engine.metrics_log import RunLog
-from kscl.engine.schedule import learning_rate_at, set_learning_rate
-from kscl.engine.state import TrainState, Window, stopped
+from kscl.engine.schedule import (
+    build_optimizer,
+    check_schedule,
+    learning_rate_at,
+    set_learning_rate,
+    total_steps,
+)
 from kscl.errors import KsclError
-from kscl.runtime.distributed import host_group, rank, world_size
-from kscl.runtime.precision import AMP_TYPES, autocast
+from kscl.methods.base import Method, build_method
+from kscl.methods.keys import method_of
+from kscl.run.checkpoint import find_checkpoints
+from kscl.runtime.distributed import average_, gather, host_group, rank, world_size
+from kscl.runtime.machine import avoid_broken_amx
+from kscl.runtime.precision import (
+    AMP_TYPES,
+    autocast,
+    compile_in_place,
+    set_numerics,
+    warn_of_emulation,
+)
+from kscl.views.batch import Batch
 from kscl.views.sizes import size_at
 
 log = logging.getLogger(__name__)
 
 MOST_SKIPS = 30  # in a row; the loss scale, 65,536 at the start, is then below 1e-4
 KNN_TOP1 = "knn_top1"  # in the log of metrics
-COLLAPSED = 0.01  # spread of the embeddings: their mean is then nearly a unit vector
+
+
+@dataclass
+class Window:
+    """Sums of the method's figures over this rank's steps since the last report."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    steps: int = 0
+
+    def add(self, figures: Mapping[str, Tensor]) -> None:
+        """Add the figures of one step."""
+        for name, value in figures.items():
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.steps += 1
+
+    def over_ranks(self) -> dict[str, float]:
+        """Return the sums averaged over ranks."""
+        values = torch.stack(list(self.sums.values()))
+        average_([values])
+        return dict(zip(self.sums, values.tolist(), strict=True))
+
+    def of_each_rank(self) -> dict[str, list[float]]:
+        """Return the sums of all ranks, in the order of ranks.
+
+        A checkpoint keeps these, not their mean: a rank that resumed from the mean would add its
+        next steps to another number and report other last bits.
+        """
+        if not self.sums:
+            return {}
+        values = gather(torch.stack(list(self.sums.values()))[None])  # (world, figures)
+        return dict(zip(self.sums, values.T.tolist(), strict=True))
+
+
+@dataclass
+class Skips:
+    """Steps that fp16's loss scaling has skipped because a gradient overflowed."""
+
+    in_a_row: int = 0
+    since_report: int = 0
+    taken: bool = True  # whether the optimizer has stepped since `begin_step`
+
+    def note_step(self, *_: object) -> None:
+        """Note that the optimizer has stepped; it calls this itself."""
+        self.taken = True
+
+    def begin_step(self) -> None:
+        """Expect a step."""
+        self.taken = False
+
+    def end_step(self) -> None:
+        """Count a step that was skipped."""
+        self.in_a_row = 0 if self.taken else self.in_a_row + 1
+        self.since_report += not self.taken
+
+
+class FiniteCheck:
+    """Looks for NaN and infinity in the figures of every step, and in the views behind them.
+
+    At once on a CPU. On a GPU one step later, when the numbers have arrived without a host sync;
+    `finish` looks at those that are still on their way.
+    """
+
+    def __init__(self) -> None:
+        self._late: list[tuple[int, tuple[str, ...], Tensor, torch.cuda.Event]] = []
+
+    def __call__(self, step: int, views: Tensor, figures: Mapping[str, Tensor]) -> None:
+        """Raise an error that names the first of them with NaN or infinity."""
+        values = [one.detach().sum(dtype=torch.float32) * 0 for one in figures.values()]
+        if views.device.type == "cpu":
+            sums = torch.stack(values)
+            if not torch.isfinite(sums).all():
+                check_sums(step, ("views", *figures), [float(views.sum()), *sums.tolist()])
+            return
+        if self._late and self._late[0][0] < step:
+            self.finish()
+        sums = torch.stack([views.sum(dtype=torch.float32) * 0, *values])
+        on_host = torch.empty(sums.shape, pin_memory=True).copy_(sums, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._late.append((step, ("views", *figures), on_host, arrived))
+
+    def finish(self) -> None:
+        """Raise an error if a step before had NaN or infinity."""
+        late, self._late = self._late, []
+        for step, names, sums, arrived in late:
+            arrived.synchronize()
+            check_sums(step, names, sums.tolist())
+
+
+def check_sums(step: int, names: Sequence[str], sums: Sequence[float]) -> None:
+    """Raise an error that names the first sum that is not finite."""
+    where = next((name for name, one in zip(names, sums, strict=True) if not isfinite(one)), None)
+    if where is not None:
+        fix = "lower the learning rate, lengthen the warm-up, or switch AMP off"
+        if where == "views":
+            fix = "look at the images and at how they are normalized"
+        raise KsclError(f"NaN or infinity on rank {rank()} at step {step} in the {where}: {fix}.")
+
+
+@dataclass
+class TrainState:
+    """All that a step changes, and what it needs for that."""
+
+    cfg: CfgNode
+    method: Method
+    model: nn.Module  # the method, or DistributedDataParallel around it
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    device: torch.device
+    steps_per_epoch: int
+    step: int = 0  # steps done
+    seconds: float = 0.0  # of training, over all restarts
+    window: Window = field(default_factory=Window)
+    skips: Skips = field(default_factory=Skips)
+    check_finite: FiniteCheck = field(default_factory=FiniteCheck)
+
+    @property
+    def total_steps(self) -> int:
+        """Return the number of steps of the whole run."""
+        return total_steps(self.cfg, self.steps_per_epoch)
+
+
+def build_state(
+    cfg: CfgNode, num_images: int, steps_per_epoch: int, device: torch.device
+) -> TrainState:
+    """Build the method, with weights from the seed, and its optimizer: the same on all ranks."""
+    check_ranks(cfg, world_size())
+    check_schedule(cfg, steps_per_epoch)
+    solver = cfg.SOLVER
+    if solver.AMP == "bf16" and device.type == "cpu":
+        avoid_broken_amx()
+    set_numerics(
+        tf32=solver.TF32,
+        cudnn_benchmark=solver.CUDNN_BENCHMARK,
+        deterministic=solver.DETERMINISTIC,
+    )
+    warn_of_emulation(solver.AMP, device)
+    if solver.AMP == "fp16" and device.type == "cpu":
+        raise KsclError("SOLVER.AMP fp16 needs a GPU. Use SOLVER.AMP bf16 on a CPU.")
+    torch.manual_seed(cfg.SEED)
+    method = build_method(cfg, num_images).to(device)
+    if solver.CHANNELS_LAST:
+        method = method.to(memory_format=torch.channels_last)
+    scaler = torch.amp.GradScaler(device.type, enabled=solver.AMP == "fp16")
+    optimizer = build_optimizer(cfg, method.param_groups())
+    state = TrainState(cfg, method, method, optimizer, scaler, device, steps_per_epoch)
+    for encoder in method.encoders():
+        compile_in_place(encoder, solver.COMPILE, device)
+    if world_size() > 1:
+        state.model = distributed(method)
+    optimizer.register_step_post_hook(state.skips.note_step)
+    return state
+
+
+def distributed(method: Method) -> DistributedDataParallel:
+    """Wrap the method so that gradients are averaged over ranks.
+
+    Buffers are kept equal by `Method.after_step`: that is a fraction of the traffic, and gloo
+    cannot send every type of buffer.
+    """
+    with warnings.catch_warnings():
+        # The argument that torch recommends instead would still send all buffers once.
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        return DistributedDataParallel(
+            method,  # without device_ids, which would copy what is needed on the CPU to the GPU
+            broadcast_buffers=False,
+            gradient_as_bucket_view=True,
+        )
+
+
+def check_ranks(cfg: CfgNode, ranks: int) -> None:
+    """Raise if the batch cannot be divided among ranks and accumulation steps."""
+    parts = ranks * cfg.SOLVER.GRAD_ACCUM_STEPS
+    if cfg.SOLVER.BATCH_SIZE % parts:
+        raise KsclError(
+            f"SOLVER.BATCH_SIZE {cfg.SOLVER.BATCH_SIZE} cannot be divided evenly among {ranks} "
+            f"processes with SOLVER.GRAD_ACCUM_STEPS {cfg.SOLVER.GRAD_ACCUM_STEPS}. Make it a "
+            f"multiple of {parts}."
+        )
+    for keys, problem in method_of(cfg).check_part(cfg, cfg.SOLVER.BATCH_SIZE // parts):
+        raise KsclError(f"{', '.join(keys)} on {ranks} processes: {problem}.")
+
+
+def state_dict(state: TrainState, folder: Path) -> dict[str, Any]:
+    """Return what a checkpoint holds of the state; all ranks call it."""
+    window = {"sums": state.window.of_each_rank(), "steps": state.window.steps}
+    finite = torch.stack([torch.isfinite(weight).all() for weight in state.method.parameters()])
+    if not finite.all():
+        raise stopped(state, folder, "A weight is NaN or infinite")
+    return {
+        "learner": state.method.state_dict(),
+        "optimizer": state.optimizer.state_dict(),
+        "scaler": state.scaler.state_dict(),
+        "step": state.step,
+        "seconds": state.seconds,
+        "window": window,
+    }
+
+
+def restore(state: TrainState, content: Mapping[str, Any]) -> None:
+    """Set the state to what a checkpoint holds."""
+    state.method.load_state_dict(content["learner"])
+    state.optimizer.load_state_dict(content["optimizer"])
+    state.scaler.load_state_dict(content["scaler"])
+    state.step = content["step"]
+    state.seconds = content["seconds"]
+    saved = content["window"]
+    sums = {name: _own_sum(sums, state.device) for name, sums in saved["sums"].items()}
+    state.window = Window(sums, saved["steps"])
+
+
+def _own_sum(sums: Sequence[float], device: torch.device) -> Tensor:
+    """Return this rank's sum, or the mean if the number of ranks has changed."""
+    own = sums[rank()] if len(sums) == world_size() else sum(sums) / len(sums)
+    return torch.tensor(own, device=device)
+
+
+def stopped(state: TrainState, folder: Path | None, reason: str) -> KsclError:
+    """Return the error that ends a run whose numbers went wrong."""
+    kept = find_checkpoints(folder) if folder is not None else []
+    learning_rate = state.optimizer.param_groups[0]["lr"]
+    return KsclError(
+        f"Training stopped in step {state.step} (epoch {state.step / state.steps_per_epoch:.2f}) "
+        f"at learning rate {learning_rate:g}. {reason.rstrip('.')}. The last good checkpoint is "
+        f"{kept[0] if kept else 'none yet'}. Resuming from it repeats the same steps, so start a "
+        "run with other settings: a lower SOLVER.BASE_LR, a longer SOLVER.WARMUP_EPOCHS, "
+        "SOLVER.CLIP_GRAD_NORM 1.0, or SOLVER.AMP off."
+    )
 
 
 def train_steps(
@@ -63,7 +309,7 @@ def train_steps(
             report(state, run_log, loader.seconds_waited)
             share_reasons(loader.bad_images)
         if knn is not None and (at_end or (within == 0 and knn.is_due(epoch))):
-            top1 = knn.accuracy(state.learner.encoder.backbone, state.device)
+            top1 = knn.accuracy(state.method.backbone, state.device)
             log.info("Epoch %d: kNN top-1 %.2f%%.", epoch, top1)
             run_log.write(state.step, {KNN_TOP1: top1})
         if within == 0:
@@ -92,39 +338,27 @@ def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch
         yield batch._replace(views=views, small=small)
 
 
-def check_numbers(state: TrainState, checkpoints: Path) -> None:
-    """Raise if a step had NaN or infinity that has not been noticed yet."""
-    try:
-        state.learner.check_finite.finish()
-    except KsclError as error:
-        raise stopped(state, checkpoints, str(error)) from error
-
-
 def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) -> None:
-    """Take one step of the optimizer, the dictionary and the key encoder."""
-    cfg, learner, optimizer = state.cfg, state.learner, state.optimizer
+    """Take one step of the optimizer and of the method."""
+    cfg, method, optimizer = state.cfg, state.method, state.optimizer
     set_learning_rate(optimizer, learning_rate_at(cfg, state.step, state.steps_per_epoch))
     seed_step(cfg.SEED, state.step)
-    views = to_device(batch.views, cfg, state.device)  # (B, Q+K, 3, H, W)
+    batch = to_device(batch, cfg, state.device)
     parts = cfg.SOLVER.GRAD_ACCUM_STEPS
-    smalls: Sequence[Tensor | None] = [None] * parts
-    if batch.small is not None:
-        smalls = to_device(batch.small, cfg, state.device).chunk(parts)  # (B, S, 3, h, w)
     totals: dict[str, Tensor] = {}
-    chunks = zip(views.chunk(parts), batch.instances.chunk(parts), smalls, strict=True)
-    for number, chunk in enumerate(chunks):
+    for number, part in enumerate(batch.chunk(parts)):
         with without_exchange(state.model) if number + 1 < parts else nullcontext():
             try:
-                metrics = forward(state, *chunk)
+                figures = forward(state, part)
             except KsclError as error:
                 raise stopped(state, checkpoints, str(error)) from error
-            state.scaler.scale(metrics["loss"] / parts).backward()
-        for name, value in metrics.items():
+            state.scaler.scale(figures["loss"] / parts).backward()
+        for name, value in figures.items():
             totals[name] = totals.get(name, 0) + value.detach() / parts
     state.window.add(totals)
     if cfg.SOLVER.CLIP_GRAD_NORM:
         state.scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(learner.encoder.parameters(), cfg.SOLVER.CLIP_GRAD_NORM)
+        nn.utils.clip_grad_norm_(method.parameters(), cfg.SOLVER.CLIP_GRAD_NORM)
     state.skips.begin_step()
     state.scaler.step(optimizer)
     state.skips.end_step()
@@ -132,32 +366,49 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
     if state.skips.in_a_row >= MOST_SKIPS:
         raise stopped(state, checkpoints, f"{MOST_SKIPS} steps in a row overflowed in fp16")
     optimizer.zero_grad()
-    learner.after_step()
     state.step += 1
+    method.after_step(state.step / state.total_steps)
 
 
-def forward(
-    state: TrainState, views: Tensor, instances: Tensor, small: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Return the loss and the metrics of views (B, Q+K, 3, H, W) in the precision of the config."""
-    amp = state.cfg.SOLVER.AMP
-    with autocast(state.device, AMP_TYPES[amp]):
-        return state.model(views, instances, small)
+def forward(state: TrainState, batch: Batch) -> dict[str, Tensor]:
+    """Return the loss and the figures of a batch in the precision of the config."""
+    try:
+        with autocast(state.device, AMP_TYPES[state.cfg.SOLVER.AMP]):
+            figures: dict[str, Tensor] = state.model(batch)
+    except torch.linalg.LinAlgError as error:  # NaN has no eigenvalues
+        figures = {"eigenvalues": batch.views.new_tensor(torch.nan, dtype=torch.float32)}
+        state.check_finite(state.step, batch.views, figures)
+        raise KsclError(str(error)) from error
+    state.check_finite(state.step, batch.views, figures)
+    return figures
+
+
+def check_numbers(state: TrainState, checkpoints: Path) -> None:
+    """Raise if a step had NaN or infinity that has not been noticed yet."""
+    try:
+        state.check_finite.finish()
+    except KsclError as error:
+        raise stopped(state, checkpoints, str(error)) from error
 
 
 def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
-    """Keep gradients on this rank: ranks exchange them once per step, with the last chunk."""
+    """Keep gradients on this rank: ranks exchange them once per step, with the last part."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def to_device(views: Tensor, cfg: CfgNode, device: torch.device) -> Tensor:
-    """Return views (B, V, 3, H, W) on the device, each view one dense block."""
-    views = views.to(device, non_blocking=True).transpose(0, 1)  # (V, B, 3, H, W)
-    if cfg.SOLVER.CHANNELS_LAST:
-        views = views.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
-    else:
-        views = views.contiguous()
-    return views.transpose(0, 1)
+def to_device(batch: Batch, cfg: CfgNode, device: torch.device) -> Batch:
+    """Return the batch with views on the device, each view one dense block."""
+
+    def moved(views: Tensor) -> Tensor:
+        views = views.to(device, non_blocking=True).transpose(0, 1)  # (V, B, 3, H, W)
+        if cfg.SOLVER.CHANNELS_LAST:
+            views = views.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+        else:
+            views = views.contiguous()
+        return views.transpose(0, 1)
+
+    small = None if batch.small is None else moved(batch.small)
+    return batch._replace(views=moved(batch.views), small=small)
 
 
 def seed_step(seed: int, step: int) -> None:
@@ -175,32 +426,30 @@ def warm_up(state: TrainState) -> float:
     DistributedDataParallel rearranges its buckets of gradients after the first backward pass.
     Without this, a resumed run would add them up in another order than one that was not stopped.
     """
-    cfg, learner = state.cfg, state.learner
-    before = {name: value.clone() for name, value in learner.state_dict().items()}
+    cfg, views = state.cfg, state.method.views(state.cfg)
+    before = {name: value.clone() for name, value in state.method.state_dict().items()}
     count = cfg.SOLVER.BATCH_SIZE // (world_size() * cfg.SOLVER.GRAD_ACCUM_STEPS)
     generator = torch.Generator().manual_seed(rank())
 
     def noise(number: int, size: int) -> Tensor:
-        shape = (count, number, 3, size, size)
-        return to_device(torch.randn(shape, generator=generator), cfg, state.device)
+        return torch.randn((count, number, 3, size, size), generator=generator)
 
-    method, tiny = cfg.METHOD, cfg.VIEWS.SMALL
-    size = size_at(cfg.INPUT.SIZE, state.step // state.steps_per_epoch)
-    views = noise(method.NUM_QUERIES + method.NUM_SHOTS, size)
-    small = noise(tiny.COUNT, tiny.SIZE) if tiny.COUNT else None
+    full = noise(views.count, size_at(cfg.INPUT.SIZE, state.step // state.steps_per_epoch))
+    small = None if views.small is None else noise(views.small.count, views.small.size)
+    batch = to_device(Batch(full, torch.arange(count), [], small), cfg, state.device)
     for _ in range(2):
         begun = time.perf_counter()
-        forward(state, views, torch.arange(count), small)["loss"].backward()
+        forward(state, batch)["loss"].backward()
         if state.device.type == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - begun
     state.optimizer.zero_grad()
-    learner.load_state_dict(before)
+    state.method.load_state_dict(before)
     return count / seconds
 
 
 def report(state: TrainState, run_log: RunLog, waited: float) -> None:
-    """Log the means since the last report, and warn of a collapse."""
+    """Log the means since the last report, and what the method warns of."""
     window, state.window = state.window, Window()
     means = {name: total / window.steps for name, total in window.over_ranks().items()}
     learning_rate = state.optimizer.param_groups[0]["lr"]
@@ -208,13 +457,8 @@ def report(state: TrainState, run_log: RunLog, waited: float) -> None:
         means |= {"loss_scale": state.scaler.get_scale(), "skipped_steps": state.skips.since_report}
         state.skips.since_report = 0
     run_log.report({"steps": window.steps, "learning_rate": learning_rate, **means}, waited)
-    if means["embedding_spread"] < COLLAPSED:
-        log.warning(
-            "The embeddings have collapsed: all images look alike to the encoder (spread %.4f). "
-            "Lower the learning rate (SOLVER.BASE_LR), warm up longer (SOLVER.WARMUP_EPOCHS), or "
-            "let the key encoder follow more slowly (KEY_ENCODER.MOMENTUM).",
-            means["embedding_spread"],
-        )
+    for warning in state.method.report_warnings(means):
+        log.warning("%s", warning)
 
 
 def share_reasons(bad_images: BadImages) -> None:

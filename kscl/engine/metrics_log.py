@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,14 @@ class RunLog:
         total_steps: int,
         steps_per_epoch: int,
         num_views: int,
+        figures: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.step = first_step
         self.total_steps = total_steps
         self.steps_per_epoch = steps_per_epoch
         self.num_views = num_views
+        self.figures = figures  # shown in log lines, beside the loss
         self.bar: Any = None
         self._begin_window(waited=0.0)
         if folder is None:
@@ -133,13 +135,14 @@ class RunLog:
         if self.bar is not None:
             self.bar.set_postfix_str(f"loss {row['loss']:.3f}, {rates}")
             return
+        shown = "".join(f", {name} {row[name]:.4g}" for name in self.figures)
         log.info(
-            "epoch %.2f, step %s of %s: loss %.4f, top-1 %.1f %%, learning rate %.2g; %s, %s left",
+            "epoch %.2f, step %s of %s: loss %.4f%s, learning rate %.2g; %s, %s left",
             row["epoch"],
             f"{self.step:,}",
             f"{self.total_steps:,}",
             row["loss"],
-            100 * row["instance_top1"],
+            shown,
             row["learning_rate"],
             rates,
             clock(seconds_left),
@@ -194,7 +197,7 @@ def _parse(line: str) -> Row | None:
 
 
 def means_of_last_epoch(rows: list[Row]) -> dict[str, float]:
-    """Return the means of the learner's metrics over the last epoch, weighted by steps."""
+    """Return the means of the method's figures over the last epoch, weighted by steps."""
     reports = [row for row in rows if "loss" in row]
     if not reports:
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
+from torch import Tensor, nn
 
 from kscl.backbone_file import (
     DESCRIPTION_VERSION,
@@ -25,27 +27,38 @@ from kscl.data.loader import TrainLoader, build_train_loader, measure_budget, st
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource, is_remote
 from kscl.data.tar import RemoteShards
-from kscl.engine.health import batch_norm_warnings, health_warnings
+from kscl.engine.cost import OPTIMIZER_VALUES, PASSES_OF_MOCO, forward_passes, num_views
 from kscl.engine.knn import KnnCheck
-from kscl.engine.loop import KNN_TOP1, check_numbers, share_reasons, train_steps, warm_up
+from kscl.engine.loop import (
+    KNN_TOP1,
+    TrainState,
+    build_state,
+    check_numbers,
+    check_ranks,
+    restore,
+    share_reasons,
+    state_dict,
+    train_steps,
+    warm_up,
+)
 from kscl.engine.metrics_log import RunLog, means_of_last_epoch, read_metrics, thinned_curves
-from kscl.engine.preview.announce import announce
-from kscl.engine.state import TrainState, build_state, check_ranks, check_room, restore, state_dict
+from kscl.engine.schedule import learning_rate
 from kscl.errors import KsclError
-from kscl.keys import PRETRAIN
-from kscl.methods.cost import num_views
-from kscl.methods.encoder import backbone_state_dict
-from kscl.methods.learner import Learner
+from kscl.keys import schema_of
+from kscl.methods.base import Method
+from kscl.methods.keys import method_of
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.records.provenance import source_hash
 from kscl.records.record import Protocol, Record, make_record, write_record
-from kscl.run.checkpoint import CHECKPOINT_FOLDER
+from kscl.registry import METHODS
+from kscl.run.checkpoint import CHECKPOINT_FOLDER, CONTAINER_BYTES, bytes_of
 from kscl.run.engine import WORLD_SIZES
 from kscl.run.task import Inputs, Task, task
 from kscl.runtime.distributed import device, first_rank_first, on_first_rank, rank, world_size
 from kscl.runtime.files import sha256_of
 from kscl.runtime.machine import keep_freed_memory
 from kscl.runtime.paths import is_url
+from kscl.runtime.precision import tell_of_tf32
 from kscl.views.sizes import last_size
 
 log = logging.getLogger(__name__)
@@ -60,8 +73,6 @@ class Pretraining(Task):
     """Trains a backbone; the state between two steps is `TrainState`."""
 
     cost_stage = "pretrain"
-    # A run that too many unreadable images have stopped resumes when more of them are allowed.
-    may_change = (*PRETRAIN.without_effect, "DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
     what_ranks_change = (
         "The global batch, its order and its views stay the same, but BatchNorm statistics differ: "
         "each process computes them on its own part of the batch."
@@ -75,6 +86,10 @@ class Pretraining(Task):
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__(cfg)
         self.keep = cfg.CHECKPOINT.KEEP
+        self.schema = schema_of(cfg.METHOD.NAME)
+        # A run that too many unreadable images have stopped resumes when more of them are allowed.
+        changing = ("DATA.BAD_IMAGES", "DATA.MAX_BAD_FRACTION")
+        self.may_change = (*self.schema.without_effect, *changing)
         check_ranks(cfg, world_size())  # before the images are listed, which can take minutes
         if device().type == "cpu":
             keep_freed_memory()
@@ -108,7 +123,7 @@ class Pretraining(Task):
         steps = steps_per_epoch(len(self.source), cfg.SOLVER.BATCH_SIZE)
         self.state = build_state(cfg, len(self.source), steps, device())
         if not saved:
-            self.inputs.files |= start_from_weights(self.state.learner, cfg)
+            self.inputs.files |= start_from_weights(self.state.method, cfg)
         else:
             restore(self.state, saved)
             if "weights" in saved["inputs"]:  # the file may be gone
@@ -137,7 +152,7 @@ class Pretraining(Task):
         log.info("Each process: %s", budget.with_encode(warm_up(state)))
         folder = self.folder if rank() == 0 else None
         lengths = (state.step, state.total_steps, state.steps_per_epoch, num_views(self.cfg))
-        with RunLog(folder, *lengths) as run_log:
+        with RunLog(folder, *lengths, state.method.figures) as run_log:
             yield from train_steps(
                 state, loader, self.knn, run_log, self.folder / CHECKPOINT_FOLDER
             )
@@ -161,19 +176,21 @@ class Pretraining(Task):
             **state_dict(self.state, self.folder / CHECKPOINT_FOLDER),
         }
 
+    def code(self) -> list[str]:
+        """Return the modules that make the weights: the task's, plug-ins, and the method's."""
+        return list(dict.fromkeys([*self.modules(), METHODS[self.cfg.METHOD.NAME].__module__]))
+
     def describe(self, metrics: Mapping[str, float] | None = None) -> Description:
         """Return the description that travels with the backbone's weights."""
         cfg, state = self.cfg, self.state
         source = {
             "method": cfg.LABEL,
-            "similarity": cfg.METHOD.SIMILARITY,
-            "num_shots": cfg.METHOD.NUM_SHOTS,
-            "rho": cfg.METHOD.RHO,
+            **method_of(cfg).facts(cfg),
             "epochs": state.step / state.steps_per_epoch,
             "seed": cfg.SEED,
-            "config_hash": PRETRAIN.hash(cfg),
+            "config_hash": self.schema.hash(cfg),
             "data": self.inputs.data["train"]["hash"],
-            "code": source_hash(self.modules()),
+            "code": source_hash(self.code()),
             **({"start": self.inputs.files["weights"]} if self.inputs.files else {}),
             **(metrics or {}),
         }
@@ -195,10 +212,10 @@ class Pretraining(Task):
         rows = read_metrics(self.folder)
         last = means_of_last_epoch(rows)
         means: dict[str, float] = {
-            name: last[name] for name in ("loss", "instance_top1", "mean_rank") if name in last
+            name: last[name] for name in ("loss", *state.method.figures) if name in last
         }
         backbone = self.folder / BACKBONE_FILE
-        save_backbone(backbone, backbone_state_dict(state.learner.encoder), self.describe(means))
+        save_backbone(backbone, exported(state.method.backbone), self.describe(means))
         images_per_second = state.step * cfg.SOLVER.BATCH_SIZE / state.seconds
         epochs = state.step / state.steps_per_epoch
         metrics: dict[str, float] = {
@@ -214,8 +231,8 @@ class Pretraining(Task):
         curves = thinned_curves(rows)
         processes = min(count for _, count in self.run.world_sizes)
         warnings = [
-            *batch_norm_warnings(cfg, state.learner, processes),
-            *health_warnings(cfg, data["images"], curves),
+            *(text for _, text in state.method.setup_warnings(data["images"], processes)),
+            *state.method.final_warnings(curves),
         ]
         for warning in warnings:
             log.warning("%s", warning)
@@ -230,8 +247,8 @@ class Pretraining(Task):
             cfg=cfg,
             data=self.inputs.data,
             inputs=self.inputs.files,
-            without_effect=PRETRAIN.without_effect,
-            modules=self.modules(),
+            without_effect=self.schema.without_effect,
+            modules=self.code(),
             details={
                 "steps": state.step,
                 "epochs": epochs,
@@ -239,7 +256,7 @@ class Pretraining(Task):
                 "warnings": warnings,
                 "knn_curve": [[row["step"], row[KNN_TOP1]] for row in checks],
                 "outputs": {"backbone": sha256_of(backbone)},
-                "parameters": sum(p.numel() for p in state.learner.encoder.backbone.parameters()),
+                "parameters": sum(p.numel() for p in state.method.backbone.parameters()),
                 "processes": world_size(),
                 WORLD_SIZES: self.run.world_sizes,
             },
@@ -247,8 +264,64 @@ class Pretraining(Task):
         log.info("Wrote %s and %s.", backbone, write_record(record, self.folder))
 
 
-def start_from_weights(learner: Learner, cfg: CfgNode) -> dict[str, str]:
-    """Load BACKBONE.WEIGHTS into both encoders; return the inputs of the record: its SHA-256."""
+def derived_values(cfg: CfgNode) -> list[str]:
+    """Return what follows from the settings, one line each, to check before a long run."""
+    batch, method = cfg.SOLVER.BATCH_SIZE, method_of(cfg)
+    rate = f"learning rate {learning_rate(cfg):g}"
+    if not cfg.SOLVER.SCALE_LR:
+        first = f"batch {batch} → {rate}, not scaled (SOLVER.SCALE_LR False)"
+    elif batch == cfg.SOLVER.REFERENCE_BATCH_SIZE:
+        first = f"batch {batch} → {rate}, as given"
+    else:
+        first = f"batch {batch} → {rate} by linear scaling (SOLVER.SCALE_LR False to disable)"
+    cost = forward_passes(cfg) / PASSES_OF_MOCO
+    second = (
+        f"{method.summary(cfg)} → {num_views(cfg)} views per image; a step costs about {cost:.2f} "
+        "times that of MoCo"
+    )
+    return [first, second, *method.notes(cfg)]
+
+
+def announce(state: TrainState, data: Mapping[str, Any]) -> None:
+    """Log what the run will do."""
+    for line in derived_values(state.cfg):
+        log.info(line)
+    log.info(
+        "%s images, fingerprint %s; %d steps per epoch, %d in all; on %s",
+        f"{data['images']:,}",
+        data["hash"],
+        state.steps_per_epoch,
+        state.total_steps,
+        f"{world_size()} x {state.device.type}",
+    )
+    tell_of_tf32(state.cfg.SOLVER.AMP, state.cfg.SOLVER.TF32, state.device)
+    for _, warning in state.method.setup_warnings(data["images"], world_size()):
+        log.warning("%s", warning)
+
+
+def check_room(state: TrainState, folder: Path) -> None:
+    """Raise if the disk of an existing folder has no room for one checkpoint."""
+    trained = [weight for weight in state.method.parameters() if weight.requires_grad]
+    moments = OPTIMIZER_VALUES[state.cfg.SOLVER.OPTIMIZER] * bytes_of(trained)
+    needed = bytes_of(state.method.state_dict()) + moments + CONTAINER_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise KsclError(
+            f"The disk of OUTPUT_DIR {folder} has {free / 2**20:,.1f} MiB free, but a checkpoint "
+            f"takes {needed / 2**20:,.1f} MiB. Make room, or choose another OUTPUT_DIR."
+        )
+
+
+def exported(backbone: nn.Module) -> dict[str, Tensor]:
+    """Return copies of a backbone's tensors by timm's names, on the CPU."""
+    return {
+        name: value.detach().cpu().clone().contiguous()
+        for name, value in backbone.state_dict().items()
+    }
+
+
+def start_from_weights(method: Method, cfg: CfgNode) -> dict[str, str]:
+    """Load BACKBONE.WEIGHTS into all encoders; return the inputs of the record: its SHA-256."""
     weights = cfg.BACKBONE.WEIGHTS
     if not weights:
         return {}
@@ -270,9 +343,8 @@ def start_from_weights(learner: Learner, cfg: CfgNode) -> dict[str, str]:
         )
     for sentence in loaded.said:
         log.info(sentence)
-    for encoder in (learner.encoder, learner.key_encoder):
-        if encoder is not None:
-            encoder.backbone.load_state_dict(loaded.backbone.state_dict())
+    for encoder in method.encoders():
+        encoder.backbone.load_state_dict(loaded.backbone.state_dict())
     assert loaded.file_sha256 is not None  # only random weights have no file
     return {"weights": loaded.file_sha256}
 

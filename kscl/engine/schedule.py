@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import nn
 
 from kscl.errors import KsclError
 
@@ -17,14 +16,17 @@ from kscl.errors import KsclError
 DECAYS_EVERYTHING = ("sgd",)
 
 
-def build_optimizer(cfg: CfgNode, module: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer that the config names."""
+def build_optimizer(cfg: CfgNode, given: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
+    """Build the optimizer that the config names for a method's groups of parameters."""
     solver = cfg.SOLVER
-    name, decay, lr = solver.OPTIMIZER, solver.WEIGHT_DECAY, learning_rate(cfg)
-    groups = parameter_groups(module.named_parameters(), decay, name in DECAYS_EVERYTHING)
+    name, lr = solver.OPTIMIZER, learning_rate(cfg)
+    everything = name in DECAYS_EVERYTHING
+    groups = [
+        part for group in given for part in split_by_decay(group, solver.WEIGHT_DECAY, everything)
+    ]
     # On a CPU torch would by default take a small network's step tensor by tensor, in 5 % of the
     # training time; on a GPU its default is fast.
-    on_cpu = all(weight.device.type == "cpu" for weight in module.parameters())
+    on_cpu = all(weight.device.type == "cpu" for group in groups for weight in group["params"])
     fused = True if on_cpu else None
     if name == "sgd":
         return torch.optim.SGD(groups, lr=lr, momentum=solver.MOMENTUM, fused=fused)
@@ -61,18 +63,14 @@ class Lars(torch.optim.Optimizer):
                 weight.sub_(velocity.mul_(group["momentum"]).add_(gradient, alpha=group["lr"]))
 
 
-def parameter_groups(
-    parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float, decay_everything: bool
+def split_by_decay(
+    group: Mapping[str, Any], weight_decay: float, decay_everything: bool
 ) -> list[dict[str, Any]]:
-    """Return the trained parameters in one group, or in two: matrices, which decay, and vectors."""
-    decayed: list[nn.Parameter] = []
-    spared: list[nn.Parameter] = []
-    for _, parameter in parameters:
-        if parameter.requires_grad:
-            matrix = parameter.ndim > 1
-            (decayed if matrix or decay_everything else spared).append(parameter)
-    groups = [(decayed, weight_decay), (spared, 0.0)]
-    return [{"params": group, "weight_decay": decay} for group, decay in groups if group]
+    """Return a group of parameters as one, or as two: matrices, which decay, and vectors."""
+    decayed = [weight for weight in group["params"] if weight.ndim > 1 or decay_everything]
+    spared = [weight for weight in group["params"] if weight.ndim <= 1 and not decay_everything]
+    parts = [(decayed, weight_decay), (spared, 0.0)]
+    return [{"weight_decay": decay, **group, "params": part} for part, decay in parts if part]
 
 
 def total_steps(cfg: CfgNode, steps_per_epoch: int) -> int:
@@ -103,9 +101,8 @@ def learning_rate_at(cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
     epoch = step / steps_per_epoch
     warmup_steps = round(solver.WARMUP_EPOCHS * steps_per_epoch)
     base = learning_rate(cfg)
-    if (
-        step < warmup_steps
-    ):  # always by steps: by epochs, the first one would have one learning rate
+    # Always by steps: by epochs, the first one would have one learning rate.
+    if step < warmup_steps:
         return base * (step + 1) / warmup_steps
     if solver.LR_UPDATE == "epoch":
         epoch = float(step // steps_per_epoch)
@@ -127,9 +124,9 @@ def step_factor(epoch: float, milestones: list[int], gamma: float) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups."""
+    """Set the learning rate of all groups, each by its `lr_scale`."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def learning_rate(cfg: CfgNode) -> float:

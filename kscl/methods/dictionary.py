@@ -1,25 +1,21 @@
 """Where the other instances live: a queue, the minibatch itself, or a bank with a slot per image.
 
-All three hold subspaces, and none knows how they were made. They share two methods:
-
-    negatives(query, instance, basis, owners, temperature)
-                                  what the loss needs to know of the other instances
-    store(subspaces, instance)    take in this step's subspaces, those of all ranks
-
-`instance` (M,) of the queries and `owners` (N,) of this step's bases tell entries apart: an image's
-index for the bank, its index in the batch otherwise.
+A dictionary is a registered class (`DICTIONARY.TYPE`). It holds subspaces without knowing how they
+were made, and scores them by the similarity's own formula.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from kscl.errors import KsclError
+from kscl.methods.keys import stored_vectors
 from kscl.methods.subspace import Subspaces
-from kscl.registry import SIMILARITIES
+from kscl.registry import DICTIONARIES, SIMILARITIES
 from kscl.runtime.distributed import gather, gather_together, gather_with_gradient
 
 
@@ -30,20 +26,47 @@ class Negatives(NamedTuple):
     hardest: Tensor  # (M,) max s, without gradient
 
 
-class _Stored(nn.Module):
+class Dictionary(nn.Module):
+    """The other instances; a number tells each: the image's index, or its place in the batch.
+
+    in_batch    its entries are those of this step
+    by_index    its instances are the images' indices
+    """
+
+    in_batch: ClassVar[bool] = False
+    by_index: ClassVar[bool] = False
+
+    def __init__(self, similarity: str) -> None:
+        super().__init__()
+        self.similarity = SIMILARITIES[similarity]
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode, num_images: int | None) -> Dictionary:
+        """Return the empty dictionary of a config, for a set of so many images if known."""
+        raise NotImplementedError
+
+    def negatives(
+        self, query: Tensor, instance: Tensor, basis: Tensor, owners: Tensor, temperature: float
+    ) -> Negatives:
+        """Compare queries (M, D) of instances (M,) with all other instances.
+
+        `basis` (N, L, D) and `owners` (N,) are this step's subspaces and their instances.
+        """
+        raise NotImplementedError
+
+    def store(self, subspaces: Subspaces, instance: Tensor) -> None:
+        """Take in this step's subspaces, those of all ranks."""
+        raise NotImplementedError
+
+
+class _Stored(Dictionary):
     """Subspaces in buffers, slot-major; an entry of rank 0 is empty."""
 
     slots: Tensor  # (L, N, D)
     rank: Tensor  # (N,)
 
     def __init__(self, length: int, max_rank: int, dim: int, similarity: str, name: str) -> None:
-        super().__init__()
-        if min(length, max_rank, dim) < 1:
-            raise KsclError(
-                f"A {name} of {length} entries of {max_rank} x {dim} holds nothing: each of the "
-                "three must be 1 or more."
-            )
-        self.similarity = SIMILARITIES[similarity]
+        super().__init__(similarity)
         self.name = name
         self.register_buffer("slots", torch.zeros(max_rank, length, dim))
         self.register_buffer("rank", torch.zeros(length, dtype=torch.int16))
@@ -90,8 +113,14 @@ class Queue(_Stored):
         super().__init__(length, max_rank, dim, similarity, "queue")
         self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
         self.register_buffer("count", torch.zeros((), dtype=torch.long))
-        self._pointer = self._count = 0  # the same numbers, for which a GPU need not be asked
+        self._pointer = self._count = 0  # host-side copies; they avoid a device sync
         self.register_load_state_dict_post_hook(_read_counters)
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode, num_images: int | None) -> Queue:
+        """Return an empty queue."""
+        length, similarity = cfg.DICTIONARY.QUEUE_LENGTH, cfg.METHOD.SIMILARITY
+        return cls(length, stored_vectors(cfg), cfg.PROJECTOR.DIM, similarity=similarity)
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Return slots and ranks of the entries that were filled so far."""
@@ -116,6 +145,8 @@ class Queue(_Stored):
 class MemoryBank(_Stored):
     """One entry per image (NPID); neither a query's own image nor an unseen one is a negative."""
 
+    by_index = True
+
     def __init__(
         self,
         num_images: int,
@@ -126,9 +157,19 @@ class MemoryBank(_Stored):
         similarity: str = "projection",
     ) -> None:
         super().__init__(num_images, max_rank, dim, similarity, "memory bank")
-        if not 0 <= momentum < 1:
-            raise KsclError(f"The memory bank's momentum is {momentum}, but it lies in [0, 1).")
         self.momentum = momentum
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode, num_images: int | None) -> MemoryBank:
+        """Return an empty bank with a slot per image."""
+        assert num_images is not None
+        return cls(
+            num_images,
+            stored_vectors(cfg),
+            cfg.PROJECTOR.DIM,
+            momentum=cfg.DICTIONARY.BANK_MOMENTUM,
+            similarity=cfg.METHOD.SIMILARITY,
+        )
 
     def own_entries(self, instance: Tensor) -> Tensor:
         """Return the images' indices: entry n is image n."""
@@ -150,26 +191,27 @@ class MemoryBank(_Stored):
         self.write(instance, basis, new.rank)
 
 
-class Minibatch(nn.Module):
+class Minibatch(Dictionary):
     """The other instances of this step's batch, over all ranks (SimCLR); it keeps nothing.
 
     Subspaces of the query's own instance are not negatives, whichever view they leave out.
     """
 
+    in_batch = True
+
     def __init__(self, *, similarity: str = "projection") -> None:
-        super().__init__()
-        self.similarity = SIMILARITIES[similarity]
+        super().__init__(similarity)
+
+    @classmethod
+    def from_config(cls, cfg: CfgNode, num_images: int | None) -> Minibatch:
+        """Return it; there is nothing to hold."""
+        return cls(similarity=cfg.METHOD.SIMILARITY)
 
     def negatives(
         self, query: Tensor, instance: Tensor, basis: Tensor, owners: Tensor, temperature: float
     ) -> Negatives:
         """Compare queries (M, D) with the bases (N, L, D) of all other instances of the batch."""
         own = instance[:, None] == gather(owners)  # (M, N)
-        # On a GPU it is not asked, as the answer would have to be waited for.
-        if own.device.type == "cpu" and own.all(1).any():
-            raise KsclError(
-                "A batch of one image has no other instance to tell apart: give two or more images."
-            )
         similarity = self.similarity.every(query, gather_with_gradient(basis))  # (M, N)
         similarity = similarity.masked_fill(own, -torch.inf)
         return Negatives((similarity / temperature).logsumexp(1), similarity.detach().amax(1))
@@ -178,7 +220,9 @@ class Minibatch(nn.Module):
         """Store nothing: no entry outlives its batch."""
 
 
-Dictionary = Queue | MemoryBank | Minibatch
+DICTIONARIES.register("queue", Queue)
+DICTIONARIES.register("minibatch", Minibatch)
+DICTIONARIES.register("memory_bank", MemoryBank)
 
 
 def _last_of_each(values: Tensor) -> Tensor:

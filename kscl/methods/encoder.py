@@ -45,19 +45,20 @@ LONGEST_LIST = 64
 
 
 class Encoder(nn.Module):
-    """Images (B, 3, H, W) to unit embeddings (B, D)."""
+    """Images (B, 3, H, W) to embeddings (B, D), of unit length unless `unit` is False."""
 
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+    def __init__(self, backbone: nn.Module, head: nn.Module, unit: bool = True) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
+        self.unit = unit
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return unit embeddings (B, D) in float32 or better."""
+        """Return embeddings (B, D) in float32 or better."""
         embedding = self.head(self.backbone(images))  # (B, D)
         if embedding.dtype in (torch.float16, torch.bfloat16):
             embedding = embedding.float()  # a half precision vector is unit to 3 digits only
-        return F.normalize(embedding, dim=1)
+        return F.normalize(embedding, dim=1) if self.unit else embedding
 
 
 def build_encoder(
@@ -75,11 +76,6 @@ def build_encoder(
     embeddings drift one way less, and with them the fresh keys away from a queue of older ones.
     `simclr` is SimCLR's head with two layers: BatchNorm after both, the last one without a shift.
     """
-    if dim < 1:
-        raise KsclError(
-            f"PROJECTOR.DIM is {dim}, but embeddings of dimension {dim} hold nothing: it is 128 in "
-            "the paper."
-        )
     backbone = build_backbone(name, kwargs)
     features = feature_dim(backbone, input_size)
     hidden = hidden_dim or features
@@ -100,12 +96,9 @@ def build_encoder(
             nn.init.normal_(layer.weight, std=0.01)
         norm.bias.requires_grad_(False)  # stays 0
         layers = [first, nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), last, norm]
-    elif head == "linear":
-        layers = [nn.Linear(features, dim)]
     else:
-        raise KsclError(
-            f"PROJECTOR.TYPE: there is no head '{head}': choose mlp, mlp_bn, simclr or linear."
-        )
+        assert head == "linear"
+        layers = [nn.Linear(features, dim)]
     return Encoder(backbone, nn.Sequential(*layers))
 
 
@@ -205,11 +198,3 @@ def feature_dim(backbone: nn.Module, input_size: int, key: str = "INPUT.SIZE") -
             "BACKBONE.NAME, or set global_pool in BACKBONE.KWARGS."
         )
     return features.shape[1]
-
-
-def backbone_state_dict(encoder: Encoder) -> dict[str, Tensor]:
-    """Return copies of the backbone's tensors by timm's names, on the CPU, for export."""
-    return {
-        key: value.detach().cpu().clone().contiguous()
-        for key, value in encoder.backbone.state_dict().items()
-    }

@@ -21,12 +21,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from kscl.config import leaves, value_at
-from kscl.data.loader import Batch, StepSampler
+from kscl.data.loader import StepSampler
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import SyncBatchNorm
 from kscl.run.task import task
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
+from kscl.views.batch import Batch
 from linear_eval.config import CENTER
 from linear_eval.images import geometry, load_views
 from linear_eval.linear import CHUNK, new_head, rate_factor

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,14 +17,14 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from kscl.data.loader import Batch, build_train_loader
+from kscl.data.loader import build_train_loader
 from kscl.data.open import open_source
-from kscl.engine.loop import take_step, to_device, warm_up
-from kscl.engine.state import TrainState, build_state
+from kscl.engine.loop import TrainState, build_state, take_step, to_device, warm_up
 from kscl.keys import load_config
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.machine import keep_freed_memory
-from tests.benchmarks.harness import figure, time_ratio
+from kscl.views.batch import Batch
+from tests.benchmarks.harness import figure, in_own_process, time_ratio
 from tests.helpers.runs import draw_images
 
 CPU = torch.device("cpu")
@@ -43,27 +44,20 @@ def preloaded(cfg: CfgNode) -> Batch:
     return Batch(pixels, torch.arange(share), [])
 
 
-def all_threads() -> None:
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    keep_freed_memory()
-
-
 def new_training(cfg: CfgNode) -> TrainState:
     return build_state(cfg, num_images=10_000, steps_per_epoch=100, device=CPU)
 
 
-@figure(
-    "engine-overhead",
-    "a K=5 step of ResNet-50 over its bare encoder passes",
-    at_most=1.05,
-    alone=True,
-)
+@figure("engine-overhead", "a K=5 step of ResNet-50 over its bare encoder passes", at_most=1.05)
+def overhead() -> float:
+    return in_own_process(__name__, "step_over_bare_encoders")
+
+
 def step_over_bare_encoders() -> float:
-    all_threads()
     cfg = config("INPUT.SIZE", 128, "SOLVER.BATCH_SIZE", 16)
     training, batch = new_training(cfg), preloaded(cfg)
-    views = training.learner.normalize(to_device(batch.views, cfg, CPU))
-    encoder, key_encoder = training.learner.encoder, training.learner.key_encoder
+    views = training.method.normalize(to_device(batch, cfg, CPU).views)
+    encoder, key_encoder = training.method.encoder, training.method.key_encoder
     assert key_encoder is not None
 
     def bare() -> None:
@@ -77,11 +71,12 @@ def step_over_bare_encoders() -> float:
     return time_ratio(lambda: take_step(training, batch), bare, rounds=ROUNDS)
 
 
-@figure(
-    "engine-loader-overlap", "a step fed by one worker over one on preloaded tensors", alone=True
-)
+@figure("engine-loader-overlap", "a step fed by one worker over one on preloaded tensors")
+def loader_overlap() -> float:
+    return in_own_process(__name__, "fed_by_a_worker_over_preloaded")
+
+
 def fed_by_a_worker_over_preloaded() -> float:
-    all_threads()
     with tempfile.TemporaryDirectory() as folder:
         images = draw_images(Path(folder) / "images", count=256, side=96)
         words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "SOLVER.BATCH_SIZE", 32]
@@ -166,3 +161,14 @@ def steps_on_request(place: Place, pipe: Connection) -> None:
     while pipe.recv() == "step":
         take_step(training, batch)
         pipe.send("done")
+
+
+if __name__ == "__main__":
+    measures: tuple[Callable[[], float], ...] = (
+        step_over_bare_encoders,
+        fed_by_a_worker_over_preloaded,
+    )
+    measure = {measure.__name__: measure for measure in measures}[sys.argv[1]]
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    keep_freed_memory()
+    print(measure())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kscl.keys import load_config
 from kscl.methods.dictionary import Queue
 from kscl.methods.encoder import build_encoder
 from kscl.methods.kernels import all_lengths
-from kscl.methods.learner import Learner
+from kscl.methods.kscl import KSCL
 from kscl.methods.subspace import Subspaces, fit_subspaces, own_projection_length
 from kscl.runtime.machine import keep_freed_memory
+from kscl.views.batch import Batch
 from tests.benchmarks.harness import SkippedError, figure, in_own_process, time_ratio
 
 QUERIES, LENGTH, SHOTS, DIM, TAU = 256, 65_536, 5, 128, 0.2
@@ -68,22 +71,22 @@ def lengths_and_einsum(queue: Queue) -> tuple[Callable[[], object], Callable[[],
     return ours, einsum
 
 
-@figure(
-    "learner-lengths-rank-2", "65,536 lengths, all of rank 2, vs einsum", at_least=2.5, alone=True
-)
+@figure("learner-lengths-rank-2", "65,536 lengths, all of rank 2, vs einsum", at_least=2.5)
+def lengths_at_rank_2() -> float:
+    return in_own_process(__name__, "speed_at_rank_2")
+
+
 def speed_at_rank_2() -> float:
-    two_threads()
-    keep_freed_memory()
     ours, einsum = lengths_and_einsum(filled_queue(1.0))
     return time_ratio(einsum, ours, rounds=5)
 
 
-@figure(
-    "learner-lengths-rank-1", "65,536 lengths, 99 % of rank 1, vs einsum", at_least=4, alone=True
-)
+@figure("learner-lengths-rank-1", "65,536 lengths, 99 % of rank 1, vs einsum", at_least=4)
+def lengths_at_rank_1() -> float:
+    return in_own_process(__name__, "speed_at_rank_1")
+
+
 def speed_at_rank_1() -> float:
-    two_threads()
-    keep_freed_memory()
     ours, einsum = lengths_and_einsum(filled_queue(0.01))
     return time_ratio(einsum, ours, rounds=5)
 
@@ -96,7 +99,6 @@ def lengths_memory() -> float:
 
 
 def memory_share() -> float:
-    two_threads()
     ours, einsum = lengths_and_einsum(filled_queue(1.0))
     ours()
     return 100 * peak_memory(ours) / peak_memory(einsum)
@@ -118,12 +120,12 @@ def resident(key: str) -> float:
     raise RuntimeError(f"no {key} in /proc/self/status")
 
 
-@figure(
-    "learner-loss-vs-moco", "logits and cross-entropy at rank 1 vs MoCo's", at_most=1.25, alone=True
-)
+@figure("learner-loss-vs-moco", "logits and cross-entropy at rank 1 vs MoCo's", at_most=1.25)
+def loss_vs_moco() -> float:
+    return in_own_process(__name__, "loss_time_over_moco")
+
+
 def loss_time_over_moco() -> float:
-    two_threads()
-    keep_freed_memory()
     queue = filled_queue(0.0)
     query, key = unit(QUERIES, DIM).requires_grad_(), unit(QUERIES, 1, DIM)
     columns, target = queue.slots[0].T.contiguous(), torch.zeros(QUERIES, dtype=torch.long)
@@ -142,15 +144,17 @@ def loss_time_over_moco() -> float:
     return time_ratio(ours, moco)
 
 
-def training_step(num_shots: int, norm: str) -> tuple[Learner, Callable[[], float]]:
+def training_step(num_shots: int, norm: str) -> tuple[KSCL, Callable[[], float]]:
     """A learner on a narrow ResNet-50 at 64 px, and a step of it that says what backward took.
 
     Channels last and with freed memory kept, as one trains on a CPU.
     """
     encoder = build_encoder("resnet50", {"channels": [16, 32, 64, 128]}, dim=DIM, input_size=64)
     encoder = encoder.to(memory_format=torch.channels_last)
-    queue = Queue(4096, RANK if num_shots > 1 else 1, DIM)
-    learner = Learner(encoder, queue, num_shots=num_shots, key_batch_norm=norm)
+    words = ["METHOD.NUM_SHOTS", num_shots, "KEY_ENCODER.BATCH_NORM", norm, "PROJECTOR.DIM", DIM]
+    cfg = load_config(None, [str(word) for word in [*words, "DICTIONARY.QUEUE_LENGTH", 4096]])
+    learner = KSCL(cfg, None, encoder)
+    queue = learner.dictionary
     views = torch.randn(num_shots + 1, 32, 64, 64, 3).permute(1, 0, 4, 2, 3)
     alike = F.normalize(unit(4096, 1, DIM) + 0.6 * unit(4096, num_shots, DIM), dim=2)  # cosine 0.7
     queue.store(fit_subspaces(alike, 0.4), torch.arange(4096))
@@ -159,7 +163,7 @@ def training_step(num_shots: int, norm: str) -> tuple[Learner, Callable[[], floa
     def step() -> float:
         for parameter in parameters:  # as optimizers do it
             parameter.grad = None
-        loss = learner(views)["loss"]
+        loss = learner(Batch(views, torch.arange(len(views))))["loss"]
         start = time.perf_counter()
         loss.backward()
         took = time.perf_counter() - start
@@ -174,11 +178,12 @@ def training_step(num_shots: int, norm: str) -> tuple[Learner, Callable[[], floa
     "a K=5 step beyond encoders and backward (the optimizer's part is in engine-overhead)",
     at_most=3,
     unit=" %",
-    alone=True,
 )
+def overhead() -> float:
+    return in_own_process(__name__, "overhead_share")
+
+
 def overhead_share() -> float:
-    two_threads()
-    keep_freed_memory()
     learner, step = training_step(SHOTS, "train")
     spent = 0.0
 
@@ -204,15 +209,31 @@ def overhead_share() -> float:
     return statistics.median(shares[1:])
 
 
-@figure("learner-k5-eval-norm", "a step of K=5 : K=1, keys in eval mode", at_most=2.0, alone=True)
+@figure("learner-k5-eval-norm", "a step of K=5 : K=1, keys in eval mode", at_most=2.0)
+def five_shots_averaged_norm() -> float:
+    return in_own_process(__name__, "step_ratio_eval")
+
+
 def step_ratio_eval() -> float:
-    two_threads()
-    keep_freed_memory()
     return time_ratio(training_step(SHOTS, "eval")[1], training_step(1, "eval")[1])
 
 
-@figure("learner-k5-train-norm", "a step of K=5 : K=1, keys in train mode", at_most=2.1, alone=True)
+@figure("learner-k5-train-norm", "a step of K=5 : K=1, keys in train mode", at_most=2.1)
+def five_shots_train_norm() -> float:
+    return in_own_process(__name__, "step_ratio_train")
+
+
 def step_ratio_train() -> float:
-    two_threads()
-    keep_freed_memory()
     return time_ratio(training_step(SHOTS, "train")[1], training_step(1, "train")[1])
+
+
+if __name__ == "__main__":
+    measures = (
+        *(speed_at_rank_2, speed_at_rank_1, loss_time_over_moco),
+        *(memory_share, overhead_share, step_ratio_eval, step_ratio_train),
+    )
+    measure = {measure.__name__: measure for measure in measures}[sys.argv[1]]
+    two_threads()
+    if measure is not memory_share:
+        keep_freed_memory()
+    print(measure())

@@ -26,10 +26,10 @@ def test_every_public_name_is_there_and_is_listed():
     for name in kscl.__all__:
         assert getattr(kscl, name) is not None
         assert name in dir(kscl)
-    assert kscl.Learner.__module__ == "kscl.methods.learner"
+    assert kscl.KSCL.__module__ == "kscl.methods.kscl"
     assert kscl.fit_subspaces.__module__ == "kscl.methods.subspace"
     assert set(kscl.__all__) >= {
-        *("Learner", "Encoder", "Queue", "MemoryBank", "Minibatch", "fit_subspaces"),
+        *("KSCL", "Encoder", "Queue", "MemoryBank", "Minibatch", "fit_subspaces"),
         *("projection_length", "retrieve_instance", "load_backbone", "save_backbone"),
         *("load_config", "KsclError"),
     }

@@ -41,8 +41,8 @@ from kscl.benchmark.leaderboard.rows import (
 )
 from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.config import leaves_without
+from kscl.engine.cost import PASSES_OF_MOCO, forward_passes
 from kscl.errors import KsclError
-from kscl.methods.cost import PASSES_OF_MOCO, forward_passes
 from kscl.records.record import Record
 from kscl.records.spread import mean_and_std, number_and_spread
 from kscl.runtime.files import write_atomically
@@ -501,8 +501,8 @@ def _pretraining_cost(row: Row, unit: float | None) -> list[str]:
     paper = MINUTES_OF_PAPER.get((it.shots, it.rho)) if it.method == "kscl" else None
     try:
         passes = forward_passes(CfgNode(records[0].config.values))
-    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
-        passes = 0.0  # a record of another release, whose settings are not known
+    except (KsclError, AttributeError, KeyError, TypeError, ValueError, ArithmeticError):
+        passes = 0.0  # the settings of another release, or of a method that is not imported
     ranks = [record.metrics.get("mean_rank") for record in records]
     return [
         mean_and_std(minutes),

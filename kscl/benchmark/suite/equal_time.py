@@ -16,12 +16,12 @@ from pathlib import Path
 import torch
 
 from kscl.benchmark.suite.spec import Suite, override_words
-from kscl.data.loader import Batch, build_train_loader, steps_per_epoch
+from kscl.data.loader import build_train_loader, steps_per_epoch
 from kscl.data.open import open_source
-from kscl.engine.loop import take_step
-from kscl.engine.state import TrainState, build_state
+from kscl.engine.loop import TrainState, build_state, take_step
 from kscl.errors import KsclError
 from kscl.keys import load_config
+from kscl.views.batch import Batch
 
 MARK = "# Equal time, as tools/equal_time.py measured it; everything below is written by it."
 WARM_UP, PER_TURN = 3, 4  # steps before anything is measured, and steps of a contender's turn

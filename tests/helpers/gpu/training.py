@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from kscl.backbone_file import read_plain
-from kscl.data.loader import Batch
-from kscl.engine import loop, state
-from kscl.engine.state import TrainState, build_state, restore
+from kscl.engine import loop
+from kscl.engine.loop import TrainState, build_state, restore
 from kscl.keys import load_config
 from kscl.run.checkpoint import find_checkpoints, save_checkpoint, step_of
 from kscl.runtime.distributed import LateVote
+from kscl.views.batch import Batch
 from tests.helpers.gpu.pretend import pretend_gpu, pretend_ranks
 from tests.helpers.gpu.tensor import CUDA, METER
 from tests.helpers.runs import TINY
@@ -102,7 +102,7 @@ def train(
     more = ["SOLVER.EPOCHS", 1, "CHECKPOINT.PERIOD_STEPS", SAVED, "SOLVER.LR_UPDATE", "epoch"]
     more += ["SOLVER.DETERMINISTIC", REAL]
     cfg = load_config(file, [str(word) for word in [*more, *words]])
-    with patch.object(state, "distributed", lambda learner: learner):  # it needs a real GPU
+    with patch.object(loop, "distributed", lambda method: method):  # it needs a real GPU
         trained = build_state(cfg, 96, STEPS, device)
         if resume:
             (path,) = (path for path in find_checkpoints(folder) if step_of(path) == SAVED)
@@ -113,7 +113,7 @@ def train(
             vote.hold(False)
             if step in (SAVED, STEPS):
                 loop.check_numbers(trained, folder)
-                save_checkpoint(folder, step, state.state_dict(trained, folder), keep=2)
+                save_checkpoint(folder, step, loop.state_dict(trained, folder), keep=2)
         vote.close()
     return trained, loader, log.metrics
 

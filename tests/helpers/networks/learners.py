@@ -1,4 +1,4 @@
-"""Small learners, in PyTorch's default precision, and views to feed them."""
+"""Small KSCL learners, in PyTorch's default precision, and views to feed them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Queue
+from kscl.keys import load_config
 from kscl.methods.encoder import Encoder
-from kscl.methods.learner import Learner
-from kscl.registry import SIMILARITIES
+from kscl.methods.kscl import KSCL
+from kscl.views.batch import Batch
 
 DIM = 10
 SIZE = 4
 TAU = 0.2
+KEYS = {
+    "key_encoder": "KEY_ENCODER.TYPE",
+    "momentum": "KEY_ENCODER.MOMENTUM",
+    "key_batch_norm": "KEY_ENCODER.BATCH_NORM",
+    "batch_norm_groups": "KEY_ENCODER.BATCH_NORM_GROUPS",
+    "num_small": "VIEWS.SMALL.COUNT",
+}
+TYPES = {"queue": "queue", "bank": "memory_bank", "minibatch": "minibatch"}
 
 
 def small_encoder(seed: int = 0) -> Encoder:
@@ -24,12 +32,12 @@ def small_encoder(seed: int = 0) -> Encoder:
     return Encoder(backbone, nn.Linear(16, DIM))
 
 
-def learner_with_batch_norm() -> Learner:
+def learner_with_batch_norm() -> KSCL:
     """K = 3 on a queue, for views of 6 pixels: ranks must deal them anew."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten())
     encoder = Encoder(backbone, nn.Linear(128, DIM))
-    return Learner(encoder, Queue(10, 3, DIM), num_shots=3, rho=0.9).double()
+    return make(encoder=encoder, length=10, num_shots=3, rho=0.9).double()
 
 
 def views_of(batch: int, shots: int, seed: int = 0, spread: float = 0.5) -> Tensor:
@@ -40,30 +48,45 @@ def views_of(batch: int, shots: int, seed: int = 0, spread: float = 0.5) -> Tens
 
 
 def make(
-    dictionary: str = "queue", *, length: int = 12, bank: float = 0.0, **settings: Any
-) -> Learner:
-    settings = {"num_shots": 1, "similarity": "projection", "rho": 0.4, **settings}
-    similarity = settings["similarity"]
-    rank = SIMILARITIES[similarity].max_rank(settings["num_shots"], settings["rho"])
-    store: Dictionary
-    if dictionary == "queue":
-        store = Queue(length, rank, DIM, similarity=similarity)
-    elif dictionary == "bank":
-        store = MemoryBank(length, rank, DIM, momentum=bank, similarity=similarity)
-    else:
-        store = Minibatch(similarity=similarity)
-    return Learner(small_encoder(), store, temperature=TAU, **settings)
+    dictionary: str = "queue",
+    *,
+    encoder: Encoder | None = None,
+    dim: int = DIM,
+    length: int = 12,
+    bank: float = 0.0,
+    **settings: Any,
+) -> KSCL:
+    """Return a learner on a dictionary of this length; settings are keys of METHOD, or `KEYS`."""
+    settings = {"num_shots": 1, "temperature": TAU, **settings}
+    words = [
+        *("SOLVER.BATCH_SIZE", 2 * settings.get("batch_norm_groups", 1), "PROJECTOR.DIM", dim),
+        *("DICTIONARY.TYPE", TYPES[dictionary], "DICTIONARY.QUEUE_LENGTH", length),
+        *("DICTIONARY.BANK_MOMENTUM", bank),
+    ]
+    for name, value in settings.items():
+        words += [KEYS.get(name, f"METHOD.{name.upper()}"), value]
+    encoder = small_encoder() if encoder is None else encoder
+    return KSCL(load_config(None, [str(word) for word in words]), length, encoder)
 
 
 SHARED = {"key_encoder": "shared"}
 END_TO_END = {**SHARED, "grad_through_keys": True}
 
 
+def run(
+    learner: nn.Module, views: Tensor, indices: Tensor | None = None, small: Tensor | None = None
+) -> dict[str, Tensor]:
+    """Return what a forward pass of these views does."""
+    indices = torch.arange(len(views)) if indices is None else indices
+    result: dict[str, Tensor] = learner(Batch(views, indices, [], small))
+    return result
+
+
 def one_step(
-    learner: Learner, views: Tensor, optimizer: torch.optim.Optimizer, **more: Any
+    learner: KSCL, views: Tensor, optimizer: torch.optim.Optimizer, **more: Any
 ) -> dict[str, Tensor]:
     optimizer.zero_grad()
-    figures = learner(views, **more)
+    figures = run(learner, views, **more)
     figures["loss"].backward()
     optimizer.step()
     learner.after_step()

@@ -12,7 +12,7 @@ from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan as stages_of
 from kscl.commands import plan, pretrain
 from kscl.data.loader import Budget
-from kscl.engine.preview.estimate import over_all_sizes, seconds_of
+from kscl.engine.check import over_all_sizes, seconds_of
 from kscl.keys import load_config
 from tests.helpers.chain import smoke_suite
 from tests.helpers.data.photos import jpeg, photo
@@ -49,7 +49,7 @@ def test_images_that_cannot_be_read_cannot_be_measured(words, capsys):
 
 @pytest.mark.parametrize(("workers", "rate"), [("0", 20.0), ("2", 60.0)])
 def test_the_time_follows_from_the_measured_rates(words, workers, rate, monkeypatch):
-    monkeypatch.setattr("kscl.engine.preview.estimate.usable_cores", lambda: 2)
+    monkeypatch.setattr("kscl.engine.check.usable_cores", lambda: 2)
     cfg = load_config(None, [*words, "DATA.NUM_WORKERS", workers])
     # A core decodes and augments 30 images per second; the encoder does 60.
     budget = Budget(decode=60.0, augment=60.0, workers=int(workers), encode=60.0)
@@ -79,7 +79,7 @@ def test_a_run_of_so_many_steps_is_planned_by_them(words, capsys):
 
 
 def test_warm_up_and_milestones_are_judged_by_the_batch_of_the_run(words, capsys, monkeypatch):
-    monkeypatch.setattr("kscl.engine.preview.estimate.MOST_IMAGES", 4)  # measured with half of it
+    monkeypatch.setattr("kscl.engine.check.MOST_IMAGES", 4)  # measured with half of it
     words += ["SOLVER.MAX_STEPS", "5", "SOLVER.WARMUP_EPOCHS", "1", "SOLVER.SCHEDULE", "step"]
     assert plan.main(["--gpu", "cpu", *words, "SOLVER.MILESTONES", "[2]"]) == 0
     assert "; 2.5 epochs: " in capsys.readouterr().out

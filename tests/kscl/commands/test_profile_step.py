@@ -8,7 +8,7 @@ import torch.distributed as dist
 from kscl.commands.profile_step import main, table
 from kscl.data.loader import Budget
 from kscl.engine import loop
-from kscl.engine.preview.profile import StepProfile
+from kscl.engine.profile import StepProfile
 from tests.helpers.commands import tool
 from tests.helpers.runs import TINY, draw_images
 

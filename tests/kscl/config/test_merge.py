@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from kscl.config import config_values, config_yaml, leaves, save_config
-from kscl.engine.preview.announce import derived_values
+from kscl.engine.pretrain import derived_values
 from kscl.engine.schedule import learning_rate
 from kscl.errors import ConfigError
 from kscl.keys import PRETRAIN, load_config

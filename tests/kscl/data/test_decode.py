@@ -31,10 +31,11 @@ from kscl.data.formats import (
     decode_whole,
     image_format,
 )
-from kscl.data.loader import SmallViews, ViewDataset
+from kscl.data.loader import ViewDataset
 from kscl.data.open import open_source
 from kscl.data.source import read_picture
 from kscl.errors import KsclError
+from kscl.views.batch import SmallViews
 from kscl.views.recipes import MOCO_V2
 from tests.helpers.data.photos import jpeg, photo
 

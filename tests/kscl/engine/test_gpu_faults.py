@@ -12,26 +12,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kscl.engine import loop
-from kscl.methods import checks, dictionary, kernels
-from kscl.methods.learner import Learner
-from kscl.methods.momentum import MomentumUpdate
+from kscl.methods import dictionary, kernels
+from kscl.methods.kscl import KSCL
+from kscl.views.batch import Batch
 from tests.helpers.gpu.tensor import CUDA, PretendCudaError
 from tests.helpers.gpu.training import CPU, K5, PRETENDED, RANKS, TOLERANCE, gpu, train
 
 pytestmark = pytest.mark.full
 
 
-def at_once(check: Any, step: int, views: Tensor, **results: Tensor) -> None:
+def at_once(check: Any, step: int, views: Tensor, figures: dict[str, Tensor]) -> None:
     """Look for NaN as on a CPU."""
-    checks.check_finite(step, views, **results)
+    loop.check_sums(step, tuple(figures), [float(one) for one in figures.values()])
 
 
-def on_the_cpu(learner: Any, batch: int, indices: Tensor | None, device: torch.device) -> Tensor:
-    return torch.arange(batch)
+def on_the_cpu(learner: Any, batch: Batch) -> Tensor:
+    return torch.arange(len(batch.views))
 
 
-def with_views_left(views: Tensor, cfg: Any, device: torch.device) -> Tensor:
-    return views if views.device.type == "cpu" else views.cpu()
+def with_views_left(batch: Batch, cfg: Any, device: torch.device) -> Batch:
+    return batch._replace(views=batch.views.cpu())
 
 
 def as_int16(local: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def with_cpu_generator(seed: int, step: int) -> None:
 
 FAULTS: dict[str, tuple[Any, str, Any, int]] = {
     "views stay on the CPU": (loop, "to_device", with_views_left, 1),
-    "instances stay on the CPU": (Learner, "_instances", on_the_cpu, 1),
+    "instances stay on the CPU": (KSCL, "instances", on_the_cpu, 1),
     "a CPU generator draws for the GPU": (loop, "seed_step", with_cpu_generator, 1),
     "a type that NCCL does not know": (dictionary, "gather", as_int16, RANKS),
 }
@@ -62,10 +62,10 @@ def test_a_fault_of_devices_is_noticed(fault, tmp_path):
 
 @PRETENDED
 def test_a_step_that_waits_is_noticed(tmp_path):
-    with gpu() as device, patch.object(checks.FiniteCheck, "__call__", at_once):
+    with gpu() as device, patch.object(loop.FiniteCheck, "__call__", at_once):
         _, loader, _ = train(K5, tmp_path, device)
     assert sum(loader.syncs.values()) > 1  # the most that is allowed
-    assert any("kscl/methods/checks.py" in line for _, line in loader.syncs)
+    assert any("kscl/engine/loop.py" in line for _, line in loader.syncs)
 
 
 @PRETENDED
@@ -74,17 +74,17 @@ def test_a_collective_too_many_is_noticed(tmp_path):
         after_step(self, *args)
         dist.all_reduce(torch.zeros(1, device=CUDA))
 
-    after_step = Learner.after_step
-    with gpu(RANKS) as device, patch.object(Learner, "after_step", voted_twice):
+    after_step = KSCL.after_step
+    with gpu(RANKS) as device, patch.object(KSCL, "after_step", voted_twice):
         _, loader, _ = train(K5, tmp_path, device, RANKS)
     assert sum(loader.collectives.values()) > 5, loader.told  # the most that is allowed
 
 
 BANK = ["DICTIONARY.TYPE", "memory_bank"]
-embed_keys, without, prefetched = Learner.embed_keys, kernels._without, loop.prefetched
+embed_keys, without, prefetched = KSCL.embed_keys, kernels._without, loop.prefetched
 
 
-def in_another_order(learner: Learner, *args: Any) -> Tensor:
+def in_another_order(learner: KSCL, *args: Any) -> Tensor:
     return embed_keys(learner, *args).flip(0)
 
 
@@ -108,10 +108,10 @@ def one_step_late(batches: Any, device: torch.device) -> Iterator[Any]:
 
 
 WRONG: dict[str, tuple[Any, str, Callable[..., Any], list[Any]]] = {
-    "keys of other images": (Learner, "embed_keys", in_another_order, K5),
+    "keys of other images": (KSCL, "embed_keys", in_another_order, K5),
     "empty entries of a bank": (kernels, "_without", with_empty_entries, [*K5, *BANK]),
     "an image as its own negative": (kernels, "_without", with_its_own, [*K5, *BANK]),
-    "a momentum encoder that stands still": (MomentumUpdate, "__call__", not_at_all, K5),
+    "a momentum encoder that stands still": (KSCL, "follow", not_at_all, K5),
     "the batch before": (loop, "prefetched", one_step_late, K5),
 }
 

@@ -10,22 +10,26 @@ from pathlib import Path
 import pytest
 import torch
 
-from kscl.data.loader import Batch
-from kscl.engine.loop import report, seed_step, take_step, to_device, warm_up
-from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
-from kscl.engine.state import (
+from kscl.engine.loop import (
     TrainState,
     Window,
     build_state,
     check_ranks,
-    check_room,
+    report,
     restore,
+    seed_step,
     state_dict,
     stopped,
+    take_step,
+    to_device,
+    warm_up,
 )
+from kscl.engine.metrics_log import METRICS_FILE, RunLog, means_of_last_epoch, thinned_curves
+from kscl.engine.pretrain import check_room
 from kscl.errors import KsclError
 from kscl.keys import load_config
 from kscl.run.checkpoint import save_checkpoint
+from kscl.views.batch import Batch
 from kscl.views.normalize import Normalize
 from tests.helpers.runs import TINY, same_bits
 
@@ -58,7 +62,7 @@ def test_groups_that_processes_leave_too_small_are_refused(tmp_path):
     cfg = config(tmp_path, "KEY_ENCODER.BATCH_NORM_GROUPS", 4)  # of a batch of 16
     for ranks in (1, 2):
         check_ranks(cfg, ranks)
-    with pytest.raises(KsclError, match=r"BATCH_NORM_GROUPS 4 .* 4 processes has 4\."):
+    with pytest.raises(KsclError, match=r"BATCH_NORM_GROUPS.* on 4 processes: the 4 images"):
         check_ranks(cfg, 4)
 
 
@@ -95,7 +99,7 @@ def test_parts_of_a_batch_fill_the_queue_like_the_whole_batch(tmp_path):
     for batch in batches(2):
         take_step(whole, batch)
         take_step(parts, batch)
-    one, other = whole.learner.dictionary, parts.learner.dictionary
+    one, other = whole.method.dictionary, parts.method.dictionary
     assert int(one.count) == int(other.count) == 32
     same = (one.slots[0, :32] * other.slots[0, :32]).sum(1).abs()  # (32,) cosines
     assert float(same.min()) > 0.999
@@ -106,7 +110,7 @@ def test_clipping_bounds_the_update(tmp_path):
     clipped = new_state(tmp_path, "SOLVER.CLIP_GRAD_NORM", 1e-3, "SOLVER.WEIGHT_DECAY", 0)
     first, second = batches(2)
     take_step(clipped, first)  # an empty queue gives no gradient
-    weights = list(clipped.learner.encoder.parameters())
+    weights = list(clipped.method.encoder.parameters())
     before = [weight.detach().clone() for weight in weights]
     take_step(clipped, second)
     moves = [(now - old).detach() for now, old in zip(weights, before, strict=True)]
@@ -126,9 +130,9 @@ def test_steps_that_fp16_skips_are_counted_and_too_many_in_a_row_stop_the_run(
     assert (state.skips.in_a_row, state.skips.since_report) == (0, 0)
     # The scaler of fp16 on a CPU, at a scale at which every gradient overflows.
     state.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=0.99)
-    weights = [weight.detach().clone() for weight in state.learner.encoder.parameters()]
+    weights = [weight.detach().clone() for weight in state.method.encoder.parameters()]
     take_step(state, first)
-    assert same_bits(weights, [w.detach() for w in state.learner.encoder.parameters()])
+    assert same_bits(weights, [w.detach() for w in state.method.encoder.parameters()])
     with RunLog(tmp_path, state.step, 6, 6, 3) as run_log:
         report(state, run_log, waited=0.0)
     (row,) = map(json.loads, (tmp_path / METRICS_FILE).open())
@@ -142,8 +146,9 @@ def test_steps_that_fp16_skips_are_counted_and_too_many_in_a_row_stop_the_run(
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_views_reach_the_encoder_normalized_and_each_in_one_dense_block(tmp_path, channels_last):
     cfg = config(tmp_path, "SOLVER.CHANNELS_LAST", channels_last)
-    pixels = next(batches(1)).views
-    views = Normalize(cfg.INPUT.MEAN, cfg.INPUT.STD)(to_device(pixels, cfg, CPU))
+    batch = next(batches(1))
+    pixels = batch.views
+    views = Normalize(cfg.INPUT.MEAN, cfg.INPUT.STD)(to_device(batch, cfg, CPU).views)
     mean, std = torch.tensor(cfg.INPUT.MEAN), torch.tensor(cfg.INPUT.STD)
     expected = (pixels / 255 - mean[:, None, None]) / std[:, None, None]
     assert torch.allclose(views, expected, atol=1e-5)
@@ -154,10 +159,10 @@ def test_views_reach_the_encoder_normalized_and_each_in_one_dense_block(tmp_path
 def test_passes_over_noise_leave_no_trace(tmp_path):
     state = new_state(tmp_path, "KEY_ENCODER.BATCH_NORM", "eval")
     for _ in range(2):
-        before = {name: value.clone() for name, value in state.learner.state_dict().items()}
+        before = {name: value.clone() for name, value in state.method.state_dict().items()}
         assert warm_up(state) > 0
-        assert same_bits(dict(state.learner.state_dict()), before)
-        assert all(weight.grad is None for weight in state.learner.parameters())
+        assert same_bits(dict(state.method.state_dict()), before)
+        assert all(weight.grad is None for weight in state.method.parameters())
         take_step(state, next(batches(1)))
 
 
@@ -179,7 +184,7 @@ def test_a_restored_state_takes_the_same_next_step(tmp_path):
     restore(second, torch.load(file, weights_only=True))
     for state in (first, second):
         take_step(state, last)
-    assert same_bits(dict(first.learner.state_dict()), dict(second.learner.state_dict()))
+    assert same_bits(dict(first.method.state_dict()), dict(second.method.state_dict()))
     assert same_bits(first.optimizer.state_dict(), second.optimizer.state_dict())
     assert same_bits(first.window.sums, second.window.sums)
 
@@ -222,14 +227,20 @@ def test_a_loss_that_is_not_finite_stops_with_step_rate_checkpoint_and_advice(tm
     with pytest.raises(KsclError) as error:
         take_step(state, Batch(bad, second.instances, []), folder)
     (checkpoint,) = folder.iterdir()
-    for word in ("step 1 (epoch 0.17)", "learning rate 0.00", str(checkpoint), "SOLVER.BASE_LR"):
+    for word in (
+        "in the views",
+        "step 1 (epoch 0.17)",
+        "learning rate 0.00",
+        str(checkpoint),
+        "SOLVER.BASE_LR",
+    ):
         assert word in str(error.value)
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path):
     state = new_state(tmp_path)
     with torch.no_grad():
-        next(state.learner.encoder.parameters())[0] = float("inf")
+        next(state.method.encoder.parameters())[0] = float("inf")
     with pytest.raises(KsclError, match="NaN or infinite"):
         save(state, tmp_path / "checkpoints")
     assert not (tmp_path / "checkpoints").exists()
@@ -244,9 +255,9 @@ def test_a_collapse_is_warned_of(tmp_path, caplog, monkeypatch):
     report(state, silent, 0.0)
     assert "collapsed" not in caplog.text
     with torch.no_grad():
-        for weight in state.learner.encoder.head[-1].parameters():
+        for weight in state.method.encoder.head[-1].parameters():
             weight.zero_()
-        state.learner.encoder.head[-1].bias.fill_(1.0)
+        state.method.encoder.head[-1].bias.fill_(1.0)
     take_step(state, next(batches(1)))
     report(state, silent, 0.0)
     assert "embeddings have collapsed" in caplog.text
@@ -256,16 +267,6 @@ def test_a_collapse_is_warned_of(tmp_path, caplog, monkeypatch):
 def test_fp16_is_refused_where_there_is_no_gpu(tmp_path):
     with pytest.raises(KsclError, match="bf16"):
         new_state(tmp_path, "SOLVER.AMP", "fp16")
-
-
-def test_figures_that_a_release_added_are_told_from_where_a_run_has_them():
-    old = {"step": 1, "epoch": 0.5, "steps": 1, "loss": 3.0, "time": 0.0}
-    rows = [old, old | {"step": 2, "epoch": 1.0, "loss": 1.0, "eigenvalue_1": 0.9}]
-    assert means_of_last_epoch(rows) == {"loss": 2.0}
-    assert thinned_curves(rows)["loss"] == [3.0, 1.0]
-    window = Window({"loss": torch.tensor(8.0)}, 4)
-    window.add({"loss": torch.tensor(1.0), "eigenvalue_1": torch.tensor(0.9)})
-    assert (window.steps, float(window.sums["loss"])) == (1, 1.0)
 
 
 def test_the_last_epoch_is_averaged_by_steps_and_curves_are_thinned_to_their_end():

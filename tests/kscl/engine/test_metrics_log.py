@@ -35,10 +35,12 @@ def report_ten_steps(run_log):
 
 
 def test_a_pipe_gets_lines_with_rates_and_the_time_that_remains(tmp_path, capsys):
-    with RunLog(tmp_path, 0, total_steps=100, steps_per_epoch=20, num_views=6) as run_log:
+    with RunLog(
+        tmp_path, 0, total_steps=100, steps_per_epoch=20, num_views=6, figures=["instance_top1"]
+    ) as run_log:
         report_ten_steps(run_log)
     text = capsys.readouterr().err
-    assert "epoch 0.50, step 10 of 100: loss 6.5000, top-1 25.0 %" in text
+    assert "epoch 0.50, step 10 of 100: loss 6.5000, instance_top1 0.25," in text
     assert "128 images/s, 768 views/s, 0:45 left" in text
 
 

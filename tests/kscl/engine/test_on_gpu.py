@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from kscl.engine.state import state_dict
+from kscl.engine.loop import state_dict
 from kscl.errors import KsclError
 from kscl.methods.encoder import Encoder
 from kscl.run.checkpoint import find_checkpoints, save_checkpoint
@@ -87,7 +87,7 @@ def check(case: str, words: list[Any], most: tuple[int, int, int], folder: Path)
     with gpu() as device:
         trained, loader, metrics = train(words, folder / "gpu", device)
         resumed, _, _ = train(words, folder / "gpu", device, resume=True)
-        ends = [on_host(each.learner.state_dict()) for each in (trained, resumed)]
+        ends = [on_host(each.method.state_dict()) for each in (trained, resumed)]
     assert same_bits(*ends)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=TOLERANCE)
     assert sum(loader.syncs.values()) <= most[0], loader.told

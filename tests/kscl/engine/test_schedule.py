@@ -17,7 +17,7 @@ from kscl.engine.schedule import (
 )
 from kscl.errors import KsclError
 from kscl.keys import load_config
-from kscl.methods.build import build_learner
+from kscl.methods.base import build_method
 
 TINY = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "32", "PROJECTOR.DIM", "8"]
 TINY += ["DICTIONARY.QUEUE_LENGTH", "256"]
@@ -73,8 +73,8 @@ def test_each_optimizer_trains_the_encoder_alone_and_decays_what_its_recipe_deca
     name, kind, everything_decays
 ):
     cfg = load_config(None, [*TINY, "SOLVER.OPTIMIZER", name])
-    learner = build_learner(cfg)
-    optimizer = build_optimizer(cfg, learner)
+    learner = build_method(cfg)
+    optimizer = build_optimizer(cfg, learner.param_groups())
     assert type(optimizer) is kind
     groups = optimizer.param_groups
     trained = {id(weight) for group in groups for weight in group["params"]}
@@ -105,7 +105,7 @@ def test_lars_adapts_matrices_and_leaves_vectors_to_plain_sgd():
             "1e-9",
         ],
     )
-    optimizer = build_optimizer(cfg, module)
+    optimizer = build_optimizer(cfg, [{"params": [matrix, vector]}])
     matrix.grad, vector.grad = torch.full((2, 2), 0.5), torch.full((2,), 0.5)
     optimizer.step()
     assert torch.allclose(vector, torch.full((2,), 0.5))  # 1 - 1.0 * 0.5
@@ -115,9 +115,10 @@ def test_lars_adapts_matrices_and_leaves_vectors_to_plain_sgd():
 
 def test_the_rate_is_set_for_every_group():
     cfg = load_config(None, [*TINY, "SOLVER.OPTIMIZER", "adamw"])
-    optimizer = build_optimizer(cfg, build_learner(cfg))
+    group = {"params": [torch.nn.Parameter(torch.ones(2, 2))]}
+    optimizer = build_optimizer(cfg, [*build_method(cfg).param_groups(), {**group, "lr_scale": 10}])
     set_learning_rate(optimizer, 0.25)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25, 2.5]
 
 
 def test_a_number_of_steps_replaces_the_epochs_and_the_cosine_spans_it():

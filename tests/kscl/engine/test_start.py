@@ -10,7 +10,7 @@ from kscl.commands.pretrain import main
 from kscl.engine.pretrain import start_from_weights
 from kscl.errors import KsclError
 from kscl.keys import load_config
-from kscl.methods.build import build_learner
+from kscl.methods.base import build_method
 from kscl.methods.encoder import build_backbone
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.files import sha256_of
@@ -36,7 +36,7 @@ def config(*words: object):
 
 def test_both_encoders_get_the_weights_and_the_random_streams_stay(weights):
     cfg = config("BACKBONE.WEIGHTS", weights)
-    learner = build_learner(cfg)
+    learner = build_method(cfg)
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
@@ -52,7 +52,7 @@ def test_both_encoders_get_the_weights_and_the_random_streams_stay(weights):
 
 def test_without_the_key_nothing_is_loaded():
     cfg = config()
-    learner = build_learner(cfg)
+    learner = build_method(cfg)
     before = {key: value.clone() for key, value in learner.state_dict().items()}
     assert start_from_weights(learner, cfg) == {}
     assert all(torch.equal(value, before[key]) for key, value in learner.state_dict().items())
@@ -69,7 +69,7 @@ def test_without_the_key_nothing_is_loaded():
 def test_weights_that_do_not_fit_are_refused(weights, words, named):
     cfg = config(*(word.format(weights=weights) for word in words))
     with pytest.raises(KsclError, match=named):
-        start_from_weights(build_learner(cfg), cfg)
+        start_from_weights(build_method(cfg), cfg)
 
 
 def test_of_two_networks_in_a_file_the_chosen_one_is_loaded(tmp_path):
@@ -80,9 +80,9 @@ def test_of_two_networks_in_a_file_the_chosen_one_is_loaded(tmp_path):
     torch.save(states, path)
     words = ["BACKBONE.WEIGHTS", path, "INPUT.MEAN", [0.5] * 3, "INPUT.STD", [0.5] * 3]
     with pytest.raises(KsclError, match=r"BACKBONE\.CONTAINER"):
-        start_from_weights(build_learner(config(*words)), config(*words))
+        start_from_weights(build_method(config(*words)), config(*words))
     cfg = config(*words, "BACKBONE.CONTAINER", "model_ema")
-    learner = build_learner(cfg)
+    learner = build_method(cfg)
     start_from_weights(learner, cfg)
     for key, value in learner.encoder.backbone.state_dict().items():
         assert torch.equal(value, states["model_ema"][key]), key

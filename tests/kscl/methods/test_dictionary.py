@@ -123,10 +123,6 @@ class TestQueue:
         with pytest.raises(KsclError, match=r"saved queue is 2 x 5 x 12 .* is 2 x 6 x 12"):
             Queue(6, 2, DIM).load_state_dict(Queue(5, 2, DIM).state_dict())
 
-    def test_dimension_zero_is_refused(self) -> None:
-        with pytest.raises(KsclError, match="5 entries of 2 x 0"):
-            Queue(5, 2, 0)
-
 
 class TestCost:
     """What makes a long queue affordable, counted and not timed."""
@@ -294,7 +290,3 @@ class TestMinibatch:
             torch.autograd.grad(answer.log_sum.sum(), (query, basis)),
             torch.autograd.grad(expected.sum(), (query, basis)),
         )
-
-    def test_a_batch_of_one_image_is_refused(self) -> None:
-        with pytest.raises(KsclError, match="two or more"):
-            negatives_of(Minibatch(), unit(2, DIM), torch.zeros(2), unit(2, 1, DIM))

@@ -7,16 +7,16 @@ import timm
 import torch
 from torch import nn
 
+from kscl.engine.pretrain import exported
 from kscl.errors import KsclError
-from kscl.methods.batch_norm import calibrate_batch_norm, copy_statistics
+from kscl.methods.batch_norm import calibrate_batch_norm
 from kscl.methods.encoder import (
     Encoder,
-    backbone_state_dict,
     build_backbone,
     build_encoder,
     feature_dim,
 )
-from kscl.methods.momentum import MomentumUpdate, make_momentum_encoder
+from tests.helpers.networks.learners import make
 
 NARROW = {"channels": [4, 8, 8, 16]}
 
@@ -114,8 +114,6 @@ def test_embeddings_are_unit_in_single_precision_whatever_the_network_gives() ->
     [
         ("resnet5O", {}, {}, "no model 'resnet5O'"),
         ("resnet18", {"chanels": [1]}, {}, "chanels"),
-        ("resnet18", NARROW, {"head": "conv"}, "no head 'conv'"),
-        ("resnet18", NARROW, {"dim": 0}, "dimension 0"),
         ("vit_tiny_patch16_224", {"depth": 1}, {"input_size": 32}, "img_size"),
     ],
 )
@@ -169,42 +167,23 @@ def test_names_that_point_to_the_network_or_to_files_are_refused(name: str) -> N
         build_backbone(name)
 
 
-class TestMomentumEncoder:
-    def test_starts_equal_and_takes_no_gradient(self) -> None:
-        encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
-        slow = make_momentum_encoder(encoder)
-        assert not any(p.requires_grad for p in slow.parameters())
-        assert all(p.requires_grad for p in encoder.parameters())
-        for ours, theirs in zip(slow.parameters(), encoder.parameters(), strict=True):
-            assert ours is not theirs
-            assert torch.equal(ours, theirs)
-
-    @pytest.mark.parametrize("buffers", [False, True])
-    def test_moves_by_one_minus_momentum(self, buffers: bool) -> None:
-        encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
-        slow = make_momentum_encoder(encoder)
-        before = {key: value.clone() for key, value in slow.state_dict().items()}
-        with torch.no_grad():
-            for tensor in (*encoder.parameters(), *encoder.buffers()):
-                tensor += 1
-        MomentumUpdate(slow, encoder, buffers=buffers)(0.9)
-        for key, value in slow.state_dict().items():
-            moved = "running" not in key or buffers
-            if "num_batches" not in key:
-                torch.testing.assert_close(value, before[key] + (0.1 if moved else 0))
-
-    def test_calibrated_statistics_are_those_of_the_views(self) -> None:
-        encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
-        views = torch.randn(8, 2, 3, 32, 32) * 3 + 1
-        calibrate_batch_norm(encoder, views.unbind(1))
-        stem = encoder.backbone.conv1(views.flatten(0, 1))
-        norm = encoder.backbone.bn1
-        assert isinstance(norm, nn.BatchNorm2d)
-        torch.testing.assert_close(norm.running_mean, stem.mean((0, 2, 3)), atol=1e-4, rtol=1e-4)
-        assert norm.momentum == 0.1
-        other = make_momentum_encoder(build_encoder("resnet18", NARROW, dim=6, input_size=32))
-        copy_statistics(encoder, other)
-        assert torch.equal(other.backbone.bn1.running_var, norm.running_var)  # type: ignore[arg-type]
+@pytest.mark.parametrize("norm", ["train", "eval"])
+def test_the_momentum_encoder_moves_by_one_minus_momentum(norm: str) -> None:
+    encoder = build_encoder("resnet18", NARROW, dim=6, input_size=32)
+    learner = make(encoder=encoder, dim=6, momentum=0.9, key_batch_norm=norm)
+    slow = learner.key_encoder
+    assert slow is not None
+    assert not any(p.requires_grad for p in slow.parameters())
+    assert all(p.requires_grad for p in encoder.parameters())
+    before = {key: value.clone() for key, value in slow.state_dict().items()}
+    with torch.no_grad():
+        for tensor in (*encoder.parameters(), *encoder.buffers()):
+            tensor += 1
+    learner.after_step()
+    for key, value in slow.state_dict().items():
+        moved = "running" not in key or norm == "eval"
+        if "num_batches" not in key:
+            torch.testing.assert_close(value, before[key] + (0.1 if moved else 0))
 
 
 class TestCalibration:
@@ -246,7 +225,7 @@ class TestCalibration:
 
 def test_exported_backbone_loads_into_timm() -> None:
     encoder = build_encoder("resnet50", NARROW, dim=6, input_size=32)
-    state = backbone_state_dict(encoder)
+    state = exported(encoder.backbone)
     model = timm.create_model("resnet50", num_classes=0, channels=(4, 8, 8, 16))
     model.load_state_dict(state, strict=True)
     images = torch.randn(2, 3, 32, 32)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from kscl.errors import KsclError
 from kscl.keys import load_config
+from kscl.methods.base import build_method
 from kscl.methods.batch_norm import group_batch_norms
-from kscl.methods.build import build_learner
 from kscl.methods.dictionary import MemoryBank, Queue
 from kscl.methods.encoder import build_encoder
-from kscl.methods.learner import Learner, leave_one_out
-from tests.helpers.networks.learners import DIM, make, one_step, views_of, without_gauge
+from kscl.methods.kscl import KSCL, leave_one_out
+from tests.helpers.networks.learners import DIM, make, one_step, run, views_of, without_gauge
 
 pytestmark = pytest.mark.portable
 
@@ -28,10 +28,10 @@ class TestSteps:
         before = [p.clone() for p in learner.key_encoder.parameters()]  # type: ignore[union-attr]
         one, two = views_of(4, 2), views_of(4, 2, seed=1)
         for views in (one, two):
-            learner(views)["loss"].backward()
+            run(learner, views)["loss"].backward()
         assert isinstance(learner.dictionary, Queue)
         assert int(learner.dictionary.count) == 0
-        together(torch.cat([one, two]))
+        run(together, torch.cat([one, two]))
         learner.after_step()
         together.after_step()
         torch.testing.assert_close(
@@ -41,19 +41,11 @@ class TestSteps:
         after = list(learner.key_encoder.parameters())  # type: ignore[union-attr]
         torch.testing.assert_close(after, before)  # no optimizer ran: nothing to follow
 
-    def test_a_forgotten_after_step_is_an_error(self) -> None:
-        learner = make()
-        optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
-        learner(views_of(4, 1))["loss"].backward()
-        optimizer.step()
-        with pytest.raises(RuntimeError, match=r"after_step\(\) was not called"):
-            learner(views_of(4, 1))
-
     def test_evaluation_leaves_no_trace(self) -> None:
         learner = make(num_shots=2)
         before = copy.deepcopy(learner.state_dict())
         with torch.no_grad():
-            learner.eval()(views_of(4, 2))
+            run(learner.eval(), views_of(4, 2))
         learner.train().after_step()
         before["steps"] += 1
         torch.testing.assert_close(learner.state_dict(), before)
@@ -61,11 +53,19 @@ class TestSteps:
     @pytest.mark.parametrize("norm", ["train", "eval"])
     @pytest.mark.parametrize("dictionary", ["queue", "bank"])
     def test_a_restored_run_resumes_to_the_bit(self, dictionary: str, norm: str) -> None:
-        def fresh() -> tuple[Learner, torch.optim.Optimizer]:
+        def fresh() -> tuple[KSCL, torch.optim.Optimizer]:
             torch.manual_seed(0)
             encoder = build_encoder("resnet18", {"channels": [4, 4, 8, 8]}, dim=8, input_size=32)
-            store = Queue(10, 2, 8) if dictionary == "queue" else MemoryBank(10, 2, 8, momentum=0.5)
-            learner = Learner(encoder, store, num_shots=4, momentum=0.9, key_batch_norm=norm)
+            learner = make(
+                dictionary,
+                encoder=encoder,
+                dim=8,
+                length=10,
+                bank=0.5,
+                num_shots=4,
+                momentum=0.9,
+                key_batch_norm=norm,
+            )
             return learner, torch.optim.SGD(learner.encoder.parameters(), lr=0.1, momentum=0.9)
 
         batches = [(torch.randn(4, 5, 3, 32, 32), torch.randperm(10)[:4]) for _ in range(4)]
@@ -86,10 +86,10 @@ class TestSteps:
 
 class TestBatchNorm:
     @staticmethod
-    def learner(norm: str) -> Learner:
+    def learner(norm: str) -> KSCL:
         torch.manual_seed(0)
         encoder = build_encoder("resnet18", {"channels": [4, 4, 8, 8]}, dim=8, input_size=32)
-        return Learner(encoder, Queue(16, 2, 8), num_shots=3, rho=0.6, key_batch_norm=norm)
+        return make(encoder=encoder, dim=8, length=16, num_shots=3, rho=0.6, key_batch_norm=norm)
 
     def test_each_key_view_is_a_batch_of_its_own(self) -> None:
         learner, views = self.learner("train"), torch.randn(6, 3, 3, 32, 32)
@@ -107,7 +107,7 @@ class TestBatchNorm:
         learner.train()
         assert learner.encoder.training
         assert not other.training
-        figures = learner(views)
+        figures = run(learner, views)
         assert figures["embedding_spread"] > 0.01
         calibrated = other.backbone.bn1.running_mean.clone()  # type: ignore[operator, union-attr]
         assert calibrated.abs().max() > 0.05
@@ -149,11 +149,11 @@ class TestPrecision:
         learner.encoder.forward = lambda images: F.normalize(images.flatten(1)[:, :DIM], dim=1)  # type: ignore[method-assign]
         learner.key_encoder = learner.encoder
         views = views_of(8, 5).float()
-        expected = learner(views)
+        expected = run(learner, views)
         learner.after_step()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             assert (views[0, 0, 0] @ views[0, 0, 0]).dtype == torch.bfloat16
-            figures = learner(views)
+            figures = run(learner, views)
         assert figures["mean_rank"] > 2
         torch.testing.assert_close(figures["positive_length"], expected["positive_length"])
         learner.after_step()
@@ -220,13 +220,13 @@ def test_every_method_is_a_setting_and_learns_to_tell_images_apart(name: str) ->
     small = ["INPUT.SIZE", "16", "DICTIONARY.QUEUE_LENGTH", "32", "SOLVER.BATCH_SIZE", "16"]
     cfg = load_config(None, [*SHALLOW, *small, "KEY_ENCODER.MOMENTUM", "0.9", *SETTINGS[name]])
     torch.manual_seed(1)
-    learner = build_learner(cfg, num_images=48)
+    learner = build_method(cfg, num_images=48)
     optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.02, momentum=0.9)
     images = F.interpolate(torch.randn(48, 3, 2, 2), size=16)[:, None]  # four colored squares
     figures = []
     for step in range(30):
         indices = torch.arange(16) + 16 * (step % 3)
-        views = images[indices] + torch.randn(16, learner.num_shots + 1, 3, 16, 16)
+        views = images[indices] + torch.randn(16, learner.NUM_SHOTS + 1, 3, 16, 16)
         figures.append(one_step(learner, views, optimizer, indices=indices))
     first, last = figures[3:8], figures[-5:]  # from the fourth step on every dictionary is full
     assert mean_of(last, "loss") < mean_of(first, "loss") - LEAST_FALL
@@ -239,15 +239,9 @@ def test_as_many_vectors_are_stored_as_rho_can_keep(
     kind: str, method: list[str], vectors: int
 ) -> None:
     cfg = load_config(None, [*NARROW, "DICTIONARY.TYPE", kind, *method])  # K = 5, rho = 0.4
-    learner = build_learner(cfg, num_images=65536)
+    learner = build_method(cfg, num_images=65536)
     assert isinstance(learner.dictionary, Queue | MemoryBank)
     assert learner.dictionary.slots.shape == (vectors, 65536, 16)
-
-
-def test_an_unknown_number_of_images_stops_a_memory_bank() -> None:
-    cfg = load_config(None, [*NARROW, "DICTIONARY.TYPE", "memory_bank"])
-    with pytest.raises(KsclError, match="how many images"):
-        build_learner(cfg)
 
 
 def test_leave_one_out_gives_each_view_the_others_in_order() -> None:

@@ -15,13 +15,14 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from kscl.engine.loop import FiniteCheck
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import synchronize_batch_norm
-from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.methods.encoder import Encoder, build_encoder
-from kscl.methods.learner import Learner
+from kscl.methods.kscl import KSCL
 from kscl.runtime.distributed import Shuffle, gather, gather_together, rank, world_size
-from tests.helpers.networks.learners import learner_with_batch_norm, without_gauge
+from tests.helpers.networks import learners
+from tests.helpers.networks.learners import learner_with_batch_norm, run, without_gauge
 
 pytestmark = [pytest.mark.full, pytest.mark.portable]
 
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def make(case: str) -> Learner:
+def make(case: str) -> KSCL:
     """Without SyncBN, GroupNorm: an image's embedding does not depend on its companions."""
     kind, settings = CASES[case]
     torch.manual_seed(0)
@@ -67,16 +68,9 @@ def make(case: str) -> Learner:
     )
     encoder = Encoder(backbone, nn.Linear(32, DIM))
     synchronize_batch_norm(encoder)
-    similarity = settings.get("similarity", "projection")
-    vectors = 3 if similarity == "projection" else 1
-    dictionary: Dictionary
-    if kind == "queue":
-        dictionary = Queue(10, vectors, DIM, similarity=similarity)
-    elif kind == "bank":
-        dictionary = MemoryBank(IMAGES, vectors, DIM, momentum=0.5)
-    else:
-        dictionary = Minibatch(similarity=similarity)
-    return Learner(encoder, dictionary, momentum=0.9, **settings).double()
+    length = IMAGES if kind == "bank" else 10
+    settings = {"dim": DIM, "length": length, "bank": 0.5, "momentum": 0.9, **settings}
+    return learners.make(kind, encoder=encoder, **settings).double()
 
 
 def batch_of(step: int, views: int) -> tuple[Tensor, Tensor]:
@@ -85,17 +79,16 @@ def batch_of(step: int, views: int) -> tuple[Tensor, Tensor]:
     return images, torch.randperm(IMAGES, generator=generator)[: RANKS * BATCH]
 
 
-def train(learner: Learner, forward: nn.Module, part: slice) -> dict[str, Any]:
+def train(learner: KSCL, forward: nn.Module, part: slice) -> dict[str, Any]:
     """Losses, gradients of the last step, and the state after some steps."""
     optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
     losses = []
     for step in range(STEPS):
-        views, indices = batch_of(step, learner.num_queries + learner.num_shots)
-        small = (
-            batch_of(step, learner.num_small)[0][part, ..., :4, :4] if learner.num_small else None
-        )
+        views, indices = batch_of(step, learner.NUM_QUERIES + learner.NUM_SHOTS)
+        count = learner.cfg.VIEWS.SMALL.COUNT
+        small = batch_of(step, count)[0][part, ..., :4, :4] if count else None
         optimizer.zero_grad()
-        loss = forward(views[part], indices[part], small)["loss"]
+        loss = run(forward, views[part], indices[part], small)["loss"]
         loss.backward()
         optimizer.step()
         learner.after_step()
@@ -111,7 +104,7 @@ GROUPED: dict[str, dict[str, Any]] = {
 GROUPED_BATCH = 8  # over all ranks
 
 
-def make_grouped(case: str, groups: int) -> Learner:
+def make_grouped(case: str, groups: int) -> KSCL:
     """Every kind of BatchNorm layer there is: of torch in two sizes, and timm's with activation."""
     torch.manual_seed(0)
     backbone = nn.Sequential(
@@ -120,8 +113,13 @@ def make_grouped(case: str, groups: int) -> Learner:
     )
     head = nn.Sequential(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, DIM))
     settings = {"num_shots": 3, "rho": 0.9, "momentum": 0.9, **GROUPED[case]}
-    encoder, queue = Encoder(backbone, head), Queue(24, 3, DIM)
-    return Learner(encoder, queue, batch_norm_groups=groups, **settings).double()
+    return learners.make(
+        encoder=Encoder(backbone, head),
+        dim=DIM,
+        length=24,
+        batch_norm_groups=groups,
+        **settings,
+    ).double()
 
 
 def train_grouped(case: str, groups: int, ranks: int) -> dict[str, Any]:
@@ -135,10 +133,11 @@ def train_grouped(case: str, groups: int, ranks: int) -> dict[str, Any]:
         optimizer.zero_grad()
         for number in range(2):
             numbers = torch.Generator().manual_seed(2 * step + number)
-            count = learner.num_queries + learner.num_shots
+            count = learner.NUM_QUERIES + learner.NUM_SHOTS
             views = torch.randn(GROUPED_BATCH, count, 3, 6, 6, generator=numbers).double()
-            small = views[part, : learner.num_small, :, :5, :5] if learner.num_small else None
-            loss = forward(views[part], small=small)["loss"]
+            crops = learner.cfg.VIEWS.SMALL.COUNT
+            small = views[part, :crops, :, :5, :5] if crops else None
+            loss = run(forward, views[part], small=small)["loss"]
             loss.backward()
             losses.append(loss.detach())
         grads = [p.grad.clone() for p in learner.encoder.parameters() if p.grad is not None]
@@ -151,12 +150,14 @@ def averaged_norm() -> dict[str, Tensor]:
     """A few steps with eval-mode keys; what the key encoder holds afterwards."""
     torch.manual_seed(0)
     encoder = build_encoder("resnet18", {"channels": [4, 4, 8, 8]}, dim=DIM, input_size=32)
-    learner = Learner(encoder, Queue(10, 2, DIM), momentum=0.9, key_batch_norm="eval")
+    learner = learners.make(
+        encoder=encoder, dim=DIM, length=10, num_shots=5, momentum=0.9, key_batch_norm="eval"
+    )
     forward = DistributedDataParallel(learner, broadcast_buffers=False)
     optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
     for step in range(2):
         torch.manual_seed(10 * step + rank())
-        forward(torch.randn(BATCH, 6, 3, 32, 32))["loss"].backward()
+        run(forward, torch.randn(BATCH, 6, 3, 32, 32))["loss"].backward()
         optimizer.step()
         learner.after_step()
     assert learner.key_encoder is not None
@@ -175,7 +176,7 @@ def mates_of_keys() -> Tensor:
     learner.key_encoder.register_forward_pre_hook(note)
     views = torch.randn(BATCH, 4, 3, 6, 6).double()
     views[:, :, 0, 0, 0] = (torch.arange(BATCH) + 10 * rank())[:, None]
-    learner(views)
+    run(learner, views)
     return torch.stack(given)
 
 
@@ -192,7 +193,7 @@ def order_of_work() -> list[str]:
     learner.encoder.register_forward_pre_hook(lambda *_: begun.append("queries"))
     learner.key_encoder.register_forward_pre_hook(lambda *_: begun.append("keys"))
     with patch.object(dist, "all_to_all_single", noted):
-        learner(torch.randn(BATCH, 4, 3, 6, 6).double())
+        run(learner, torch.randn(BATCH, 4, 3, 6, 6).double())
     return begun
 
 
@@ -218,7 +219,7 @@ def message_of_nan() -> str:
     if rank() == 1:
         views[0, 0] = torch.nan
     try:
-        learner(views[:BATCH])
+        FiniteCheck()(0, views[:BATCH], run(learner, views[:BATCH]))
     except KsclError as error:
         return str(error)
     return ""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kscl.methods.dictionary import Queue
 from kscl.methods.encoder import Encoder
-from kscl.methods.learner import Learner
+from kscl.methods.kscl import KSCL
 from tests.helpers.networks.learners import (
     DIM,
     END_TO_END,
@@ -19,6 +19,7 @@ from tests.helpers.networks.learners import (
     TAU,
     make,
     one_step,
+    run,
     small_encoder,
     views_of,
 )
@@ -34,7 +35,7 @@ def _precision(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_default_dtype(before)
 
 
-def gradients(learner: Learner, loss: Tensor) -> list[Tensor]:
+def gradients(learner: KSCL, loss: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(learner.encoder.parameters())))
 
 
@@ -81,10 +82,10 @@ class TestMoco:
         torch.testing.assert_close(held, queue)
 
     @staticmethod
-    def with_cosines(similarity: str) -> tuple[Learner, Tensor, Tensor]:
+    def with_cosines(similarity: str) -> tuple[KSCL, Tensor, Tensor]:
         """A learner with a filled queue, views, and their cosines to the own key and the queue."""
         learner = make(similarity=similarity)
-        learner(views_of(12, 1))
+        run(learner, views_of(12, 1))
         learner.after_step()
         assert isinstance(learner.dictionary, Queue)
         queue, views = learner.dictionary.slots[0].clone(), views_of(4, 1, seed=1)
@@ -95,13 +96,13 @@ class TestMoco:
         learner, views, cosines = self.with_cosines("cosine")
         logits = cosines / TAU
         expected = gradients(learner, F.cross_entropy(logits, torch.zeros(4, dtype=torch.long)))
-        torch.testing.assert_close(gradients(learner, learner(views)["loss"]), expected)
+        torch.testing.assert_close(gradients(learner, run(learner, views)["loss"]), expected)
 
     def test_projection_with_one_shot_is_info_nce_of_absolute_cosines(self) -> None:
         learner, views, cosines = self.with_cosines("projection")
         logits = cosines.abs() / TAU
         expected = F.cross_entropy(logits, torch.zeros(4, dtype=torch.long))
-        loss = learner(views)["loss"]
+        loss = run(learner, views)["loss"]
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(gradients(learner, loss), gradients(learner, expected))
 
@@ -122,7 +123,7 @@ class TestSimclr:
         learner = make("minibatch", similarity="cosine", symmetric=True, **END_TO_END)
         views = views_of(5, 1)
         expected = self.nt_xent(learner.encoder(views[:, 0]), learner.encoder(views[:, 1]))
-        loss = learner(views)["loss"]
+        loss = run(learner, views)["loss"]
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(gradients(learner, loss), gradients(learner, expected))
 
@@ -133,7 +134,7 @@ class TestKscl:
         learner = make(num_shots=5, rho=rho)
         earlier, views = views_of(12, 5), views_of(4, 5, seed=1)
         negatives = [kept_vectors(keys, rho) for keys in learner.embed_keys(earlier[:, 1:])]
-        learner(earlier)
+        run(learner, earlier)
         learner.after_step()
         total = torch.zeros(())
         for v, keys in zip(
@@ -141,7 +142,7 @@ class TestKscl:
         ):
             lengths = [(w @ v).norm() for w in (kept_vectors(keys, rho), *negatives)]
             total = total - (torch.stack(lengths) / TAU).log_softmax(0)[0] / 4
-        loss = learner(views)["loss"]
+        loss = run(learner, views)["loss"]
         torch.testing.assert_close(loss, total)
         torch.testing.assert_close(gradients(learner, loss), gradients(learner, total))
 
@@ -155,7 +156,7 @@ class TestKscl:
         queries = learner.encoder(views[:, 0])
         lengths = torch.stack([torch.stack([(w @ v).norm() for w in bases]) for v in queries])
         expected = F.cross_entropy(lengths / TAU, torch.arange(4))
-        loss = learner(views)["loss"]
+        loss = run(learner, views)["loss"]
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(gradients(learner, loss), gradients(learner, expected))
 
@@ -175,7 +176,7 @@ class TestKscl:
                 assert len(rest) == 6
                 lengths = torch.stack([(w @ every[i, t]).norm() for w in (own, *rest)])
                 total = total - (lengths / TAU).log_softmax(0)[0] / 9
-        loss = learner(views)["loss"]
+        loss = run(learner, views)["loss"]
         torch.testing.assert_close(loss, total)
         torch.testing.assert_close(gradients(learner, loss), gradients(learner, total))
 
@@ -183,11 +184,11 @@ class TestKscl:
         views = views_of(4, 3)
         with_keys = make("minibatch", num_shots=3, **END_TO_END)
         without = make("minibatch", num_shots=3, **SHARED)
-        one, two = with_keys(views)["loss"], without(views)["loss"]
+        one, two = run(with_keys, views)["loss"], run(without, views)["loss"]
         torch.testing.assert_close(one, two)
         momentum = make("minibatch", num_shots=3)
         query_only = gradients(without, two)
-        torch.testing.assert_close(query_only, gradients(momentum, momentum(views)["loss"]))
+        torch.testing.assert_close(query_only, gradients(momentum, run(momentum, views)["loss"]))
         assert not torch.allclose(gradients(with_keys, one)[0], query_only[0])
 
     def test_control_compares_with_the_normalized_mean_of_the_keys(self) -> None:
@@ -195,14 +196,15 @@ class TestKscl:
         views = views_of(4, 5)
         means = F.normalize(learner.embed_keys(views[:, 1:]).mean(1), dim=1)
         logits = learner.encoder(views[:, 0]) @ means.T / TAU
-        torch.testing.assert_close(learner(views)["loss"], F.cross_entropy(logits, torch.arange(4)))
+        expected = F.cross_entropy(logits, torch.arange(4))
+        torch.testing.assert_close(run(learner, views)["loss"], expected)
 
     def test_memory_bank_compares_with_all_other_images_seen(self) -> None:
         learner = make("bank", length=9, num_shots=3)
         first, second = torch.tensor([1, 5, 8]), torch.tensor([5, 2])
         earlier, views = views_of(3, 3), views_of(2, 3, seed=1)
         stored = [kept_vectors(keys, 0.4) for keys in learner.embed_keys(earlier[:, 1:])]
-        learner(earlier, first)
+        run(learner, earlier, first)
         learner.after_step()
         total = torch.zeros(())
         keys = learner.embed_keys(views[:, 1:])
@@ -210,12 +212,12 @@ class TestKscl:
             rest = [w for w, image in zip(stored, first, strict=True) if image != second[m]]
             lengths = torch.stack([(w @ v).norm() for w in (kept_vectors(keys[m], 0.4), *rest)])
             total = total - (lengths / TAU).log_softmax(0)[0] / 2
-        torch.testing.assert_close(learner(views, second)["loss"], total)
+        torch.testing.assert_close(run(learner, views, second)["loss"], total)
 
     def test_health_figures_are_what_they_say(self) -> None:
         learner = make("minibatch", num_shots=5, rho=0.9)
         views = views_of(6, 5)
-        figures = learner(views)
+        figures = run(learner, views)
         assert not any(value.requires_grad for key, value in figures.items() if key != "loss")
         query, keys = learner.encoder(views[:, 0]), learner.embed_keys(views[:, 1:])
         bases = [kept_vectors(k, 0.9) for k in keys]
@@ -246,11 +248,11 @@ class TestKscl:
         settings = {"num_shots": shots, "similarity": similarity}
         learner = make(dictionary, length=20, **settings)
         batch = torch.arange(8)
-        learner(views_of(8, shots, seed=1), batch)
+        run(learner, views_of(8, shots, seed=1), batch)
         learner.after_step()  # now something is stored
         views = views_of(8, shots, spread=2.0)
-        expected = make("minibatch", **settings)(views)["instance_top1"]
+        expected = run(make("minibatch", **settings), views)["instance_top1"]
         assert 0 < expected < 1
-        figures = learner(views, batch + 8)
+        figures = run(learner, views, batch + 8)
         assert figures["batch_top1"] == expected
-        assert "batch_top1" not in make("minibatch", **settings)(views)
+        assert "batch_top1" not in run(make("minibatch", **settings), views)

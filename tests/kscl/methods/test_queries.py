@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kscl.errors import KsclError
-from kscl.methods.dictionary import Dictionary, MemoryBank, Minibatch, Queue
 from kscl.methods.encoder import Encoder
-from kscl.methods.learner import Learner
-from kscl.registry import SIMILARITIES
+from kscl.methods.kscl import KSCL
+from tests.helpers.networks import learners
+from tests.helpers.networks.learners import run
 
 pytestmark = pytest.mark.portable
 
@@ -30,17 +29,11 @@ def encoder_of(norm: nn.Module) -> Encoder:
     return Encoder(backbone, nn.Linear(20, DIM)).double()
 
 
-def make(dictionary: str, norm: nn.Module | None = None, **settings: Any) -> Learner:
+def make(dictionary: str, norm: nn.Module | None = None, **settings: Any) -> KSCL:
     settings = {"rho": 0.6, "momentum": 0.8, "num_queries": QUERIES, "num_small": SMALL, **settings}
-    similarity = settings["similarity"]
-    rank = SIMILARITIES[similarity].max_rank(settings["num_shots"], settings["rho"])
-    store: Dictionary = Minibatch(similarity=similarity)
-    if dictionary == "queue":
-        store = Queue(LENGTH, rank, DIM, similarity=similarity)
-    elif dictionary == "bank":
-        store = MemoryBank(IMAGES, rank, DIM, similarity=similarity)
     encoder = encoder_of(nn.Identity() if norm is None else norm)
-    return Learner(encoder, store, temperature=TAU, **settings).double()
+    length = IMAGES if dictionary == "bank" else LENGTH
+    return learners.make(dictionary, encoder=encoder, dim=DIM, length=length, **settings).double()
 
 
 def batch_of(step: int, num_views: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -103,7 +96,7 @@ def test_the_loss_is_the_mean_over_all_queries_of_an_image(
         expected = torch.stack(losses).mean()
         gradients = torch.autograd.grad(expected, list(learner.encoder.parameters()))
 
-        result = learner(views, indices, small)
+        result = run(learner, views, indices, small)
         torch.testing.assert_close(result["loss"], expected)
         result["loss"].backward()
         for weight, gradient in zip(learner.encoder.parameters(), gradients, strict=True):
@@ -120,7 +113,7 @@ def test_a_small_query_of_the_symmetric_loss_is_compared_with_each_subspace_of_i
     similarity: str, shots: int
 ) -> None:
     shared = {"key_encoder": "shared", "grad_through_keys": True, "symmetric": True}
-    learner = make("", num_shots=shots, similarity=similarity, num_queries=1, **shared)
+    learner = make("minibatch", num_shots=shots, similarity=similarity, num_queries=1, **shared)
     views, _, small = batch_of(0, shots + 1)
     every = [torch.cat([learner.encoder(view[None]) for view in image]) for image in views]
     kept = [
@@ -139,7 +132,7 @@ def test_a_small_query_of_the_symmetric_loss_is_compared_with_each_subspace_of_i
             query = learner.encoder(view[None])[0]
             each = [minus_log_probability(query, own, others, similarity) for own in kept[image]]
             losses.append(torch.stack(each).mean())
-    torch.testing.assert_close(learner(views, small=small)["loss"], torch.stack(losses).mean())
+    torch.testing.assert_close(run(learner, views, small=small)["loss"], torch.stack(losses).mean())
 
 
 def test_batch_norm_sees_each_size_as_one_batch_and_keeps_the_statistics_of_the_full_size() -> None:
@@ -150,7 +143,7 @@ def test_batch_norm_sees_each_size_as_one_batch_and_keeps_the_statistics_of_the_
     norm = learner.encoder.backbone[1]  # type: ignore[index]
     assert isinstance(norm, nn.BatchNorm2d)
     norm.register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape)))
-    learner(views, small=small)
+    run(learner, views, small=small)
     assert seen == [(BATCH * QUERIES, 5, 6, 6), (BATCH * SMALL, 5, 3, 3)]
     reference(torch.cat([views[:, 0], views[:, 1]]))
     expected = reference.backbone[1]  # type: ignore[index]
@@ -158,18 +151,3 @@ def test_batch_norm_sees_each_size_as_one_batch_and_keeps_the_statistics_of_the_
     torch.testing.assert_close(norm.running_mean, expected.running_mean)
     torch.testing.assert_close(norm.running_var, expected.running_var)
     assert norm.momentum == expected.momentum
-
-
-def test_queries_that_do_not_fit_the_settings_are_refused() -> None:
-    learner = make("queue", num_shots=1, similarity="cosine")
-    views, _, small = batch_of(0, QUERIES + 1)
-    for wrong, named in (
-        ((views[:, 1:], None, small), "METHOD.NUM_QUERIES"),
-        ((views, None, small[:, 1:]), "VIEWS.SMALL.COUNT"),
-        ((views, None, None), "VIEWS.SMALL.COUNT"),
-        ((views[1:], None, small), "same images"),
-    ):
-        with pytest.raises(KsclError, match=named):
-            learner(*wrong)
-    with pytest.raises(KsclError, match="symmetric"):
-        make("", num_shots=1, similarity="cosine", symmetric=True, key_encoder="shared")

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from kscl.engine.schedule import build_optimizer, learning_rate, set_learning_rate
 from kscl.keys import load_config
+from kscl.methods.base import build_method
 from kscl.methods.batch_norm import SyncBatchNorm, batch_norms, synchronize_batch_norm
-from kscl.methods.build import build_learner
+from tests.helpers.networks.learners import run
 
 pytestmark = pytest.mark.portable
 
@@ -82,8 +83,8 @@ def close(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
 def test_the_shipped_config_takes_simclrs_steps() -> None:
     torch.manual_seed(0)  # a network with a nearly dead channel would magnify rounding
     cfg = load_config(CONFIG, SMALL)
-    learner = build_learner(cfg).double()
-    optimizer = build_optimizer(cfg, learner)
+    learner = build_method(cfg).double()
+    optimizer = build_optimizer(cfg, learner.param_groups())
     assert learning_rate(cfg) == pytest.approx(0.3 * 256 / 256)
     reference, velocity = Reference().double(), dict[str, Tensor]()
     gammas = {name for name, value in reference.named_parameters() if not value.any()}
@@ -97,7 +98,7 @@ def test_the_shipped_config_takes_simclrs_steps() -> None:
         views = torch.randn(5, 2, 3, 32, 32, generator=generator).double()
         set_learning_rate(optimizer, lr)
         optimizer.zero_grad()
-        loss = learner(views)["loss"]
+        loss = run(learner, views)["loss"]
         loss.backward()
         reference.zero_grad()
         expected = contrastive_loss(reference(views))
@@ -114,9 +115,9 @@ def test_the_shipped_config_takes_simclrs_steps() -> None:
 
 
 def test_every_batch_norm_of_simclr_is_synchronized() -> None:
-    encoder = build_learner(load_config(CONFIG, SMALL)).encoder
+    encoder = build_method(load_config(CONFIG, SMALL)).encoder
     assert {type(norm) for norm in batch_norms(encoder)} == {SyncBatchNorm}
-    plain = build_learner(load_config(CONFIG, [*SMALL, "SOLVER.SYNC_BATCH_NORM", "False"])).encoder
+    plain = build_method(load_config(CONFIG, [*SMALL, "SOLVER.SYNC_BATCH_NORM", "False"])).encoder
     assert list(plain.state_dict()) == list(encoder.state_dict())
     assert SyncBatchNorm not in {type(norm) for norm in batch_norms(plain)}
 

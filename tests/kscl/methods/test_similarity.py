@@ -10,7 +10,7 @@ import kscl.methods.similarity
 from kscl.errors import KsclError
 from kscl.keys import PRETRAIN
 from kscl.methods.dictionary import MemoryBank, Minibatch, Queue
-from kscl.methods.learner import Learner
+from kscl.methods.kscl import KSCL
 from kscl.methods.similarity import (
     Similarity,
     blend_directions,
@@ -126,7 +126,7 @@ def test_every_dictionary_scores_by_the_formula_of_a_new_similarity(kind: str, m
         torch.testing.assert_close(figures["loss"], expected)
 
 
-def stored(learner: Learner) -> torch.Tensor:
+def stored(learner: KSCL) -> torch.Tensor:
     """Return the first vectors (N, D) of the entries that are filled."""
     assert not isinstance(learner.dictionary, Minibatch)
     slots, rank = learner.dictionary.filled()

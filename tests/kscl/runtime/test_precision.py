@@ -10,9 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kscl.commands.pretrain import main
-from kscl.data.loader import Batch
-from kscl.engine.loop import take_step
-from kscl.engine.state import TrainState, Window, build_state
+from kscl.engine.loop import TrainState, Window, build_state, take_step
 from kscl.errors import KsclError
 from kscl.keys import load_config
 from kscl.records.record import read_record
@@ -23,6 +21,7 @@ from kscl.runtime.precision import (
     tell_of_tf32,
     warn_of_emulation,
 )
+from kscl.views.batch import Batch
 from tests.helpers.runs import TINY, Run, draw_images
 
 SWITCHES = ("tf32", "cudnn_benchmark", "deterministic")
@@ -119,7 +118,7 @@ def test_the_momentum_encoders_weights_are_cast_once_per_step_and_not_per_view(
     state = build_state(cfg, 96, 6, torch.device("cpu"))
     batch = Batch(torch.zeros(4, 4, 3, 32, 32, dtype=torch.uint8), torch.arange(4), [])
     take_step(state, batch)  # the first one calibrates
-    weights = list(state.learner.key_encoder.parameters())
+    weights = list(state.method.key_encoder.parameters())
     with Casts(weights) as casts:
         take_step(state, batch)
     assert set(casts.counts.values()) == {0, 1}  # vectors of BatchNorm are not cast
@@ -165,7 +164,7 @@ def test_compiled_encoders_have_the_same_losses_and_names(tmp_path, groups):
     plain = state_of(tmp_path, *words)
     compiled = state_of(tmp_path, *words, "SOLVER.COMPILE", "aot_eager")
     assert plain.cfg.SOLVER.COMPILE == "off"  # by default
-    assert list(plain.learner.state_dict()) == list(compiled.learner.state_dict())
+    assert list(plain.method.state_dict()) == list(compiled.method.state_dict())
     torch._dynamo.reset()
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     expected = losses_of(plain)

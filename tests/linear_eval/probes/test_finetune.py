@@ -13,9 +13,9 @@ import torch
 
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.leaderboard.tables import overview_cells
-from kscl.data.loader import Batch
 from kscl.errors import ConfigError
 from kscl.records.record import read_record
+from kscl.views.batch import Batch
 from linear_eval import images
 from linear_eval.backbone import freeze
 from linear_eval.commands.linear_eval import main

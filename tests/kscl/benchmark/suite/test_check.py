@@ -117,7 +117,7 @@ def test_images_that_would_stop_a_pretraining_are_named_by_its_check(tmp_path, c
     assert problems_of(pretrain.main, capsys, *allowed) == []
     (problem,) = problems_of(pretrain.main, capsys, *allowed, "DATA.BAD_IMAGES", "error")
     assert "3.png" in problem
-    monkeypatch.setattr("kscl.engine.preview.check.DECODED_SAMPLE", 7)  # one of the two at least
+    monkeypatch.setattr("kscl.engine.check.DECODED_SAMPLE", 7)  # one of the two at least
     pretrain.main(["--check", *words])
     told = json.loads(capsys.readouterr().out)["problems"]
     assert [problem["kind"] for problem in told] == ["sample", "unreadable image"]

@@ -1,9 +1,7 @@
 """What a run costs: parameters, operations, memory, and the time of an epoch on given GPUs.
 
-    a step = forward and backward of each query (3 forward passes; a small one by its pixels)
-             + K forward passes of the keys
-             + the transfer of each key view to another GPU and back (shuffled BatchNorm)
-             + the products with the dictionary
+    a step = the encoder's passes, of which one with a gradient costs three
+             + what the method adds: e.g. products with a dictionary, and views sent to other GPUs
 
 The fraction of a GPU's peak that a network reaches is not computed but calibrated, on one measured
 epoch: the paper's at K = 1 (16 minutes on 8 V100), or one of yours; for tensor cores, on assumed
@@ -25,6 +23,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.errors import KsclError
 from kscl.keys import load_config
+from kscl.methods.keys import FLOAT_BYTES, method_of, view_pixels
 from kscl.views.sizes import as_schedule, last_size, mean_pixels
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from kscl.methods.encoder import Encoder
 
 IMAGENET_IMAGES = 1_281_167
-FLOAT_BYTES = 4
 # Values of state that an optimizer keeps beside each weight and its gradient.
 OPTIMIZER_VALUES = {"sgd": 1, "lars": 1, "adamw": 2}
 
@@ -83,7 +81,7 @@ def count_costs(cfg: CfgNode) -> Costs:
     """Build the encoder of a config and count what one image costs in it."""
     import torch
 
-    from kscl.methods.build import encoder_of
+    from kscl.methods.base import encoder_of
 
     encoder = encoder_of(cfg)
     size = last_size(cfg.INPUT.SIZE)
@@ -134,36 +132,18 @@ def kept_bytes(encoder: Encoder, images: Tensor) -> int:
 
 def step_flops(cfg: CfgNode, costs: Costs) -> float:
     """Return the operations of one step over all GPUs."""
-    return cfg.SOLVER.BATCH_SIZE * (
-        forward_passes(cfg) * costs.forward_flops + dictionary_flops(cfg)
-    )
+    extra = method_of(cfg).extras(cfg).flops
+    return cfg.SOLVER.BATCH_SIZE * (forward_passes(cfg) * costs.forward_flops + extra)
 
 
-def dictionary_flops(cfg: CfgNode) -> float:
-    """Return the operations of an image: per query and stored vector a product and its gradient."""
-    length, rank = dictionary_shape(cfg)
-    queries = cfg.METHOD.NUM_QUERIES + cfg.VIEWS.SMALL.COUNT
-    return 2 * 2 * queries * length * rank * cfg.PROJECTOR.DIM
-
-
-def dictionary_shape(cfg: CfgNode) -> tuple[int, int]:
-    """Return the entries (a memory bank counts as a queue), and basis vectors per entry."""
-    from kscl.registry import SIMILARITIES
-
-    similarity = SIMILARITIES[cfg.METHOD.SIMILARITY]
-    rank = similarity.max_rank(cfg.METHOD.NUM_SHOTS, cfg.METHOD.RHO)
-    in_batch = cfg.DICTIONARY.TYPE == "minibatch"
-    return cfg.SOLVER.BATCH_SIZE if in_batch else cfg.DICTIONARY.QUEUE_LENGTH, rank
-
-
-def shuffle_seconds(cfg: CfgNode, gpu: Gpu, count: int) -> float:
-    """Return the time of sending every key view to the GPU that encodes it (shuffled BatchNorm)."""
-    if count == 1 or cfg.KEY_ENCODER.TYPE == "shared" or cfg.KEY_ENCODER.BATCH_NORM == "eval":
+def transfer_seconds(cfg: CfgNode, gpu: Gpu, count: int) -> float:
+    """Return the time of sending views to the GPU that encodes them (shuffled BatchNorm)."""
+    if count == 1:
         return 0.0
     number = 1 if cfg.DATA.NORMALIZE_ON_DEVICE else FLOAT_BYTES  # bytes
     pixels = mean_pixels(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS)
     view = cfg.SOLVER.BATCH_SIZE // count * 3 * pixels * number
-    received = cfg.METHOD.NUM_SHOTS * view * (count - 1) / count
+    received = method_of(cfg).extras(cfg).sent * view * (count - 1) / count
     return received / (gpu.link_gb_per_second * 1e9)
 
 
@@ -176,12 +156,12 @@ def peak_flops(cfg: CfgNode, gpu: Gpu, count: int) -> float:
 def step_seconds(cfg: CfgNode, costs: Costs, gpu: Gpu, count: int, efficiency: float) -> float:
     """Return how long one step takes at this fraction of the peak."""
     compute = step_flops(cfg, costs) / (peak_flops(cfg, gpu, count) * efficiency)
-    return compute + shuffle_seconds(cfg, gpu, count)
+    return compute + transfer_seconds(cfg, gpu, count)
 
 
 def loader_workers(cfg: CfgNode, seconds: float, count: int) -> int:
     """Return the workers per GPU that load as fast as steps of so many seconds take images."""
-    image = DECODE_SECONDS + encoded_views(cfg) * VIEW_SECONDS
+    image = DECODE_SECONDS + view_pixels(cfg, method_of(cfg).views(cfg)) * VIEW_SECONDS
     return math.ceil(cfg.SOLVER.BATCH_SIZE * image / seconds / count)
 
 
@@ -195,7 +175,7 @@ def calibrated_efficiency(
 ) -> float:
     """Return the fraction of the peak that a measured epoch of this config implies."""
     seconds = minutes * 60 / (num_images // cfg.SOLVER.BATCH_SIZE)
-    compute = seconds - shuffle_seconds(cfg, gpu, count)
+    compute = seconds - transfer_seconds(cfg, gpu, count)
     if compute <= 0:
         raise KsclError(
             f"{minutes:g} minutes per epoch are less than the transfers alone take: measure again, "
@@ -230,15 +210,15 @@ def memory_bytes(cfg: CfgNode, costs: Costs, count: int) -> dict[str, int]:
     images = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.GRAD_ACCUM_STEPS)
     last = last_size(cfg.INPUT.SIZE)
     largest = (max(size for _, size in as_schedule(cfg.INPUT.SIZE)) / last) ** 2
-    momentum_encoder = 0 if cfg.KEY_ENCODER.TYPE == "shared" else 1
-    values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + momentum_encoder
-    length, rank = dictionary_shape(cfg)
-    stored = 0 if cfg.DICTIONARY.TYPE == "minibatch" else length * rank * cfg.PROJECTOR.DIM
+    method = method_of(cfg)
+    extras, passes = method.extras(cfg), method.passes(cfg, largest)
+    values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + extras.copies
+    pixels = view_pixels(cfg, method.views(cfg), largest)
     return {
         "weights, gradients, optimizer, key encoder": values * costs.parameters * FLOAT_BYTES,
-        "activations": round(images * trained_views(cfg, largest) * costs.activation_bytes),
-        "views": round(images * encoded_views(cfg, largest) * 3 * last**2 * FLOAT_BYTES),
-        "dictionary": stored * FLOAT_BYTES,
+        "activations": round(images * passes.trained * costs.activation_bytes),
+        "views": round(images * pixels * 3 * last**2 * FLOAT_BYTES),
+        "dictionary": extras.stored,
     }
 
 
@@ -255,39 +235,11 @@ def forward_passes(cfg: CfgNode, pixels: float | None = None) -> float:
     if pixels is None:
         pixels = mean_pixels(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS)
     size = pixels / last_size(cfg.INPUT.SIZE) ** 2
-    return encoded_views(cfg, size) + BACKWARD * trained_views(cfg, size)
+    passes = method_of(cfg).passes(cfg, size)
+    return passes.trained + passes.untrained + BACKWARD * passes.trained
 
 
 def num_views(cfg: CfgNode) -> int:
     """Return the number of views per image, of any size."""
-    return cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS + cfg.VIEWS.SMALL.COUNT
-
-
-def encoded_views(cfg: CfgNode, size: float = 1.0) -> float:
-    """Return how many views of the last size have the pixels of all views of an image.
-
-    `size` is the pixels of a full-size view as a fraction of those at the last size.
-    """
-    return size * (cfg.METHOD.NUM_QUERIES + cfg.METHOD.NUM_SHOTS) + small_views(cfg)
-
-
-def trained_views(cfg: CfgNode, size: float = 1.0) -> float:
-    """Return the same of the views that gradients flow through."""
-    end_to_end = cfg.METHOD.GRAD_THROUGH_KEYS or cfg.METHOD.SYMMETRIC
-    keys = cfg.METHOD.NUM_SHOTS if end_to_end else 0
-    return size * (cfg.METHOD.NUM_QUERIES + keys) + small_views(cfg)
-
-
-def small_views(cfg: CfgNode) -> float:
-    """Return how many views of the last size have the pixels of an image's small ones."""
-    small = cfg.VIEWS.SMALL
-    return small.COUNT * (small.SIZE / last_size(cfg.INPUT.SIZE)) ** 2 if small.COUNT else 0
-
-
-def views_in_words(cfg: CfgNode) -> str:
-    """Return the numbers of keys and queries, those that differ from the paper's one query."""
-    small, queries = cfg.VIEWS.SMALL, cfg.METHOD.NUM_QUERIES
-    words = [f"K = {cfg.METHOD.NUM_SHOTS}"]
-    words += [f"{queries} queries"] if queries > 1 else []
-    words += [f"{small.COUNT} small ones of {small.SIZE} pixels"] if small.COUNT else []
-    return ", ".join(words)
+    views = method_of(cfg).views(cfg)
+    return views.count + (views.small.count if views.small else 0)

@@ -24,12 +24,13 @@ from kscl.data.loader import (
 )
 from kscl.data.open import open_source
 from kscl.engine import loop
-from kscl.engine.state import TrainState, build_state
+from kscl.engine.loop import TrainState, build_state
 from kscl.runtime.distributed import device, first_rank_first, rank, world_size
 
 WARM_UP = 3  # steps before anything is measured
 REST = "backward pass"
 LOADER = "loader"
+ENCODERS = ("query pass", "key passes")  # of the trained encoder and of its copy
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "all_to_all_single")
 
 
@@ -155,17 +156,18 @@ def _count_syncs(state: TrainState, batch: Batch) -> float:
 @contextlib.contextmanager
 def _instrumented(state: TrainState, clock: _Clock) -> Iterator[None]:
     """Measure the parts of a step; whatever is not named belongs to the backward pass."""
-    learner = state.learner
+    encoders = [
+        (one, "forward", phase)
+        for one, phase in zip(state.method.encoders(), ENCODERS, strict=False)
+    ]
     places: list[tuple[Any, str, str]] = [
         (loop, "to_device", "host to device"),
         (loop, "forward", "loss head"),  # but for the encoders within it
-        (learner.encoder, "forward", "query pass"),
+        *encoders,
         (state.optimizer, "step", "optimizer"),
-        (learner, "after_step", "dictionary, momentum"),
+        (state.method, "after_step", "dictionary, momentum"),
         *((dist, name, "collectives") for name in COLLECTIVES),
     ]
-    if learner.key_encoder is not None:
-        places.append((learner.key_encoder, "forward", "key passes"))
     before = [(owner, name, vars(owner).get(name)) for owner, name, _ in places]
     for owner, name, phase in places:
         setattr(owner, name, clock.timed(phase, getattr(owner, name)))

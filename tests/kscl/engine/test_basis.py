@@ -14,11 +14,10 @@ from torch import Tensor
 
 from kscl.commands.visualize_basis import main
 from kscl.config import config_values
+from kscl.engine.basis import basis_images, draw, in_words, to_display
 from kscl.errors import KsclError
 from kscl.keys import load_config
-from kscl.methods.basis_images import basis_images
-from kscl.methods.build import build_learner
-from kscl.methods.draw_basis import draw, in_words, to_display
+from kscl.methods.base import build_method
 from kscl.methods.subspace import fit_subspaces
 from tests.helpers.data.photos import jpeg, photo
 
@@ -43,7 +42,7 @@ def views_and_keys(shots: int = 4) -> tuple[Tensor, Tensor]:
 
 def save_checkpoint(folder: Path, settings: list[str]) -> Path:
     cfg = load_config(None, [*SMALL, *settings])
-    content = {"learner": build_learner(cfg).state_dict(), "config": config_values(cfg), "step": 1}
+    content = {"learner": build_method(cfg).state_dict(), "config": config_values(cfg), "step": 1}
     torch.save(content, folder / "checkpoint.pt")
     return folder / "checkpoint.pt"
 

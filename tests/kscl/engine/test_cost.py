@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from kscl.commands.plan import main
-from kscl.keys import load_config
-from kscl.methods.cost import (
+from kscl.engine.cost import (
     GPUS,
     IMAGENET_IMAGES,
     PAPER_COUNT,
@@ -24,6 +23,7 @@ from kscl.methods.cost import (
     step_flops,
     step_seconds,
 )
+from kscl.keys import load_config
 from kscl.methods.encoder import build_encoder
 
 

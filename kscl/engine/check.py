@@ -1,8 +1,10 @@
-"""Look for all that would stop a pretraining, without starting it or writing anything."""
+"""What a pretraining would meet and how long it would take, without starting it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,16 +14,22 @@ from kscl.cli import is_later
 from kscl.data.annotations import SHOWN_PER_KIND, Problem
 from kscl.data.bad_images import BadImages, check_some_image_reads, find_unreadable
 from kscl.data.formats import DECODED_SAMPLE
-from kscl.data.loader import steps_per_epoch
+from kscl.data.loader import Budget, build_train_loader, measure_budget, steps_per_epoch
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource, is_remote
 from kscl.data.tar import check_reachable, is_shard_pattern
-from kscl.engine.health import batch_norm_warnings, queue_warnings
+from kscl.engine.cost import forward_passes
 from kscl.engine.knn import KnnCheck
-from kscl.engine.pretrain import start_from_weights
-from kscl.engine.state import build_state, check_ranks, check_room
+from kscl.engine.loop import build_state, check_ranks, warm_up
+from kscl.engine.pretrain import check_room, start_from_weights
+from kscl.engine.schedule import total_steps
 from kscl.errors import KsclError
+from kscl.runtime.distributed import device
 from kscl.runtime.files import existing_parent
+from kscl.runtime.machine import usable_cores
+from kscl.views.sizes import mean_pixels, size_at
+
+MOST_IMAGES = 16  # in a measured step; a whole batch could take minutes on a CPU
 
 
 def check_pretraining(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> list[Problem]:
@@ -30,7 +38,7 @@ def check_pretraining(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> list
 
 
 def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Problem]:
-    num_images = cfg.SOLVER.BATCH_SIZE  # if the images are not there yet
+    num_images = None  # the images may not be there yet
     try:
         check_ranks(cfg, max(1, num_gpus))
     except KsclError as error:
@@ -45,8 +53,6 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
         try:
             source = open_source(where, cfg.DATA.CACHE_DIR)
             num_images = len(source)
-            for doubt in queue_warnings(cfg, num_images):
-                yield Problem("queue", "DICTIONARY.QUEUE_LENGTH", doubt, "", fatal=False)
             check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
             yield from _unreadable(source, cfg)
         except KsclError as error:
@@ -61,11 +67,12 @@ def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Pro
         except KsclError as error:
             yield Problem("data", "EVAL.KNN_TRAIN and EVAL.KNN_VAL", str(error), "")
     try:
-        steps = steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE)
-        state = build_state(cfg, num_images, steps, torch.device("cpu"))
-        for doubt in batch_norm_warnings(cfg, state.learner, max(1, num_gpus)):
-            yield Problem("batch norm", "KEY_ENCODER.BATCH_NORM_GROUPS", doubt, "", fatal=False)
-        start_from_weights(state.learner, cfg)
+        count = cfg.SOLVER.BATCH_SIZE if num_images is None else num_images
+        steps = steps_per_epoch(count, cfg.SOLVER.BATCH_SIZE)
+        state = build_state(cfg, count, steps, torch.device("cpu"))
+        for key, warning in state.method.setup_warnings(num_images, max(1, num_gpus)):
+            yield Problem("method", key, warning, "", fatal=False)
+        start_from_weights(state.method, cfg)
         check_room(state, existing_parent(Path(cfg.OUTPUT_DIR)))
     except KsclError as error:
         yield Problem("pretraining", "the config", str(error), "")
@@ -94,3 +101,48 @@ def _unreadable(source: ImageSource, cfg: CfgNode) -> Iterator[Problem]:
         allowed = f"DATA.MAX_BAD_FRACTION = {cfg.DATA.MAX_BAD_FRACTION:g}"
         fix = f"This is more than {allowed} allows: fix or remove them, or allow more"
     yield Problem("unreadable image", "DATA.TRAIN", what, fix, fatal=stops)
+
+
+def budget_here(cfg: CfgNode, source: ImageSource) -> Budget:
+    """Return the images per second of every stage, measured on this process's device."""
+    small = cfg.clone()
+    small.defrost()
+    batch = cfg.SOLVER.BATCH_SIZE
+    small.SOLVER.BATCH_SIZE = max(
+        n for n in range(1, min(batch, MOST_IMAGES) + 1) if batch % n == 0
+    )
+    small.SOLVER.GRAD_ACCUM_STEPS = 1
+    small.DATA.NUM_WORKERS = 0  # only its data set is used
+    steps = steps_per_epoch(len(source), small.SOLVER.BATCH_SIZE)
+    # As many epochs: warm-up and milestones are judged by them.
+    more = steps / steps_per_epoch(len(source), batch)
+    small.SOLVER.MAX_STEPS = math.ceil(cfg.SOLVER.MAX_STEPS * more)
+    small.freeze()
+    state = build_state(small, len(source), steps, device())
+    loader = build_train_loader(small, source, first_step=0, last_step=steps, rank=0, world_size=1)
+    budget = measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS)
+    return over_all_sizes(budget.with_encode(warm_up(state)), cfg)
+
+
+def over_all_sizes(budget: Budget, cfg: CfgNode) -> Budget:
+    """Return the mean rates of a training from those measured at its first size."""
+    assert budget.encode is not None
+    first = size_at(cfg.INPUT.SIZE, 0) ** 2
+    mean = mean_pixels(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS)
+    more_to_encode = forward_passes(cfg) / forward_passes(cfg, first)
+    return replace(
+        budget,
+        augment=budget.augment * first / mean,
+        encode=budget.encode / more_to_encode,
+    )
+
+
+def seconds_of(cfg: CfgNode, num_images: int, budget: Budget) -> float:
+    """Return the seconds of all steps, without evaluations and checkpoints."""
+    assert budget.encode is not None
+    if cfg.DATA.NUM_WORKERS and usable_cores() > 1:  # they load while the encoder computes
+        rate = min(budget.load, budget.encode)
+    else:
+        rate = 1 / (1 / budget.load + 1 / budget.encode)
+    steps = total_steps(cfg, steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE))
+    return steps * cfg.SOLVER.BATCH_SIZE / rate
