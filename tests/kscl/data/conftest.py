@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import signal
 import tarfile
@@ -10,8 +11,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from iopath.common.file_io import PathHandler
 
 from kscl.keys import PRETRAIN
+from kscl.runtime.paths import path_manager
 from tests.helpers.data.photos import jpeg, photo
 
 GOOD = 12  # images in the folder
@@ -76,3 +79,32 @@ def write_tar(path, members: dict[str, bytes], kind: int = tarfile.PAX_FORMAT) -
 
 def contents(source) -> list[bytes]:
     return [source.read(index) for index in range(len(source))]
+
+
+class Elsewhere(PathHandler):
+    """A remote store for the tests: `elsewhere://x` is x in the folder that $ELSEWHERE names."""
+
+    def _get_supported_prefixes(self):
+        return ["elsewhere://"]
+
+    def _real(self, path):
+        return os.path.join(os.environ["ELSEWHERE"], path.removeprefix("elsewhere://"))
+
+    def _open(self, path, mode="r", buffering=-1, **kwargs):
+        return open(self._real(path), mode, **kwargs)
+
+    def _isdir(self, path, **kwargs):
+        return os.path.isdir(self._real(path))
+
+    def _isfile(self, path, **kwargs):
+        return os.path.isfile(self._real(path))
+
+    def _ls(self, path, **kwargs):
+        return os.listdir(self._real(path))
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("ELSEWHERE", str(tmp_path))
+    path_manager.register_handler(Elsewhere(), allow_override=True)
+    return tmp_path

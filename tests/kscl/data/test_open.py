@@ -8,14 +8,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from iopath.common.file_io import PathHandler
 
 from kscl.data import open as opening
 from kscl.data import tar
 from kscl.data.open import open_source
 from kscl.data.source import Names, cache_folder
 from kscl.errors import KsclError
-from kscl.runtime.paths import path_manager
 from tests.kscl.data.conftest import contents, write_tar
 
 pytestmark = pytest.mark.usefixtures("cache")
@@ -152,44 +150,6 @@ def test_a_sample_is_what_shares_a_name_up_to_the_first_dot(tmp_path):
     write_tar(tmp_path / "none.tar", {"1.txt": b"x"})
     with pytest.raises(KsclError, match="holds no image"):
         open_source(str(tmp_path / "none.tar"))
-
-
-class Elsewhere(PathHandler):
-    """A remote store for the tests: `elsewhere://x` is `<root>/x`."""
-
-    root = ""
-
-    def _get_supported_prefixes(self):
-        return ["elsewhere://"]
-
-    def _real(self, path):
-        return os.path.join(self.root, path.removeprefix("elsewhere://"))
-
-    def _open(self, path, mode="r", buffering=-1, **kwargs):
-        return open(self._real(path), mode, **kwargs)
-
-    def _get_local_path(self, path, force=False, **kwargs):
-        return self._real(path)
-
-    def _isdir(self, path, **kwargs):
-        return os.path.isdir(self._real(path))
-
-    def _isfile(self, path, **kwargs):
-        return os.path.isfile(self._real(path))
-
-    def _exists(self, path, **kwargs):
-        return os.path.exists(self._real(path))
-
-    def _ls(self, path, **kwargs):
-        return os.listdir(self._real(path))
-
-
-@pytest.fixture
-def elsewhere(tmp_path):
-    handler = Elsewhere()
-    handler.root = str(tmp_path)
-    path_manager.register_handler(handler, allow_override=True)
-    return tmp_path
 
 
 def test_a_registered_remote_handler_serves_folders_lists_and_shards(elsewhere):

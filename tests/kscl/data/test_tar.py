@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from iopath.common.file_io import PathHandler
 
 from kscl.commands.pretrain import main
 from kscl.data import tar
@@ -347,28 +346,18 @@ def test_a_check_before_the_start_downloads_nothing(shards, tmp_path, capsys):
     assert not (tmp_path / "cache").exists()
 
 
-class Mirror(PathHandler):
-    """Paths of the scheme mirror:// lie in a folder that $MIRROR names."""
-
-    def _get_supported_prefixes(self):
-        return ["mirror://"]
-
-    def _open(self, path, mode="r", buffering=-1, **kwargs):
-        return open(path.replace("mirror:/", os.environ["MIRROR"]), mode)
-
-
 def test_a_handler_named_on_the_command_line_serves_a_pretraining(tmp_path, monkeypatch, capsys):
     images = draw_images(tmp_path / "images", 32)
     files = sorted(images.rglob("*.jpg"))
     for shard in range(2):
         members = {path.name: path.read_bytes() for path in files[shard::2]}
         write_tar(tmp_path / f"{shard}.tar", members)
-    monkeypatch.setenv("MIRROR", str(tmp_path))
+    monkeypatch.setenv("ELSEWHERE", str(tmp_path))
     monkeypatch.setenv(paths.HANDLERS_VARIABLE, "")
-    where = "mirror://{0..1}.tar"
+    where = "elsewhere://{0..1}.tar"
     words = ["SOLVER.EPOCHS", 1, "DATA.CACHE_DIR", tmp_path / "cache", "DATA.CACHE_GB", 1.0]
     run = Run(tmp_path / "run", where, *words)
-    assert main(run.command("--path-handler", f"{__name__}:Mirror")) == 0
+    assert main(run.command("--path-handler", "tests.kscl.data.conftest:Elsewhere")) == 0
     assert read_record(run.folder / "record.json")["data"]["train"]["images"] == 32
-    assert main(run.command("--path-handler", "tests.nowhere:Mirror")) == 2
-    assert "tests.nowhere:Mirror" in capsys.readouterr().err
+    assert main(run.command("--path-handler", "tests.nowhere:Elsewhere")) == 2
+    assert "tests.nowhere:Elsewhere" in capsys.readouterr().err

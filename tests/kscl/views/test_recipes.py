@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import pickle
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import yaml
 
 from kscl.errors import ConfigError, KsclError
 from kscl.keys import load_config
-from kscl.views.augment import AUGMENTATIONS, augmentation, resolve, sample_view
+from kscl.views.augment import (
+    AUGMENTATIONS,
+    Parameter,
+    Step,
+    augmentation,
+    make_views,
+    resolve,
+    sample_view,
+)
 from kscl.views.recipes import MOCO_V1, MOCO_V2, RECIPES, SIMCLR, check_recipe
-from tests.helpers.commands import ROOT
 from tests.helpers.config_reference import config_page
 
 
@@ -97,65 +103,42 @@ def test_checking_a_recipe_loads_no_torch_and_naming_one_no_opencv():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-OUTSIDE = """
-import numpy as np
-from kscl.views.augment import Parameter, Step, augmentation
-
-@augmentation(p=0.25, draws=2, level=Parameter((0.0, 9.0), 0, 255, "Level to paint with."))
-def paint(view, level):
-    'Paint a column.'
-    return [Step(painted, (int(view.draw() * view.width), view.between(level)))]
-
 def painted(picture, column, level):
     picture = picture.copy()
     picture[:, column] = level
     return picture
 
-@augmentation()
-def greedy(view):
-    return [Step(painted, (0, view.draw()))]
-"""
+
+def paint(view, level):
+    """Paint a column."""
+    return [Step(painted, (int(view.draw() * view.width), view.between(level)))]
 
 
 @pytest.fixture
-def outside(tmp_path, monkeypatch):
-    """The outside module, imported and after the test forgotten."""
-    (tmp_path / "outside.py").write_text(OUTSIDE)
-    monkeypatch.syspath_prepend(tmp_path)
-    known = dict(AUGMENTATIONS.parts)
-    yield importlib.import_module("outside")
-    del sys.modules["outside"]
-    AUGMENTATIONS.parts = known
+def new_op(monkeypatch):
+    """Register `paint`, and forget it after the test."""
+    monkeypatch.setattr(AUGMENTATIONS, "parts", dict(AUGMENTATIONS.parts))
+    level = Parameter((0.0, 9.0), 0, 255, "Level to paint with.")
+    augmentation(p=0.25, draws=2, level=level)(paint)
 
 
-def test_an_outside_module_adds_an_augmentation_to_configs_checks_and_docs(outside):
+def test_a_new_augmentation_is_known_to_configs_checks_and_docs(new_op):
     load_config(None, ["AUGMENT", "[{op: paint, level: [1, 2]}]"])
     with pytest.raises(ConfigError, match="level of paint"):
         load_config(None, ["AUGMENT", "[{op: paint, level: [1, 256]}]"])
     assert "| `paint` | `level` | `[0.0, 9.0]` | two numbers from 0 to 255 |" in config_page()
-
-
-def test_a_worker_that_has_not_imported_the_outside_module_makes_the_views_too(outside, tmp_path):
-    program = """
-import pickle, sys
-import numpy as np
-from kscl.views.augment import make_views
-views = np.empty((1, 3, 8, 8), np.uint8)
-ops = pickle.loads(sys.stdin.buffer.read())
-make_views(np.full((8, 8, 3), 100, np.uint8), ops, 8, np.array([0.0, 0.5, 1.0]), views)
-assert (views == 9).all(axis=(0, 1, 2)).tolist() == [column == 4 for column in range(8)]
-"""
-    path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": path},
-        input=pickle.dumps(resolve([{"op": "paint", "p": 1.0}])),
-        check=True,
-    )
-
-
-def test_a_name_is_taken_once_and_declared_numbers_must_suffice(outside):
     with pytest.raises(KsclError, match="paint"):
-        augmentation()(outside.paint)
-    with pytest.raises(RuntimeError, match="greedy"):
-        sample_view(resolve([{"op": "greedy"}]), 8, 8, 8, [])
+        augmentation()(paint)
+
+
+def test_a_worker_that_has_not_registered_an_augmentation_makes_its_views_too(new_op):
+    sent = pickle.dumps(resolve([{"op": "paint", "p": 1.0}]))
+    del AUGMENTATIONS.parts["paint"]
+    views, picture = np.empty((1, 3, 8, 8), np.uint8), np.full((8, 8, 3), 100, np.uint8)
+    make_views(picture, pickle.loads(sent), 8, np.array([0.0, 0.5, 1.0]), views)
+    assert (views == 9).all(axis=(0, 1, 2)).tolist() == [column == 4 for column in range(8)]
+
+
+def test_declared_numbers_must_suffice(new_op):
+    with pytest.raises(RuntimeError, match="paint"):
+        sample_view(resolve([{"op": "paint", "p": 1.0}]), 8, 8, 8, [0.0, 0.5])
