@@ -18,6 +18,7 @@ from kscl.benchmark.leaderboard.tables import document, insert, markdown, overvi
 from kscl.benchmark.leaderboard.tables import text as escaped
 from kscl.benchmark.leaderboard.time_figure import draw_time
 from kscl.errors import KsclError
+from kscl.registry import import_modules
 from kscl.runtime.files import write_atomically
 
 FORMATS = ("md", "csv", "json", "html")
@@ -126,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="also draw accuracy against the time of pretraining, with 95%% intervals over seeds",
     )
     arguments = parser.parse_args(argv)
+    import_modules()  # what the suite that starts this command has imported
     formats = [name.strip() for name in arguments.formats.split(",") if name.strip()]
     if not formats or not set(formats) <= set(FORMATS):
         raise KsclError(f"--formats must be some of {', '.join(FORMATS)}, got {arguments.formats}.")

@@ -18,13 +18,12 @@ pretraining config without its seed, and the fingerprint of the pretraining data
 seeds are the replicates; evaluations of one backbone with several seeds are trials of one
 replicate.
 
-**Metrics** are percent: `linear` and `finetune` have top1, top5; `knn` top1; `svm` mAP; `low_shot`
-mAP, the mean over k, and k1, k2, …; `linear_suite` mean and one metric per set, by its name;
-`detection` AP, AP50, AP75 of the scorer that the protocol names. `pretrain` has mean_rank,
-minutes_per_epoch, views_per_second.
+**Metrics.** A record describes its own in `task.metrics`: label, digits, which one ranks and in what
+direction. Those that it does not describe, such as a detector's by another scorer, are in the CSV
+and on the page only. Of a `pretrain` record, columns.py shows what has a column.
 
-**Protocols.** Numbers are compared only if kind, protocol id and protocol hash are equal; the hash
-covers the fingerprints of the evaluation's data (see `make_record`).
+**Protocols.** Numbers are compared only if kind, protocol id, protocol hash and the metric that
+ranks are equal; the hash covers the fingerprints of the evaluation's data (see `make_record`).
 
 **Optional details.**
 - `per_class`: class name → number, or → {metric: number}, or a list beside `classes`
@@ -37,7 +36,8 @@ covers the fingerprints of the evaluation's data (see `make_record`).
   Without it, a file basis.png beside a pretraining's record is used
 - `costs`: {"peak_memory_gib", "peak_gpu_memory_gib"} of the run
 - `right`: which test images were correct (`kscl.records.hits`), so that two rows can be paired
-- `resampled_AP`: a detector's AP on resamples of the test images, the same ones for all detectors
+- `resampled_METRIC`: the metric that ranks on resamples of the test images, the same ones for all
+  records of the protocol; `resampled_AP` for detectors
 - `certificate`: what the conversion proved; shown as it is
 - `data[role]["path"]` in the record proper: where the fingerprinted data is, so that a change of it
   can be noticed later (for pretraining, DATA.TRAIN of its config is enough)
