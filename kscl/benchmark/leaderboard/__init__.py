@@ -18,7 +18,7 @@ pretraining config without its seed, and the fingerprint of the pretraining data
 seeds are the replicates; evaluations of one backbone with several seeds are trials of one
 replicate.
 
-**Metrics.** A record describes its own in `task.metrics`: label, digits, which one ranks and in what
+**Metrics.** A record describes its own in `task.metrics`: label, digits, which one ranks, and its
 direction. Those that it does not describe, such as a detector's by another scorer, are in the CSV
 and on the page only. Of a `pretrain` record, columns.py shows what has a column.
 

@@ -46,6 +46,7 @@ NO_PRETRAINING = "no pretraining record"
 INTERVALS = ["Welch", "by seed", "by image", "seeds"]  # the columns beside a difference
 
 PAIRED_ROWS = 40  # of a protocol, the best, whose differences the page can show
+ON_PAGE = ("mean", "welch", "by_seed", "by_image", "shared")  # of a difference
 DIGITS = 4
 
 Interval = tuple[float, float]
@@ -242,24 +243,17 @@ def comparison(board: Board, names: Sequence[str]) -> str:
 def pairs(section: Section) -> list[Json]:
     """Return the difference of every two of the section's best rows, by their index in it."""
 
-    def rounded(ends: Interval | None) -> list[float] | None:
-        return None if ends is None else [round(end, DIGITS) for end in ends]
+    def rounded(value: object) -> object:
+        if isinstance(value, tuple):
+            return [rounded(end) for end in value]
+        return round(value, DIGITS) if isinstance(value, float) else value
 
-    pairs = []
+    found = []
     for (i, row), (j, to) in itertools.combinations(enumerate(section.rows[:PAIRED_ROWS]), 2):
-        found = difference(section, row, to)
-        pairs.append(
-            {
-                "one": i,
-                "other": j,
-                "mean": round(found.mean, DIGITS),
-                "welch": rounded(found.welch),
-                "by_seed": rounded(found.by_seed),
-                "by_image": rounded(found.by_image),
-                "shared": found.shared,
-            }
-        )
-    return pairs
+        it = difference(section, row, to)
+        values = {name: getattr(it, name) for name in ON_PAGE}
+        found.append({"one": i, "other": j, **{key: rounded(of) for key, of in values.items()}})
+    return found
 
 
 def class_means(result: Result, metric: str) -> dict[str, float]:

@@ -8,7 +8,6 @@ import json
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from kscl.benchmark.leaderboard.columns import COLUMNS, cost_labels, costs, figures
 from kscl.benchmark.leaderboard.differences import named_rows
@@ -169,18 +168,16 @@ def as_json(board: Board, title: str, answer: Json | None = None) -> str:
             }
             for section, name in zip(board.sections, section_names(board.sections), strict=True)
         ],
-        "summary": [
-            {
-                "row": indices[id(it.row)],
-                "mean_rank": it.mean,
-                "interval": list(it.interval) if it.interval else None,
-                "protocols": it.protocols,
-            }
-            for it in board.mean_ranks
-        ],
+        "summary": mean_ranks_of(board),
         "problems": board.problems,
     }
     return json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def mean_ranks_of(board: Board) -> list[Json]:
+    """Return the mean ranks, each with the index of its row."""
+    indices = {id(row): i for i, row in enumerate(board.rows)}
+    return [vars(it) | {"row": indices[id(it.row)]} for it in board.mean_ranks]
 
 
 def _row(row: Row, board: Board) -> Json:
@@ -225,17 +222,7 @@ def _result(result: Result) -> Json:
     }
 
 
-def measured(measure: Measure) -> dict[str, Any]:
+def measured(measure: Measure) -> Json:
     """Return one metric of one row with all that follows from its values."""
-    return {
-        "values": list(measure.values),
-        "replicates": list(measure.replicates),
-        "mean": measure.mean,
-        "std": measure.std,
-        "std_is": measure.std_is,
-        "interval": list(measure.interval) if measure.interval else None,
-        "interval_is": measure.interval_is,
-        "verdict": measure.standing.verdict,
-        "rank": measure.standing.rank,
-        "p": measure.standing.p,
-    }
+    own = {key: value for key, value in vars(measure).items() if key != "standing"}
+    return own | vars(measure.standing)

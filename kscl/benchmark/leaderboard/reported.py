@@ -8,6 +8,7 @@ not as shipped, the linear probe has another one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 IMAGENET_LINEAR = "imagenet-linear-moco"
 VOC_C4 = "voc0712-c4-24k-moco"
@@ -47,33 +48,23 @@ def _of_paper(
     epochs: int,
     top1: float,
     table: int,
-    shots: int | None = None,
-    rho: float | None = None,
-    minutes: float | None = None,
     batch: int = 256,
+    minutes: float | None = None,
     note: str = "",
+    **settings: Any,
 ) -> Reported:
     return Reported(
-        IMAGENET_LINEAR,
-        method,
-        epochs,
-        {"top1": top1},
-        f"{PAPER}, table {table}",
-        shots=shots,
-        rho=rho,
+        *(IMAGENET_LINEAR, method, epochs, {"top1": top1}, f"{PAPER}, table {table}"),
         minutes_per_epoch=minutes,
         setting=f"batch {batch}",
         note=note or ("minutes per epoch on 8 V100" if minutes else ""),
+        **settings,
     )
 
 
 def _of_moco(method: str, top1: float, std: float) -> Reported:
     return Reported(
-        IMAGENET_LINEAR,
-        method,
-        200,
-        {"top1": top1},
-        f"{MOCO}, README",
+        *(IMAGENET_LINEAR, method, 200, {"top1": top1}, f"{MOCO}, README"),
         shots=1,
         std={"top1": std},
         trials=5,
@@ -82,29 +73,14 @@ def _of_moco(method: str, top1: float, std: float) -> Reported:
     )
 
 
-def _voc(
-    method: str,
-    epochs: int | None,
-    ap50: float,
-    ap: float,
-    ap75: float,
-    shots: int | None = None,
-    note: str = "std stated for the whole table",
-) -> Reported:
+def _voc(method: str, epochs: int | None, *aps: float, **settings: Any) -> Reported:
     """Return a row of VOC detection; the paper repeats MoCo's, and gives no trials for KSCL's."""
-    of_moco = method != "kscl"
-    return Reported(
-        VOC_C4,
-        method,
-        epochs,
-        {"AP50": ap50, "AP": ap, "AP75": ap75},
-        MOCO_VOC if of_moco else f"{PAPER}, table 3",
-        shots=shots,
-        rho=None if of_moco else 0.4,
-        std=STD_OF_MOCO_VOC if of_moco else {},
-        trials=5 if of_moco else None,
-        note=note if of_moco else "number of trials not stated",
-    )
+    metrics = dict(zip(STD_OF_MOCO_VOC, aps, strict=True))
+    if method == "kscl":
+        own: dict[str, Any] = {"rho": 0.4, "note": "number of trials not stated"}
+        return Reported(VOC_C4, method, epochs, metrics, f"{PAPER}, table 3", **settings | own)
+    own = {"note": "std stated for the whole table", "std": STD_OF_MOCO_VOC, "trials": 5}
+    return Reported(VOC_C4, method, epochs, metrics, MOCO_VOC, **own | settings)
 
 
 ROWS = (

@@ -278,7 +278,7 @@ class MeanRank:
     """One row's mean rank, over how many protocols, and its interval."""
 
     row: Row
-    mean: float
+    mean_rank: float
     protocols: int
     interval: tuple[float, float] | None
 
@@ -480,7 +480,7 @@ def mean_ranks(rows: Sequence[Row], sections: Sequence[Section]) -> list[MeanRan
             low, high = np.percentile(np.mean(drawn[id(row)], axis=0), bounds)
             ends = (float(low), float(high)) if several else None
             found.append(MeanRank(row, float(np.mean(of_row)), len(of_row), ends))
-    return sorted(found, key=lambda it: (-it.protocols, it.mean))
+    return sorted(found, key=lambda it: (-it.protocols, it.mean_rank))
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

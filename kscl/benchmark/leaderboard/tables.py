@@ -363,7 +363,7 @@ def _summary_table(ranks: Sequence[MeanRank]) -> str:
     lines = []
     for it in ranks:
         ends = f"{it.interval[0]:.2f} to {it.interval[1]:.2f}" if it.interval else ""
-        lines.append([*identity(it.row), f"{it.mean:.2f}", ends, str(it.protocols)])
+        lines.append([*identity(it.row), f"{it.mean_rank:.2f}", ends, str(it.protocols)])
     header = [*IDENTITY, "mean rank", "95 % interval", "protocols"]
     return table(*without_empty_columns(header, lines))
 

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from kscl.benchmark.leaderboard.columns import COLUMNS, cost_labels, costs, figures
 from kscl.benchmark.leaderboard.differences import EXPLANATION, class_means, pairs
 from kscl.benchmark.leaderboard.entries import SAME_FOR_ALL_SEEDS
-from kscl.benchmark.leaderboard.exports import entry_of, measured
+from kscl.benchmark.leaderboard.exports import entry_of, mean_ranks_of, measured
 from kscl.benchmark.leaderboard.reading import (
     RecordFile,
     curves,
@@ -123,13 +123,7 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
         "test": THE_TEST,
         "records": board.records,
         "columns": [
-            {
-                "key": it.name,
-                "label": it.label,
-                "digits": it.digits,
-                "hint": it.hint,
-                "ascending": it.lowest_first,
-            }
+            {key: value for key, value in vars(it).items() if key != "value"}
             for it in COLUMNS.values()
         ],
         "costs": cost_labels(board.rows),
@@ -141,18 +135,7 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
             for section, name, letter in zip(board.sections, names, letters, strict=True)
         ],
         "rows": [_row(row, board, Path(os.path.realpath(folder)), pool) for row in board.rows],
-        "summary": {
-            "words": WHAT_MEAN_RANKS_ARE,
-            "rows": [
-                {
-                    "row": indices[id(it.row)],
-                    "mean": it.mean,
-                    "interval": it.interval,
-                    "n": it.protocols,
-                }
-                for it in board.mean_ranks
-            ],
-        },
+        "summary": {"words": WHAT_MEAN_RANKS_ARE, "rows": mean_ranks_of(board)},
         "problems": board.problems,
         "pool": pool.items,
     }

@@ -129,7 +129,7 @@ function filter() {
 function buildNotes() {
   const parts = [];
   if (DATA.summary.rows.length) {
-    const lines = DATA.summary.rows.map(({ row, mean, interval, n }) => [rowName(DATA.rows[row]),
+    const lines = DATA.summary.rows.map(({ row, mean_rank: mean, interval, protocols: n }) => [rowName(DATA.rows[row]),
       fixed(mean, 2), interval ? `${fixed(interval[0], 2)} to ${fixed(interval[1], 2)}` : "one seed: none",
       String(n)]);
     parts.push(el("h2", {}, "Summary over protocols"), el("p", {}, DATA.summary.words),

@@ -114,10 +114,10 @@ function spreadOut(pixels, step) {
 
 const empty = (place, words) => place.replaceChildren(el("p", { class: "quiet empty" }, words));
 
-// A frame for bars: from left to right the values, from top to bottom `height` pixels of lines.
+// A frame with values from left to right and `height` pixels of lines from top to bottom.
 function barFrame(place, values, left, height, label) {
   const width = Math.max(240, place.clientWidth);
-  const scale = scaleOf({ values: [0, ...values] }, (width - left) / 90);
+  const scale = scaleOf({ values }, (width - left) / 90);
   const px = (v) => left + scale.at(v) * (width - left - MARGIN.right);
   const root = svg("svg", { width, height: height + 30, role: "img", "aria-label": label, class: "chart bars" });
   for (const tick of scale.ticks) {
@@ -126,6 +126,18 @@ function barFrame(place, values, left, height, label) {
   }
   place.replaceChildren(root);
   return { root, px };
+}
+
+// The same with a name at the left of every `step` pixels.
+function namedFrame(place, names, values, step, label) {
+  const longest = Math.max(...names.map((name) => name.length));
+  const left = Math.min(Math.max(240, place.clientWidth) * 0.35, 12 + 7 * longest);
+  const room = Math.max(3, Math.floor((left - 12) / 7));
+  const drawn = barFrame(place, values, left, step * names.length, label);
+  names.forEach((name, i) => drawn.root.append(
+    svg("text", { class: "tick", x: left - 10, y: step * (i + 0.5) + 8, "text-anchor": "end" },
+      svg("title", {}, name), name.length > room ? `${name.slice(0, room - 1)}…` : name)));
+  return drawn;
 }
 
 function bar({ root, px }, y, { value, interval, series: color, words }) {
@@ -138,65 +150,42 @@ function bar({ root, px }, y, { value, interval, series: color, words }) {
 
 // Names from top to bottom, a bar from 0 for each entry: [{name, series, values: {name: v}}].
 function barChart(place, entries, names, label) {
-  const width = Math.max(240, place.clientWidth);
-  const left = Math.min(width * 0.35, 12 + 7 * Math.max(...names.map((name) => name.length)));
   const step = BAR * entries.length + 8;
   const values = entries.flatMap((entry) => names.map((name) => entry.values[name])).filter(isNumber);
-  const drawn = barFrame(place, values, left, step * names.length, label);
-  const room = Math.max(3, Math.floor((left - 12) / 7));
-  names.forEach((name, i) => {
-    const top = 8 + step * i;
-    drawn.root.append(svg("text", { class: "tick", x: left - 10, y: top + (BAR * entries.length) / 2 + 4,
-      "text-anchor": "end" }, svg("title", {}, name), name.length > room ? `${name.slice(0, room - 1)}…` : name));
-    entries.forEach((entry, j) => {
-      const value = entry.values[name];
-      if (!isNumber(value)) return;
-      bar(drawn, top + BAR * j, { value, series: entry.series, words: `${name}: ${fixed(value, 2)} · ${entry.name}` });
-    });
-  });
+  const drawn = namedFrame(place, names, [0, ...values], step, label);
+  names.forEach((name, i) => entries.forEach((entry, j) => {
+    const value = entry.values[name];
+    if (!isNumber(value)) return;
+    const words = `${name}: ${fixed(value, 2)} · ${entry.name}`;
+    bar(drawn, 8 + step * i + BAR * j, { value, series: entry.series, words });
+  }));
 }
 
 // One bar for each entry, its name above it: names of rows are long. [{name, value, interval, series}]
 function rowBars(place, entries, label) {
   const step = 34;
   const values = entries.flatMap(({ value, interval }) => [value, ...(interval || [])]);
-  const drawn = barFrame(place, values, 8, step * entries.length, label);
+  const drawn = barFrame(place, [0, ...values], 8, step * entries.length, label);
   entries.forEach((entry, i) => {
-    drawn.root.append(svg("text", { class: "tick", x: 8, y: step * i + 16 }, `${entry.name}: ${fixed(entry.value, 2)}`));
-    bar(drawn, step * i + 21, { ...entry, words: `${entry.name}: ${fixed(entry.value, 2)}` });
+    const words = `${entry.name}: ${fixed(entry.value, 2)}`;
+    drawn.root.append(svg("text", { class: "tick", x: 8, y: step * i + 16 }, words));
+    bar(drawn, step * i + 21, { ...entry, words });
   });
 }
 
 // Classes from top to bottom, a dot for each row: entries are [{name, series, values: {class: v}}].
 function classChart(place, entries, classes, label) {
-  const width = Math.max(240, place.clientWidth);
-  const left = Math.min(width * 0.35, 12 + 7 * Math.max(...classes.map((c) => c.length)));
-  const height = 34 + 20 * classes.length;
-  const all = entries.flatMap((entry) => classes.map((c) => entry.values[c]).filter(isNumber));
-  const scale = scaleOf({ values: all }, (width - left) / 90);
-  const px = (v) => left + scale.at(v) * (width - left - MARGIN.right);
-  const root = svg("svg", { width, height, role: "img", "aria-label": label, class: "chart" });
-  for (const tick of scale.ticks) {
-    root.append(svg("line", { class: "gridline", x1: px(tick), x2: px(tick), y1: 4, y2: height - 26 }));
-    root.append(svg("text", { class: "tick", x: px(tick), y: height - 10, "text-anchor": "middle" },
-      short(tick)));
-  }
-  const room = Math.max(3, Math.floor((left - 12) / 7));
+  const valuesOf = (name) => entries.map((entry) => entry.values[name]).filter(isNumber);
+  const { root, px } = namedFrame(place, classes, classes.flatMap(valuesOf), 20, label);
   classes.forEach((name, i) => {
-    const y = 16 + 20 * i;
-    const shown = name.length > room ? `${name.slice(0, room - 1)}…` : name;
-    root.append(svg("text", { class: "tick", x: left - 10, y: y + 4, "text-anchor": "end" },
-      svg("title", {}, name), shown));
-    const values = entries.map((entry) => entry.values[name]).filter(isNumber);
+    const [y, values] = [14 + 20 * i, valuesOf(name)];
     root.append(svg("line", { class: "axis", x1: px(Math.min(...values)), x2: px(Math.max(...values)),
       y1: y, y2: y }));
     for (const entry of entries) {
-      if (!isNumber(entry.values[name])) continue;
       const words = `${name}: ${fixed(entry.values[name], 2)} · ${entry.name}`;
-      dot(root, px(entry.values[name]), y, { series: entry.series, words });
+      if (isNumber(entry.values[name])) dot(root, px(entry.values[name]), y, { series: entry.series, words });
     }
   });
-  place.replaceChildren(root);
 }
 
 // The plots below the table. They show the rows that the filters leave.

@@ -166,7 +166,7 @@ function plainColumn(key, label, format) {
 }
 
 // A registered column of the board: a number or a text.
-function figureColumn({ key, label, digits, hint, ascending }) {
+function figureColumn({ name: key, label, digits, hint, lowest_first: ascending }) {
   const value = (row) => row.figures[key] ?? null;
   const isText = DATA.rows.some((row) => typeof value(row) === "string");
   return {

@@ -386,15 +386,15 @@ def test_a_row_that_warnings_call_unusable_has_no_mean_rank(tmp_path):
     others = evaluated(MOCO, [61.0, 62.0], [42.0, 47.0])
     others += evaluated(kscl(1, 0.4), [50.0, 51.0], [40.0, 41.0])
     ranks = board_of(tmp_path, [*doubted, *others]).mean_ranks
-    assert [it.mean for it in ranks] == [1.0, 2.0]
+    assert [it.mean_rank for it in ranks] == [1.0, 2.0]
     assert [it.row.entry.shots for it in ranks] == [1, 1]
 
 
 def test_the_mean_rank_and_its_bootstrap_are_those_of_all_possible_draws(board):
     found = {it.row.entry.method: it for it in board.mean_ranks}
     # linear: supervised 1, kscl 62.0 is 2, moco 61.5 is 3; kNN: kscl 45 is 1, moco 44.5 is 2.
-    assert found["kscl"].mean == pytest.approx(1.5)
-    assert found["moco_v2"].mean == pytest.approx(2.5)
+    assert found["kscl"].mean_rank == pytest.approx(1.5)
+    assert found["moco_v2"].mean_rank == pytest.approx(2.5)
     kscl_values = np.array([[60.0, 50.0], [64.0, 40.0]])  # seeds x protocols
     moco_values = np.array([[61.0, 42.0], [62.0, 47.0]])
     draws = list(itertools.product(range(2), repeat=2))
@@ -413,7 +413,7 @@ def test_a_protocol_that_a_row_lacks_is_missing_and_not_counted(board):
     ranks = board.mean_ranks
     last = ranks[-1]  # those with more protocols come first
     assert last.row.entry.method == "supervised"
-    assert (last.mean, last.protocols, last.interval) == (1.0, 1, None)
+    assert (last.mean_rank, last.protocols, last.interval) == (1.0, 1, None)
     assert "A summary, not a ranking" in markdown(board, "x")
     shown = json.loads(as_json(board, "x"))["summary"]
     assert [it["protocols"] for it in shown] == [2, 2, 1]
