@@ -60,8 +60,8 @@ def _unreadable(images: LabeledImages, most: int) -> Iterator[Problem]:
     yield from notes
     for number, reason in reasons.items():
         what = (
-            f"{len(reasons)} of the {num_decoded:,} images that were decoded cannot be read, "
-            f"{source.name(number)} ({reason}) for one"
+            f"{len(reasons)} of the {num_decoded:,} images that were decoded cannot be read, e.g. "
+            f"{source.name(number)} ({reason})"
         )
         fix = "A score counts every image, so none is skipped: fix or remove them"
         yield Problem("unreadable image", source.where, what, fix)
@@ -101,24 +101,19 @@ def _paths(where: str, cache_dir: str) -> list[str]:
 
 
 def _compare(train_key: str, train: list[str], val_key: str, val: list[str]) -> None:
-    if not train or not val:
-        return
     if len(train) + len(val) > MOST_COMPARED:
         known = set(train)
         shared = [(path, path) for path in val if path in known]
     else:
         files = [[Path(path) for path in paths if os.path.isfile(path)] for paths in (train, val)]
         shared = [(str(same), str(path)) for same, path in equal_files(*files)]
-    if not shared:
-        return
-    same, path = shared[0]
-    what = (
-        f"{len(shared)} of the {len(val)} images of {val_key} are in {train_key} too, {path} "
-        f"({same}) for one"
-    )
-    if len(shared) > ALLOWED * len(val):
-        raise _refused(what)
-    log.warning("%s.", what)
+    if shared:
+        same, path = shared[0]
+        what = f"{len(shared)} of the {len(val)} images of {val_key} are in {train_key} too, e.g. "
+        what += f"{path} ({same})"
+        if len(shared) > ALLOWED * len(val):
+            raise _refused(what)
+        log.warning("%s.", what)
 
 
 def _refused(what: str) -> KsclError:

@@ -14,6 +14,7 @@ from kscl.config import Broken, Section, key
 from kscl.keys import WeightsFile
 
 CENTER, FLIP = "center", "flip"
+SUBSET_KEYS = ("DATA.IMAGES_PER_CLASS", "DATA.FRACTION", "DATA.SUBSET")
 
 where = partial(key, effect=False)  # a key that says where or how, and changes no result
 
@@ -166,32 +167,19 @@ class LinearEval(Section):
         SECONDS = where(60.0, "Seconds between two checkpoints.", at_least=0)
 
 
-def _check_input(cfg: CfgNode) -> Iterator[Broken]:
-    if cfg.INPUT.RESIZE < cfg.INPUT.SIZE:
+def rules(cfg: CfgNode) -> Iterator[Broken]:
+    """Yield every broken rule between these keys."""
+    data, given, solver = cfg.DATA, cfg.INPUT, cfg.SOLVER
+    if given.RESIZE < given.SIZE:
         yield (
             ("INPUT.RESIZE", "INPUT.SIZE"),
             "the center crop must fit into the resized image: make RESIZE at least SIZE",
         )
-    if bool(cfg.INPUT.MEAN) != bool(cfg.INPUT.STD):
+    if bool(given.MEAN) != bool(given.STD):
         yield ("INPUT.MEAN", "INPUT.STD"), "set both or neither"
-
-
-def _check_training(cfg: CfgNode) -> Iterator[Broken]:
-    epochs = cfg.SOLVER.MILESTONES
-    rising = sorted(set(epochs)) == list(epochs)
-    if cfg.SOLVER.SCHEDULE == "step" and not (
-        rising and all(0 < epoch < cfg.SOLVER.EPOCHS for epoch in epochs)
-    ):
-        yield (("SOLVER.MILESTONES", "SOLVER.EPOCHS"), "must be rising epochs inside the training")
-
-
-def _check_subset(cfg: CfgNode) -> Iterator[Broken]:
-    limits = (cfg.DATA.IMAGES_PER_CLASS > 0, cfg.DATA.FRACTION < 1, bool(cfg.DATA.SUBSET))
-    if sum(limits) > 1:
-        yield (
-            ("DATA.IMAGES_PER_CLASS", "DATA.FRACTION", "DATA.SUBSET"),
-            "each chooses training images: set one of them",
-        )
-
-
-RULES = (_check_input, _check_training, _check_subset)
+    epochs = list(solver.MILESTONES)
+    inside = all(0 < epoch < solver.EPOCHS for epoch in epochs)
+    if solver.SCHEDULE == "step" and not (inside and sorted(set(epochs)) == epochs):
+        yield ("SOLVER.MILESTONES", "SOLVER.EPOCHS"), "must be rising epochs inside the training"
+    if (data.IMAGES_PER_CLASS > 0) + (data.FRACTION < 1) + bool(data.SUBSET) > 1:
+        yield SUBSET_KEYS, "each chooses training images: set one of them"

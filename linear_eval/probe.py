@@ -52,8 +52,9 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOG_FILE, LOGGER
 from kscl.runtime.machine import avoid_broken_amx
 from kscl.runtime.precision import set_numerics, warn_of_emulation
+from linear_eval import config
 from linear_eval.backbone import Frozen, freeze, load
-from linear_eval.config import CENTER, RULES, LinearEval
+from linear_eval.config import CENTER, LinearEval
 from linear_eval.features import Features, cached_features
 from linear_eval.images import LabeledImages, open_data, subset_hash
 from linear_eval.score import LEVEL, Outcome
@@ -320,7 +321,7 @@ def schema() -> Schema:
     """Return the keys of all probes."""
     probes = registered()
     own = [found.Keys for found in probes.values()]
-    rules = (*RULES, _check_subset, *(found.rules for found in probes.values()))
+    rules = (config.rules, _check_subset, *(found.rules for found in probes.values()))
     found = Schema.of(LinearEval, *own, rules=rules)
     said = [f"{name}: {(each.__doc__ or '').splitlines()[0]}" for name, each in probes.items()]
     chosen = found.keys["PROBE"]
@@ -336,14 +337,11 @@ def load_linear_eval_config(
 
 
 def _check_subset(cfg: CfgNode) -> Iterable[Broken]:
-    chosen = registered().get(cfg.PROBE)
-    data = cfg.DATA
+    chosen, data = registered().get(cfg.PROBE), cfg.DATA
     limited = data.IMAGES_PER_CLASS > 0 or data.FRACTION < 1 or bool(data.SUBSET)
     if limited and chosen is not None and not chosen.takes_subset:
-        yield (
-            ("PROBE", "DATA.IMAGES_PER_CLASS", "DATA.FRACTION", "DATA.SUBSET"),
-            "this probe takes all images of its sets: leave these as they are",
-        )
+        keys = ("PROBE", *config.SUBSET_KEYS)
+        yield keys, "this probe takes all images of its sets: leave these as they are"
 
 
 # Words of protocols

@@ -55,8 +55,6 @@ class Finetune(ViewTraining):
         Metric("top5", "fine-tuned top-5", per_image=True),
     )
 
-    module: Network
-
     class Keys(Section):
         class FINETUNE(Section):
             """Fine-tuning; its epochs, batches and schedule are SOLVER's."""
@@ -98,16 +96,12 @@ class Finetune(ViewTraining):
             return f"finetune-{data.IMAGES_PER_CLASS}-per-class"
         return f"finetune-{100 * data.FRACTION:g}percent"
 
-    def build(self) -> nn.Module:
+    def build(self) -> tuple[nn.Module, dict[str, nn.Module]]:
         """Return a copy of the backbone, with a new head."""
         trunk = copy.deepcopy(self.frozen.module).requires_grad_(True)
         network = Network(trunk, self.new_head())
         synchronize_batch_norm(network)
-        return network
-
-    def parts(self) -> dict[str, nn.Module]:
-        """Return trunk and head."""
-        return {"FINETUNE.TRUNK_LR": self.module.trunk, "FINETUNE.HEAD_LR": self.module.head}
+        return network, {"FINETUNE.TRUNK_LR": network.trunk, "FINETUNE.HEAD_LR": network.head}
 
     def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the network in training."""

@@ -56,16 +56,13 @@ class ViewTraining(Probe):
 
     module: nn.Module
     optimizer: torch.optim.SGD
+    lr_keys: list[str]  # of its parameter groups
     step = 0
     loss_sum = 0.0  # of the images of this epoch so far
     epochs: list[Any]  # what is reported of each
 
-    def build(self) -> nn.Module:
-        """Return what is trained, before the first step."""
-        raise NotImplementedError
-
-    def parts(self) -> dict[str, nn.Module]:
-        """Return the parts of what is trained by the key of their learning rate."""
+    def build(self) -> tuple[nn.Module, dict[str, nn.Module]]:
+        """Return what is trained, and its parts by the key of their learning rate."""
         raise NotImplementedError
 
     def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -117,8 +114,9 @@ class ViewTraining(Probe):
     def start(self) -> None:
         """Set the state before the first step."""
         solver = self.cfg.SOLVER
-        self.module, self.epochs = self.build(), []
-        groups = [{"params": list(part.parameters())} for part in self.parts().values()]
+        self.module, parts = self.build()
+        self.lr_keys, self.epochs = list(parts), []
+        groups = [{"params": list(part.parameters())} for part in parts.values()]
         settings = {"momentum": solver.MOMENTUM, "weight_decay": solver.WEIGHT_DECAY}
         self.optimizer = torch.optim.SGD(groups, 1.0, **settings)
 
@@ -168,10 +166,10 @@ class ViewTraining(Probe):
 
     def take_step(self, batch: Batch) -> None:
         """Take one step of SGD on the batch of all ranks."""
-        solver, keys, targets = self.cfg.SOLVER, self.parts(), self.data["train"].targets
+        solver, targets = self.cfg.SOLVER, self.data["train"].targets
         epoch, place = divmod(self.step, self.steps_per_epoch)
         in_batch = min(solver.BATCH_SIZE, len(targets) - place * solver.BATCH_SIZE)  # of all ranks
-        for group, key in zip(self.optimizer.param_groups, keys, strict=True):
+        for group, key in zip(self.optimizer.param_groups, self.lr_keys, strict=True):
             group["lr"] = value_at(self.cfg, key) * rate_factor(solver, epoch)
         loss = torch.zeros((), device=self.frozen.device)
         self.optimizer.zero_grad()
@@ -183,7 +181,7 @@ class ViewTraining(Probe):
         total = _add_over_ranks(self.module, loss.detach())
         if not math.isfinite(total):
             raise KsclError(
-                f"The loss of step {self.step} is not finite. Lower {' or '.join(keys)}."
+                f"The loss of step {self.step} is not finite. Lower {' or '.join(self.lr_keys)}."
             )
         self.optimizer.step()
         self.loss_sum += total
@@ -263,13 +261,10 @@ class Online(ViewTraining):
         if differences := self.deviations():
             log.info("This is not %s: %s.", IMAGENET_LINEAR_MOCO, "; ".join(differences))
 
-    def build(self) -> nn.Module:
+    def build(self) -> tuple[nn.Module, dict[str, nn.Module]]:
         """Return a new linear layer."""
-        return self.new_head()
-
-    def parts(self) -> dict[str, nn.Module]:
-        """Return the layer."""
-        return {"SOLVER.BASE_LR": self.module}
+        head = self.new_head()
+        return head, {"SOLVER.BASE_LR": head}
 
     def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the loss of the layer on frozen features."""

@@ -86,7 +86,7 @@ class AnnotatedProbe(Probe):
             role: open_annotated(where, classes, self.cfg)
             for role, where in (("train", data.TRAIN), ("val", data.VAL))
         }
-        check_val(opened["val"])
+        check_counts(opened["val"], 1, 1, "Add images to DATA.VAL")
         self.check_train(opened["train"])
         return opened
 
@@ -187,7 +187,8 @@ class Svm(AnnotatedProbe):
     def check_train(self, train: LabeledImages) -> None:
         """Raise an error if a class cannot be split into folds."""
         folds = self.cfg.SVM.FOLDS
-        check_counts(train, folds, folds, "SVM.FOLDS", (ABSENT, IGNORED))
+        fix = "Lower SVM.FOLDS, or add images"
+        check_counts(train, folds, folds, fix, (ABSENT, IGNORED))
 
     def fit(self) -> Iterator[int]:
         """Train as many classes at a time as there are cores."""
@@ -252,7 +253,8 @@ class LowShot(AnnotatedProbe):
     def check_train(self, train: LabeledImages) -> None:
         """Raise an error if a class has fewer than k images."""
         most = max(self.cfg.LOW_SHOT.K)
-        check_counts(train, most, (len(train.classes) - 1) * most, "LOW_SHOT.K")
+        fix = "Lower LOW_SHOT.K, or add images"
+        check_counts(train, most, (len(train.classes) - 1) * most, fix)
 
     def fit(self) -> Iterator[int]:
         """Train on one draw after the other."""
@@ -389,39 +391,20 @@ def unit_rows(features: Tensor) -> np.ndarray:
 
 
 def check_counts(
-    train: LabeledImages,
-    present: int,
-    absent: int,
-    key: str,
-    negatives: Sequence[int] = (ABSENT,),
+    images: LabeledImages, present: int, absent: int, fix: str, negatives: Sequence[int] = (ABSENT,)
 ) -> None:
     """Raise an error that names every class with too few images with it, or without it."""
-    problems = []
-    for number, name in enumerate(train.classes):
-        labels = train.labels[:, number]
-        parts = ((PRESENT,), present, "with"), (tuple(negatives), absent, "without")
-        for values, wanted, words in parts:
-            count = int(np.isin(labels, values).sum())
-            if count < wanted:
-                problems.append(f"{count} {words} {name}, where {wanted} are needed")
+    parts = ([PRESENT], present, "with"), (negatives, absent, "without")
+    problems = [
+        f"{count} {words} {name}, where {wanted} are needed"
+        for name, labels in zip(images.classes, images.labels.T, strict=True)
+        for values, wanted, words in parts
+        if (count := int(np.isin(labels, values).sum())) < wanted
+    ]
     if problems:
         raise KsclError(
-            f"{train.source.where} has too few images for {key}: {'; '.join(problems)}. Lower "
-            f"{key}, or add images (a class is not on those where all its objects are difficult)."
-        )
-
-
-def check_val(val: LabeledImages) -> None:
-    """Raise an error that names every class without an average precision."""
-    missing = [
-        name
-        for number, name in enumerate(val.classes)
-        if not {PRESENT, ABSENT} <= set(val.labels[:, number].tolist())
-    ]
-    if missing:
-        raise KsclError(
-            f"{val.source.where} cannot score {', '.join(missing)}: it needs images with the class "
-            "and images without it (those with difficult objects only do not count)."
+            f"{images.source.where} has too few images: {'; '.join(problems)}. {fix} (images where "
+            "all objects of a class are difficult do not count as images with it)."
         )
 
 

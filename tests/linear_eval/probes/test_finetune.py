@@ -60,7 +60,7 @@ def test_trunk_and_head_have_their_own_learning_rates(digits, tmp_path):
     probe.take_step(batch)
     # Plain SGD on the mean cross-entropy, by hand.
     with torch.no_grad():
-        network = probe.build().train()
+        network = probe.build()[0].train()
         features = network.trunk(probe.frozen.inputs(views[:, 0]))
         off = (network.head(features).softmax(1) - torch.eye(10)[labels]) / 8
     expected = before["head.weight"] - 0.2 * off.T @ features
