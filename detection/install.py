@@ -37,7 +37,7 @@ WHEEL_TAG = "py3-none-any"
 REPRODUCIBLE_TIME = (2024, 4, 17, 0, 0, 0)  # the date of the upstream commit
 FROM_SOURCE = (f"git+{UPSTREAM}.git", "--no-build-isolation")
 
-# Of the carrier's requirements, `numpy<2` and `black` are not needed and left out.
+# The carrier's requirements without `numpy<2` and `black`, which are not needed.
 REQUIRES = (
     "Pillow>=7.1",
     "matplotlib",

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 Scorer = Callable[[Detections, GroundTruth], ScorerResult]
-# Of boxes; a protocol's headline is one of them.
+# Scorers of boxes; a protocol's headline is one of them.
 BOX_SCORERS: dict[str, Scorer] = {
     voc07.NAME: voc07.score_voc07,
     voc07.NAME_2010: voc07.score_voc10,
@@ -48,9 +48,6 @@ def score(
     and classes must agree in any case.
     """
     scorers = scorers or scorers_for(detections.masks is not None)
-    for name in scorers:
-        if name not in SCORERS:
-            raise DetectionError(f"There is no scorer '{name}'. Use {' or '.join(SCORERS)}.")
     known = detections.ground_truth
     if same_annotations and known and known != ground_truth.fingerprint:
         raise DetectionError(

@@ -12,7 +12,7 @@ import json
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -206,14 +206,8 @@ class Detection(Task):
         """
         cfg, bad_images = self.cfg, self.sets.bad_images
         loader = build_train_loader(cfg, self.dicts, cfg.SEED + 1, 0, bad_images=bad_images)
-        batches = self.until_stopped(loader)
+        batches = _UntilStopped(self, loader, fewest=cfg.TEST.PRECISE_BN.NUM_ITER)
         return hooks.PreciseBN(0, self.trainer.model, batches, cfg.TEST.PRECISE_BN.NUM_ITER)
-
-    def until_stopped(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches until the run is asked to stop; all ranks take equally many."""
-        for batch in batches:
-            self.run.leave_if_stopped()
-            yield batch
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Put a checkpoint into model and trainer."""
@@ -337,7 +331,10 @@ class Detection(Task):
         """Return the scores of a pass over the test set, and numbers by Detectron2's names."""
         scorers = scorers_for(self.cfg.MODEL.MASK_ON, self.cfg.KSCL.SCORER)
         evaluator = SavedPassEvaluator(self.sets.ground_truth, folder, scorers)
-        numbers = inference_on_dataset(self.model, _TestImages(self), evaluator)
+        dicts = self.sets.test_dicts()
+        fewest = len(dicts) // comm.get_world_size()
+        images = _UntilStopped(self, build_test_loader(self.cfg, dicts), fewest)
+        numbers = inference_on_dataset(self.model, images, evaluator)
         return evaluator.scores, numbers
 
     def evaluate_on_the_way(self, is_exact: bool) -> None:
@@ -369,20 +366,18 @@ class Detection(Task):
         self.seconds_of_evaluations += time.monotonic() - began
 
 
-class _TestImages:
-    """The test images of a rank, until the run is asked to stop."""
+class _UntilStopped:
+    """The batches of a rank, until the run is asked to stop; each rank has at least `fewest`."""
 
-    def __init__(self, task: Detection) -> None:
-        dicts = task.sets.test_dicts()
-        self.task, self.loader = task, build_test_loader(task.cfg, dicts)
-        self.fewest = len(dicts) // comm.get_world_size()  # images of a rank
+    def __init__(self, task: Detection, loader: Any, fewest: int) -> None:
+        self.task, self.loader, self.fewest = task, loader, fewest
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
         for number, batch in enumerate(self.loader):
-            if number < self.fewest:  # all ranks ask equally often
+            if number < self.fewest:  # all ranks vote equally often
                 self.task.run.leave_if_stopped()
             yield batch
 

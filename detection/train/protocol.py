@@ -43,7 +43,7 @@ WITHOUT_EFFECT = (
     "SOLVER.REFERENCE_WORLD_SIZE",  # what counts is the batch, learning rate and schedule it gives
     "TEST.EVAL_PERIOD",  # an evaluation leaves the training as it was
 )
-# What makes a ResNet that Detectron2 builds another network.
+# Keys that make another network of a ResNet that Detectron2 builds.
 OF_RESNETS = (
     "MODEL.RESNETS.DEPTH",
     "MODEL.RESNETS.NUM_GROUPS",
@@ -51,7 +51,7 @@ OF_RESNETS = (
     "MODEL.RESNETS.RES2_OUT_CHANNELS",
     "MODEL.RESNETS.STEM_OUT_CHANNELS",
 )
-# What comes with the weights: other contenders have other networks under the same protocol.
+# Keys that come with the weights: contenders may have other networks under one protocol.
 THE_CONTENDERS_OWN = (
     *OF_RESNETS,
     "MODEL.PIXEL_MEAN",
@@ -60,8 +60,8 @@ THE_CONTENDERS_OWN = (
     "KSCL.FROM_SCRATCH",
     "SEED",
 )
-# The name of a protocol tells these by key and value, or, of the data, by the name of the sets.
-TOLD_BY_VALUE = tuple(key for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY) if key != BUILDER_KEY)
+# The name of a protocol shows these by key and value, and the data by the names of the sets.
+NAMED_BY_VALUE = tuple(key for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY) if key != BUILDER_KEY)
 OF_DATA = ("MODEL.ROI_HEADS.NUM_CLASSES", "MODEL.RETINANET.NUM_CLASSES", "KSCL.CLASS_NAMES")
 CHANGED = " (changed)"  # what the name ends in if any other setting is not as shipped
 # Without effect, but part of the definitions in results/: at a fixed value, hashes stay the same.
@@ -120,16 +120,16 @@ def _name(cfg: CfgNode) -> str:
         shipped_cfg = load_detection_config(shipped)
         ours, theirs = _definition(cfg), _definition(shipped_cfg)
         changes = "".join(
-            f"+{key}={one_line(ours[key])}" for key in TOLD_BY_VALUE if ours[key] != theirs[key]
+            f"+{key}={one_line(ours[key])}" for key in NAMED_BY_VALUE if ours[key] != theirs[key]
         )
         sets = _set_names(cfg)
         if sets != _set_names(shipped_cfg):
             names = dict.fromkeys(name for role in sets for name in role)
             changes += f"+DATASETS={','.join(names)}"
-        told = {*TOLD_BY_VALUE, *OF_DATA, BUILDER_KEY}
+        named = {*NAMED_BY_VALUE, *OF_DATA, BUILDER_KEY}
         if cfg.KSCL.LR_GRID:  # -lr-search
-            told |= {RATE_KEY, GRID_KEY}
-        if any(ours.get(key) != theirs.get(key) for key in {*ours, *theirs} - told):
+            named |= {RATE_KEY, GRID_KEY}
+        if any(ours.get(key) != theirs.get(key) for key in {*ours, *theirs} - named):
             changes += CHANGED
     pyramid = SIMPLE_PYRAMID if _has_simple_pyramid(cfg) else ""
     return name + pyramid + (LR_SEARCH if cfg.KSCL.LR_GRID else "") + changes

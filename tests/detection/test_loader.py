@@ -53,12 +53,9 @@ def test_more_bad_images_than_allowed_stop_the_run(root):
 
 
 @pytest.mark.parametrize("share", [2, 3])  # of 5 test images on two ranks
-def test_ranks_vote_equally_often_whether_to_stop_an_inference(monkeypatch, share):
+def test_ranks_vote_equally_often_whether_to_stop_an_inference(share):
     votes = []
     run = SimpleNamespace(leave_if_stopped=lambda: votes.append(1))
-    sets = SimpleNamespace(test_dicts=lambda: [{}] * 5)
-    monkeypatch.setattr("detection.train.detect.comm.get_world_size", lambda: 2)
-    monkeypatch.setattr("detection.train.detect.build_test_loader", lambda *_: [{}] * share)
-    images = detect._TestImages(SimpleNamespace(cfg=None, sets=sets, run=run))
-    assert len(list(images)) == share
+    images = detect._UntilStopped(SimpleNamespace(run=run), [{}] * share, fewest=2)
+    assert len(list(images)) == len(images) == share
     assert len(votes) == 2
