@@ -18,7 +18,7 @@ from detection.convert.certificate import read_certificate, verify_start
 from detection.convert.converter import convert
 from detection.convert.weights import read_weights
 from detection.errors import DetectionError
-from kscl.backbone_file import IMAGENET_MEAN, IMAGENET_STD, Description, save_backbone
+from kscl.backbone_file import Description, save_backbone
 from kscl.config import shipped_configs
 from kscl.errors import KsclError
 from tests.helpers.commands import run, tool
@@ -126,29 +126,6 @@ def test_converting_twice_gives_the_same_bytes(converted, narrow_file, tmp_path)
     again = convert(narrow_file, tmp_path / "again")
     for name in ("weights.pth", "config.yaml", "certificate.json"):
         assert (again.folder / name).read_bytes() == (converted.folder / name).read_bytes()
-
-
-@pytest.mark.parametrize("kind", ["moco", "simclr", "old torchvision"])
-def test_other_projects_files_give_the_same_weights_as_ours(kind, converted, tmp_path):
-    state = lively_backbone("resnet50", NARROW).state_dict()
-    head = {"fc.weight": torch.zeros(10, 256), "fc.bias": torch.zeros(10)}
-    if kind == "moco":
-        both = {f"module.encoder_q.{key}": value for key, value in (state | head).items()}
-        both |= {f"module.encoder_k.{key}": 0 * value for key, value in (state | head).items()}
-        both |= {"module.queue": torch.zeros(4, 4), "module.queue_ptr": torch.zeros(1)}
-        content = {"epoch": 200, "arch": "resnet50", "state_dict": both, "optimizer": {}}
-    elif kind == "simclr":
-        tensors = {f"backbone.{key}": value for key, value in state.items()}
-        content = {"state_dict": tensors | {"backbone.fc.0.weight": torch.zeros(2, 2)}}
-    else:
-        content = {k: v for k, v in state.items() if not k.endswith("num_batches_tracked")} | head
-    path = tmp_path / "checkpoint.pth.tar"
-    torch.save(content, path)
-    colors = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD} if kind == "simclr" else {}
-    theirs = convert(path, tmp_path / "out", arch="resnet50", kwargs=NARROW, **colors)
-    assert theirs.certificate.weights_sha256 == converted.certificate.weights_sha256
-    expected = {"moco": "moco", "simclr": "simclr (sthalles)"}.get(kind, "plain")
-    assert theirs.certificate.source["layout"].startswith(expected)
 
 
 def test_a_pickle_holds_the_same_arrays(converted, narrow_file, tmp_path):

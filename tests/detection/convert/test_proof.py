@@ -229,17 +229,6 @@ def test_another_input_is_seen(vit):
     assert min(found.values()) > TOLERANCE
 
 
-def test_the_input_of_a_timm_file_is_that_of_timms_data_config(vit, tmp_path):
-    source, _ = vit
-    torch.save(load_backbone(source).backbone.state_dict(), tmp_path / "vit.pth")
-    options = {"arch": VIT, "kwargs": KWARGS, "protocol": PROTOCOL}
-    converted = convert(tmp_path / "vit.pth", tmp_path / "out", **options)
-    assert converted.cfg.MODEL.PIXEL_MEAN == [127.5] * 3
-    assert converted.cfg.MODEL.PIXEL_STD == [127.5] * 3
-    given = convert(tmp_path / "vit.pth", tmp_path / "given", mean=(0.4, 0.4, 0.4), **options)
-    assert given.cfg.MODEL.PIXEL_MEAN == [102.0] * 3
-
-
 def test_a_wrong_conversion_writes_nothing(vit, tmp_path, monkeypatch):
     source, _ = vit
     right = Route.carry
