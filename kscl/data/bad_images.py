@@ -70,10 +70,9 @@ class BadImages:
 
     def recall(self, reasons: Mapping[int, str]) -> None:
         """Count what a run met before it was resumed; raise KsclError as `note` does."""
+        if self.policy == "error":
+            self.note(sorted(reasons.items()))
         self.reasons.update(reasons)
-        if self.reasons and self.policy == "error":
-            index = min(self.reasons)
-            self._refuse(self.source.name(index), self.reasons[index])
         self._check_fraction()
 
     def _refuse(self, name: str, reason: str) -> None:
@@ -83,28 +82,28 @@ class BadImages:
 
     def would_stop(self, num_bad: int, num_decoded: int) -> bool:
         """Return whether a run would stop, going by a sample of decoded images."""
-        if num_bad and self.policy == "error":
-            return True
-        return self._is_too_many(self.num_lost + num_bad * len(self.source) / num_decoded)
+        expected = self.num_lost + num_bad * len(self.source) / num_decoded
+        return (num_bad > 0 and self.policy == "error") or expected > self._most
 
-    def _is_too_many(self, count: float) -> bool:
-        return count > self.max_fraction * (len(self.source) + self.num_lost)
+    @property
+    def _most(self) -> float:
+        return self.max_fraction * (len(self.source) + self.num_lost)
 
     def _check_fraction(self) -> None:
-        total = len(self.source) + self.num_lost
-        if self._is_too_many(self.count):
-            raise KsclError(
-                f"{self.count} of the {total} images of {self.source.where} cannot be read, more "
-                f"than DATA.MAX_BAD_FRACTION = {self.max_fraction:g} allows. "
-                f"The first is {self._first()}. Raise DATA.MAX_BAD_FRACTION, and "
-                "--auto-resume continues; or fix or remove them, and start a new run."
-            )
-
-    def _first(self) -> str:
+        if self.count <= self._most:
+            return
         if self.source.lost:
-            return f"{self.source.lost[0].name} ({self.source.lost[0].reason})"
-        index = min(self.reasons)  # the same on all ranks
-        return f"{self.source.name(index)} ({self.reasons[index]})"
+            name, reason, _ = self.source.lost[0]
+        else:
+            index = min(self.reasons)  # the same on all ranks
+            name, reason = self.source.name(index), self.reasons[index]
+        raise KsclError(
+            f"{self.count} of the {len(self.source) + self.num_lost} images of "
+            f"{self.source.where} cannot be read, more than DATA.MAX_BAD_FRACTION = "
+            f"{self.max_fraction:g} allows. The first is {name} ({reason}). Raise "
+            "DATA.MAX_BAD_FRACTION, and --auto-resume continues; or fix or remove them, and start "
+            "a new run."
+        )
 
 
 def check_some_image_reads(

@@ -225,16 +225,13 @@ def _new_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return tensor.resize_(shape)
 
 
-def epoch_order(seed: int, epoch: int, num_images: int) -> np.ndarray:
-    """Return the order in which an epoch shows the images."""
-    return permutation(seed, epoch, Stream.ORDER, num_images)
-
-
-def order_of(source: ImageSource, seed: int, epoch: int) -> np.ndarray:
-    """Return the order in which an epoch shows the images of a source."""
+def epoch_order(
+    seed: int, epoch: int, num_images: int, source: ImageSource | None = None
+) -> np.ndarray:
+    """Return the order in which an epoch shows the images; remote shards have their own."""
     if isinstance(source, RemoteShards):
         return source.epoch_order(seed, epoch)
-    return epoch_order(seed, epoch, len(source))
+    return permutation(seed, epoch, Stream.ORDER, num_images)
 
 
 def steps_per_epoch(num_images: int, batch_size: int) -> int:
@@ -290,11 +287,7 @@ class StepSampler:
             epoch, number = divmod(step, self.steps_per_epoch)
             if epoch != known_epoch:
                 known_epoch = epoch
-                order = (
-                    epoch_order(self.seed, epoch, self.num_images)
-                    if self.source is None
-                    else order_of(self.source, self.seed, epoch)
-                )
+                order = epoch_order(self.seed, epoch, self.num_images, self.source)
             batch = order[number * self.batch_size : (number + 1) * self.batch_size].tolist()
             first, end = (r * len(batch) // self.world_size for r in (self.rank, self.rank + 1))
             yield [(epoch, index) for index in batch[first:end]]
@@ -437,24 +430,19 @@ def measure_budget(dataset: ViewDataset, workers: int, num_images: int = 16) -> 
     threads = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(1)
     cv2.setNumThreads(0)  # no threads of its own, as in a worker
+    views, small = dataset.new_tensors(1)
+    room = views[0].numpy(), None if small is None else small[0].numpy()
+    seconds = []
     try:
-        decode, augment = _time_stages(dataset, min(num_images, len(dataset)))
+        order = epoch_order(dataset.seed, 0, len(dataset), dataset.source)
+        for index in order[:num_images].tolist():
+            start = time.perf_counter()
+            image, _, _ = dataset.read_picture(0, index)
+            decoded = time.perf_counter()
+            dataset.fill(image, (0, index), *room)
+            seconds.append((decoded - start, time.perf_counter() - decoded))
     finally:
         torch.set_num_threads(threads[0])
         cv2.setNumThreads(threads[1])
+    decode, augment = np.median(seconds, axis=0).tolist()
     return Budget(1 / decode, 1 / augment, workers)
-
-
-def _time_stages(dataset: ViewDataset, count: int) -> tuple[float, float]:
-    """Return the median seconds per image for reading and decoding, and for its views."""
-    views, small = (None if x is None else x[0].numpy() for x in dataset.new_tensors(1))
-    assert views is not None
-    seconds = []
-    for index in order_of(dataset.source, dataset.seed, 0)[:count].tolist():
-        start = time.perf_counter()
-        image, _, _ = dataset.read_picture(0, index)
-        decoded = time.perf_counter()
-        dataset.fill(image, (0, index), views, small)
-        seconds.append((decoded - start, time.perf_counter() - decoded))
-    decode, augment = np.median(seconds, axis=0)
-    return float(decode), float(augment)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kscl.data.loader import order_of
+from kscl.data.loader import epoch_order
 from kscl.data.open import open_source
 from kscl.data.source import ImageSource
 from kscl.engine.pretrain import data_fingerprint
@@ -105,7 +105,7 @@ def _measure(what: str, kind: str, root: Path) -> float:
     if what == "memory":
         return (_status_bytes("VmHWM") - before) / MIB
     if what == "order":
-        return seconds(lambda: order_of(source, 0, 0))
+        return seconds(lambda: epoch_order(0, 0, len(source), source))
     return _worker_memory(source)
 
 
