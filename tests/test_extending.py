@@ -24,6 +24,7 @@ from tests.helpers.runs import TINY, draw_images, same_bits
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, flags=re.DOTALL))
 RECIPE = yaml.safe_load(re.search(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)[1])
+PLAIN = {key: yaml.safe_load(TINY)[key] for key in ("DATA", "INPUT", "BACKBONE", "SOLVER")}
 
 
 @pytest.fixture
@@ -46,15 +47,15 @@ def test_parts_of_ones_own_go_from_pretraining_to_a_probe_and_to_the_leaderboard
     images = draw_images(folder / "images", count=32)
     draw_images(folder / "val", count=16, side=41)
     Image.open(next(images.rglob("*.jpg"))).save(images / "class0" / "one.pcx")
-    (folder / "mine.yaml").write_text(yaml.safe_dump(yaml.safe_load(TINY) | RECIPE))
+    (folder / "mine.yaml").write_text(yaml.safe_dump(PLAIN | RECIPE))
     command(
         "pretrain",
-        "--config-file mine.yaml METHOD.SIMILARITY nearest_key SOLVER.EPOCHS 2 DATA.TRAIN images "
-        "LABEL mine OUTPUT_DIR output/run",
+        "--config-file mine.yaml METHOD.NAME vicreg SOLVER.EPOCHS 2 DATA.TRAIN images "
+        "OUTPUT_DIR output/run",
     )
     pretrained = json.loads((folder / "output/run/record.json").read_text())
     values = pretrained["config"]["values"]
-    assert values["METHOD"]["SIMILARITY"] == "nearest_key"
+    assert {"loss", "std"} < pretrained["metrics"].keys()
     assert pretrained["data"]["train"]["images"] == 33
     assert [op["op"] for op in values["AUGMENT"]] == [op["op"] for op in RECIPE["AUGMENT"]]
     command(
@@ -80,6 +81,19 @@ def test_parts_of_ones_own_go_from_pretraining_to_a_probe_and_to_the_leaderboard
     (row,) = json.loads(written[".json"])["rows"]
     assert row["figures"]["millions"] == millions
     assert '"label":"M parameters"' in written[".html"]
+
+
+def test_a_similarity_of_ones_own_pretrains(mine):
+    folder, command = mine
+    draw_images(folder / "images", count=32)
+    (folder / "mine.yaml").write_text(TINY)
+    command(
+        "pretrain",
+        "--config-file mine.yaml METHOD.SIMILARITY nearest_key SOLVER.EPOCHS 1 DATA.TRAIN images "
+        "OUTPUT_DIR run",
+    )
+    record = json.loads((folder / "run/record.json").read_text())
+    assert record["config"]["values"]["METHOD"]["SIMILARITY"] == "nearest_key"
 
 
 @pytest.mark.full
@@ -122,12 +136,12 @@ def test_a_recipe_is_complete_and_fits_on_one_screen():
         assert len(text.splitlines()) <= 50, name
 
 
+@pytest.mark.full
 def test_a_method_of_ones_own_is_checked_planned_pretrained_and_resumed_to_the_bit(tmp_path):
     images = draw_images(tmp_path / "images", count=32)
     (tmp_path / "vicreg.py").write_text(FILES["vicreg"])
-    common = {key: yaml.safe_load(TINY)[key] for key in ("DATA", "INPUT", "BACKBONE", "SOLVER")}
     chosen = {"METHOD": {"NAME": "vicreg", "COVARIANCE": 0.5}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(common | chosen))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(PLAIN | chosen))
     words = ["DATA.TRAIN", images, "CHECKPOINT.KEEP", "9", "LOG.PERIOD", "1"]
 
     def run(name, *more, folder="run"):
