@@ -39,7 +39,8 @@ def write_suite(folder: Path, processes: int) -> Path:
     suite["pretrain_overrides"] |= {"SOLVER.EPOCHS": 60, "CHECKPOINT.PERIOD_STEPS": 5}
     if processes > 1:
         suite["num_gpus"] = processes
-        suite["pretrain_overrides"]["DATA.NUM_WORKERS"] = 1
+        alone = {"DATA.NUM_WORKERS": 1, "KEY_ENCODER.BATCH_NORM_GROUPS": 1}
+        suite["pretrain_overrides"] |= alone  # keys are shuffled among the processes
         suite["evaluations"]["knn"]["num_gpus"] = 1
         for of, name in ((suite["contenders"], "random"), (suite["evaluations"], "detection")):
             del of[name]

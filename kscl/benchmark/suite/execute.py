@@ -241,6 +241,7 @@ def of_what_exists(board: Stage, complete: bool) -> Stage:
     """
     options = [it for it in board.options if complete or it[0] != "insert"]
     inputs = [folder for folder in board.inputs if Path(folder).exists()]
+    inputs = inputs or [*board.inputs[:1]]  # without any, it would read those of other suites
     return replace(board, inputs=tuple(inputs), options=tuple(options))
 
 

@@ -179,6 +179,7 @@ def board_command(stage: Stage, program: str) -> str:
     return (
         f"set --; for folder in {' '.join(map(shlex.quote, stage.inputs))}; do "
         'if [ -e "$folder" ]; then set -- "$@" "$folder"; fi; done; '
+        '[ "$#" -gt 0 ] || set -- "$folder"; '  # or it would read those of other suites
         f'{shlex.quote(program)} "$@" {shlex.join(options)}'
     )
 

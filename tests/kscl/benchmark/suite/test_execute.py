@@ -14,8 +14,25 @@ from pathlib import Path
 import pytest
 
 from kscl.benchmark.suite import progress
-from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, TO_DO, State, look, run_stages
-from kscl.benchmark.suite.progress import FORMATS, Lines, LiveTable, commands_text, table, to_go
+from kscl.benchmark.suite.execute import (
+    DONE,
+    FAILED,
+    RUNNING,
+    TO_DO,
+    State,
+    look,
+    of_what_exists,
+    run_stages,
+)
+from kscl.benchmark.suite.progress import (
+    FORMATS,
+    Lines,
+    LiveTable,
+    board_command,
+    commands_text,
+    table,
+    to_go,
+)
 from kscl.benchmark.suite.stages import Stage
 from kscl.commands.run_suite import main
 from kscl.errors import KsclError
@@ -328,6 +345,15 @@ def test_a_stage_that_fails_stops_what_needs_it_and_nothing_else(tmp_path):
     assert run_script([one, two, beside, board], tmp_path) != 0
     assert not Path(two.folder).exists()
     assert (tmp_path / "board").read_text().splitlines()[0] == beside.folder
+
+
+def test_a_board_without_any_result_does_not_show_those_of_others(tmp_path):
+    failed = stage(tmp_path, "one", words=("false",))
+    board = stage(tmp_path, "b", failed, kind="board", inputs=(failed.folder,), words=("true",))
+    assert of_what_exists(board, complete=False).inputs == (failed.folder,)
+    script = board_command(board, "echo")
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True).stdout
+    assert shown.split()[0] == failed.folder
 
 
 def test_a_folder_with_a_space_in_its_name_is_quoted(tmp_path):
