@@ -56,10 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     import torch
 
-    from kscl.benchmark.start.choose import choose_lengths, choose_sizes
-    from kscl.benchmark.start.facts import look_at
-    from kscl.benchmark.start.measure import measure
-    from kscl.benchmark.start.text import STARTS_OF_TRAINING, cpu_suite, estimate, gpu_suite
+    from kscl.benchmark.start import (
+        STARTS_OF_TRAINING,
+        choose_lengths,
+        choose_sizes,
+        cpu_suite,
+        estimate,
+        fastest_costs,
+        gpu_suite,
+        look_at,
+        measure,
+    )
 
     facts = look_at(given.data)
     gpus = 0 if given.cpu else torch.cuda.device_count()
@@ -71,8 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     else:
         sizes = choose_sizes(facts)
-        print("Measuring a few steps of every stage on this machine …", flush=True)
         cores = usable_cores()
+        choose_lengths(facts, fastest_costs(facts), given.minutes, cores, given.num_seeds)
+        print("Measuring a few steps of every stage on this machine …", flush=True)
         costs = measure(facts, sizes, cores)
         plan = choose_lengths(facts, costs, given.minutes, cores, given.num_seeds)
         text = cpu_suite(facts, sizes, plan, given.minutes, output_dir)

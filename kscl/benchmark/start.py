@@ -1,0 +1,709 @@
+"""From a prepared data set and a number of minutes to a suite file with every choice explained.
+
+The images and boxes decide sizes; the seconds that a few steps take here decide lengths.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Container, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.cluster.vq import kmeans2
+
+from kscl.benchmark.suite.execute import program_path
+from kscl.benchmark.suite.stages import Stage
+from kscl.config import one_line
+from kscl.data.annotated.voc import read_voc
+from kscl.data.open import open_source
+from kscl.errors import KsclError
+from kscl.run.task import commands
+from kscl.runtime.logs import clock
+
+PRETRAIN_SPLIT, TRAIN_SPLIT, TEST_SPLIT = "pretrain", "trainval", "test"
+TILES = "tiles"  # folder of crops to pretrain on, made by prepare_data.py where objects are small
+FEWEST_IMAGES = 8  # to pretrain on
+OBJECT_PIXELS = 40  # side that the median object shall have in the detector's input
+SHORT_SIDES = (128, 320)  # of the detector's input, on a CPU
+CROP = [0.3, 1.0]  # of a tile, or of a photo in which an object is large: fractions of its area
+VIEW = 48  # side of a view, in pixels
+MOST_BATCH, MOST_QUEUE = 64, 256
+MOST_GROUPS, GROUP = 8, 8  # BatchNorm groups, as many as MoCo has GPUs, and images in one
+DETECTOR_BATCH = 4
+MOST_ITERATIONS, ENOUGH_ITERATIONS, FEWEST_ITERATIONS = 900, 300, 100
+MOST_EPOCHS = 800
+FEWEST_STEPS = 80  # of a pretraining; with fewer the top-1 among the batch hardly rises
+DETECTION_PART = 0.4  # of the time for training, once the detector has enough iterations
+SEEDS = 3
+GOOD_ITERATIONS, GOOD_STEPS = 200, 150  # with fewer per seed, one seed gets all of the time
+RESERVE = 0.85  # fraction of the minutes to plan with: estimates are estimates
+SHOTS_OF_KSCL = 5
+MEASURED_STEPS = 24
+MEASURED_ITERATIONS = 16
+STEP = re.compile(r"\b(?:iter:|step) (\d+)\b")  # in the log of a fine-tuning or a pretraining
+PERIOD = 0.05  # seconds between two looks at it
+PRECISE_BN_ITERATIONS = 20  # forward passes at the end of a fine-tuning, a third of the work each
+PRETRAIN, DETECTION = "pretrain/bccd_moco.yaml", "detection/bccd_tiny_c4.yaml"
+LINEAR, KNN = "linear_eval/shapes.yaml", "linear_eval/shapes_knn.yaml"
+NETWORK = {"channels": [8, 16, 32, 64], "zero_init_last": True}
+FROM_FILE = "what is not said below is in this file of configs/"
+DIFFERS = "what differs from that file"
+GROUPS = "keys are shuffled among so many parts of the batch, as among MoCo's eight GPUs"
+STARTS_OF_TRAINING = "A few minutes on a CPU compare starts of training, not finished detectors."
+
+Settings = dict[str, tuple[Any, str]]  # value and reason by key
+
+
+# Facts: the images and boxes of a prepared set
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The annotated images to train a detector on."""
+
+    class_names: tuple[str, ...]
+    sides: np.ndarray  # root of each box's area, in pixels
+    shorts: np.ndarray  # short side of the image of each box
+    num_train: int
+    num_test: int
+
+    @property
+    def relative_area(self) -> float:
+        """The median area of a box as a fraction of a square of its image's short side."""
+        return float(np.median((self.sides / self.shorts) ** 2))
+
+    def anchors(self, short_side: int) -> list[int]:
+        """Return sizes at this input size: centers of k-means over the logarithm of the sides."""
+        logs = np.log(np.maximum(self.sides / self.shorts * short_side, 4.0))
+        starts = np.quantile(logs, [0.1, 0.5, 0.9])[:, None]
+        with warnings.catch_warnings():  # boxes of one size leave clusters empty, at their starts
+            warnings.filterwarnings("ignore", "One of the clusters is empty")
+            centers, _ = kmeans2(logs[:, None], starts, minit="matrix", missing="warn")
+        return sorted({round(float(np.exp(center))) for center in centers[:, 0]})
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about a prepared set."""
+
+    root: Path
+    photos: str  # the images that are not to test on, as DATA.TRAIN takes them
+    num_photos: int
+    pretrain: str  # the same, or their tiles if there are any
+    num_pretrain: int
+    boxes: Boxes | None
+    classes: Path | None  # the folder with train/ and val/ for a probe
+    first_image: str
+
+    @property
+    def name(self) -> str:
+        """Return the name of the folder, also if it was given as a dot."""
+        return self.root.resolve().name
+
+    @property
+    def has_tiles(self) -> bool:
+        """Return whether photos are pretrained on in tiles."""
+        return self.pretrain != self.photos
+
+
+def refuse_few(images: int) -> None:
+    """Raise KsclError if there are too few images for a batch and a queue."""
+    if images < FEWEST_IMAGES:
+        what = f"{images} image{' is' if images == 1 else 's are'}"
+        raise KsclError(f"{what} too few to pretrain on. Bring at least {FEWEST_IMAGES}.")
+
+
+def look_at(root: Path) -> Facts:
+    """Return the facts about a folder of tools/prepare_data.py own."""
+    classes = root / "classes"
+    has_boxes = (root / "ImageSets/Main" / f"{TRAIN_SPLIT}.txt").is_file()
+    has_classes = (classes / "train").is_dir() and (classes / "val").is_dir()
+    if not has_boxes and not has_classes:
+        raise KsclError(
+            f"{root} is not a prepared data set. Make one: python tools/prepare_data.py own "
+            "--images DIR --annotations DIR --output-dir data/mine."
+        )
+    photos = f"voc:{root}:{PRETRAIN_SPLIT}" if has_boxes else str(classes / "train")
+    tiles = root / TILES if has_boxes else None
+    pretrain = str(tiles) if tiles is not None and tiles.is_dir() else photos
+    logging.getLogger("kscl").setLevel(logging.WARNING)
+    source = open_source(pretrain)
+    return Facts(
+        *(root, photos, len(open_source(photos)), pretrain, len(source)),
+        boxes=_boxes(root) if has_boxes else None,
+        classes=classes if has_classes else None,
+        first_image=source.name(0),
+    )
+
+
+def _boxes(root: Path) -> Boxes:
+    train = read_voc(root, TRAIN_SPLIT).checked()
+    test = read_voc(root, TEST_SPLIT).checked()
+    found = [(image, thing.box) for image in train.images for thing in image.objects]
+    corners = np.array([box for _, box in found])
+    areas = (corners[:, 2] - corners[:, 0]) * (corners[:, 3] - corners[:, 1])
+    shorts = np.array([min(image.width, image.height) for image, _ in found], float)
+    return Boxes(train.class_names, np.sqrt(areas), shorts, len(train.images), len(test.images))
+
+
+# Sizes and lengths
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the data alone decides."""
+
+    batch: int
+    queue: int
+    short_side: int = 0
+    anchors: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of processor time, measured here; 0 where there is nothing to measure."""
+
+    moco_start: float
+    moco_epoch: float
+    kscl_epoch: float
+    convert: float = 0.0
+    detection_start: float = 0.0  # and the pass over the test images
+    iteration: float = 0.0
+    probe: float = 0.0
+    slowdown: float = 1.0  # by other programs while it was measured; not in the seconds above
+
+
+def fastest_costs(facts: Facts) -> Costs:
+    """Return costs that a fast machine still has: what they do not allow need not be measured."""
+    steps = epoch_steps(facts)
+    return Costs(
+        moco_start=3.0,
+        moco_epoch=0.05 * steps,
+        kscl_epoch=0.1 * steps,
+        convert=3.0,
+        detection_start=8.0,
+        iteration=0.1,
+        probe=3.0,
+    )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the minutes decide."""
+
+    seeds: int
+    jobs: int
+    moco_epochs: int
+    kscl_epochs: int
+    iterations: int
+    seconds: dict[str, float]  # of one stage, by kind
+    total: float  # seconds of the whole suite, from its check to its last stage
+
+
+def choose_sizes(facts: Facts) -> Sizes:
+    """Choose batch, queue, crops, input size and anchors."""
+    images = facts.num_pretrain
+    refuse_few(images)
+    batch = min(MOST_BATCH, 2 ** int(math.log2(images // 2)))
+    queue = min(MOST_QUEUE, max(batch, (images - 1) // batch * batch))
+    if facts.boxes is None:
+        return Sizes(batch, queue)
+    area = min(1.0, facts.boxes.relative_area)
+    wanted = OBJECT_PIXELS / math.sqrt(area)
+    short = int(8 * round(min(max(wanted, SHORT_SIDES[0]), SHORT_SIDES[1]) / 8))
+    return Sizes(batch, queue, short, tuple(facts.boxes.anchors(short)))
+
+
+def batch_norm_groups(batch: int) -> int:
+    """Return the BatchNorm groups of one process: several of 4 images rather than one."""
+    return max(1, min(MOST_GROUPS, batch // GROUP), min(2, batch // 4))
+
+
+def epoch_steps(facts: Facts) -> int:
+    """Return the number of batches that the images to pretrain on fill."""
+    return facts.num_pretrain // choose_sizes(facts).batch
+
+
+def choose_lengths(
+    facts: Facts, costs: Costs, minutes: float, cores: int, seeds: int | None = None
+) -> Plan:
+    """Fit epochs and iterations into the minutes; three seeds if each still learns something."""
+    jobs = max(1, min(cores, 3))
+    chosen = longest_plan(facts, costs, minutes, jobs, seeds or SEEDS)
+    if seeds is None and not _trains(facts, chosen, GOOD_STEPS, GOOD_ITERATIONS):
+        chosen = longest_plan(facts, costs, minutes, jobs, 1)
+    if not _trains(facts, chosen, FEWEST_STEPS, FEWEST_ITERATIONS):
+        least = _least_minutes(facts, costs, jobs, chosen.seeds)
+        what = "comparison" if chosen.seeds == 1 else f"comparison with {chosen.seeds} seeds"
+        raise KsclError(
+            f"{minutes:g} minutes are too few: the shortest useful {what} takes about {least:.0f} "
+            f"here. Write --minutes {math.ceil(least)}."
+        )
+    return chosen
+
+
+def longest_plan(facts: Facts, costs: Costs, minutes: float, jobs: int, seeds: int) -> Plan:
+    """Return the plan that trains longest and, with its reserve, ends within the minutes."""
+    budget = minutes * 60 * RESERVE
+    low, high = 0.0, budget * jobs  # seconds of training per seed
+    while high - low > 1:
+        middle = (low + high) / 2
+        fits = plan_of(facts, costs, middle, jobs, seeds).total <= budget
+        low, high = (middle, high) if fits else (low, middle)
+    return plan_of(facts, costs, low, jobs, seeds)
+
+
+def plan_of(facts: Facts, costs: Costs, training: float, jobs: int, seeds: int) -> Plan:
+    """Return the plan that trains so many seconds per seed, all contenders together.
+
+    What the shortest useful pretrainings leave goes to the detectors until they have enough
+    iterations: a difference between detectors that find nothing says nothing.
+    """
+    iterations = 0
+    if facts.boxes is not None:
+        shortest = math.ceil(FEWEST_STEPS / epoch_steps(facts)) * costs.kscl_epoch
+        first = min(ENOUGH_ITERATIONS, (training - 2 * shortest) / 3 / costs.iteration)
+        fair = min(MOST_ITERATIONS, training * DETECTION_PART / 3 / costs.iteration)
+        iterations = max(0, int(max(first, fair)))
+    pretraining = max(0.0, training - 3 * iterations * costs.iteration) / 2
+    moco = min(MOST_EPOCHS, int(pretraining / costs.moco_epoch))
+    kscl = min(MOST_EPOCHS, int(moco * costs.moco_epoch / costs.kscl_epoch))
+    seconds = {"pretrain": costs.moco_start + moco * costs.moco_epoch, "basis": costs.moco_start}
+    evaluations: list[list[str]] = []
+    if facts.boxes is not None:
+        seconds["convert"] = costs.convert
+        seconds["detection"] = costs.detection_start + iterations * costs.iteration
+        evaluations.append(["convert", "detection"])
+    if facts.classes is not None:
+        seconds |= {"linear": costs.probe, "knn": costs.probe}
+        evaluations += [["linear"], ["knn"]]
+    before = costs.moco_start + costs.convert  # the suite checks every stage before the first
+    total = before + _makespan(seconds, evaluations, jobs, seeds)
+    return Plan(seeds, jobs, moco, kscl, iterations, seconds, total)
+
+
+def _makespan(
+    seconds: dict[str, float], evaluations: list[list[str]], jobs: int, seeds: int
+) -> float:
+    """Return when the last stage ends if a free place takes the first stage that can run."""
+    stages: list[tuple[str, int]] = []  # (kind, number of the stage it waits for, or -1)
+    for contender in ("random", "moco_v2", "kscl"):
+        for _ in range(seeds):
+            start = -1
+            if contender != "random":
+                start = len(stages)
+                stages += [("pretrain", -1), ("basis", start)]
+            for chain in evaluations:
+                stages += [
+                    (k, start if not i else len(stages) + i - 1) for i, k in enumerate(chain)
+                ]
+    ends: dict[int, float] = {}  # of stages that are done or running
+    free = [0.0] * jobs
+    while len(ends) < len(stages):
+        now = min(free)
+        ready = [
+            i
+            for i, (_, need) in enumerate(stages)
+            if i not in ends and (need < 0 or ends.get(need, math.inf) <= now)
+        ]
+        place = free.index(now)
+        if ready:
+            free[place] = ends[ready[0]] = now + seconds[stages[ready[0]][0]]
+        else:  # wait for a stage that is running
+            free[place] = min(end for end in ends.values() if end > now)
+    return max(ends.values())
+
+
+def _trains(facts: Facts, plan: Plan, steps: int, iterations: int) -> bool:
+    """Return whether each pretraining has so many steps, and each detector so many iterations."""
+    fine_tuned = facts.boxes is None or plan.iterations >= iterations
+    return fine_tuned and plan.kscl_epochs * epoch_steps(facts) >= steps
+
+
+def _least_minutes(facts: Facts, costs: Costs, jobs: int, seeds: int) -> float:
+    minutes = 1.0
+    while not _trains(
+        facts,
+        longest_plan(facts, costs, minutes, jobs, seeds),
+        FEWEST_STEPS,
+        FEWEST_ITERATIONS,
+    ):
+        minutes *= 1.1
+    return minutes
+
+
+# Settings and their reasons
+
+
+def pretrain_settings(facts: Facts, sizes: Sizes, epochs: int) -> Settings:
+    """Return the settings of a pretraining, on top of pretrain/bccd_moco.yaml."""
+    what = "tiles" if facts.has_tiles else "images"
+    cut = f" of {facts.num_photos} images: crops of a whole one would show different objects"
+    source = f"{facts.num_pretrain} {what}{cut if facts.has_tiles else ''}; none like a test image"
+    jitter = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1, "p": 0.8}
+    augment = [
+        {"op": "random_resized_crop", "scale": CROP},
+        {"op": "color_jitter", **jitter},
+        {"op": "grayscale", "p": 0.2},
+        {"op": "horizontal_flip", "p": 0.5},
+    ]
+    queue = (
+        f"shorter than the {facts.num_pretrain} {what}: a longer queue would hold the query's own "
+        "one"
+    )
+    return {
+        "DATA.TRAIN": (facts.pretrain, source),
+        "INPUT.SIZE": (VIEW, "small views: on a CPU, more epochs help more than more pixels"),
+        "SOLVER.BATCH_SIZE": (sizes.batch, f"at most half of the {what}"),
+        "KEY_ENCODER.BATCH_NORM_GROUPS": (batch_norm_groups(sizes.batch), GROUPS),
+        "DICTIONARY.QUEUE_LENGTH": (sizes.queue, queue),
+        **_epochs(epochs),
+        "AUGMENT": (augment, "large crops, so that two of them share an object"),
+    }
+
+
+def kscl_settings(epochs: int) -> Settings:
+    """Return what makes the same pretraining KSCL."""
+    similarity = "a query is compared with the subspace of several keys, not with one"
+    return {
+        "METHOD.SIMILARITY": ("projection", similarity),
+        "METHOD.NUM_SHOTS": (SHOTS_OF_KSCL, "K, the number of keys of each image"),
+        "METHOD.RHO": (0.4, "fraction of the eigenvalues' sum that a subspace keeps"),
+        **_epochs(epochs),
+    }
+
+
+def _epochs(epochs: int) -> Settings:
+    warmup = "a tenth of the epochs, in which the learning rate rises"
+    return {
+        "SOLVER.EPOCHS": (epochs, _length(epochs, MOST_EPOCHS)),
+        "SOLVER.WARMUP_EPOCHS": (round(epochs / 10, 1), warmup),
+        "CHECKPOINT.PERIOD_EPOCHS": (
+            max(1, epochs // 10),
+            "about ten checkpoints in all, to resume from",
+        ),
+    }
+
+
+def detection_settings(facts: Facts, sizes: Sizes, iterations: int) -> Settings:
+    """Return the settings of the fine-tuning, on top of detection/bccd_tiny_c4.yaml."""
+    assert facts.boxes is not None
+    names, short, longest = facts.boxes.class_names, sizes.short_side, int(1.5 * sizes.short_side)
+    object_size = (
+        f"an object of median size then has {OBJECT_PIXELS} pixels, within 128 to 320 for the "
+        "whole side"
+    )
+    falls = "after 80 % of the iterations the learning rate falls to a tenth"
+    rises = "a sixth of the iterations, in which the learning rate rises"
+    few = "few images at a time, for more iterations in the same minutes"
+    test = "images to test on; nothing is trained or chosen on them"
+    board_name = "the name of this data and schedule on the board"
+    return {
+        "DATASETS.TRAIN": ([f"voc:{facts.root}:trainval"], "annotated images to fine-tune on"),
+        "DATASETS.TEST": ([f"voc:{facts.root}:test"], test),
+        "MODEL.ROI_HEADS.NUM_CLASSES": (len(names), ", ".join(names[:8])),
+        "MODEL.ANCHOR_GENERATOR.SIZES": (
+            [list(sizes.anchors)],
+            "k-means over the boxes at this input size",
+        ),
+        "INPUT.MIN_SIZE_TRAIN": ([short], object_size),
+        "INPUT.MAX_SIZE_TRAIN": (longest, "of the longer side: 1.5 times the shorter one"),
+        "INPUT.MIN_SIZE_TEST": (short, "tested at the size of training"),
+        "INPUT.MAX_SIZE_TEST": (longest, "of the longer side, as in training"),
+        "SOLVER.IMS_PER_BATCH": (DETECTOR_BATCH, few),
+        "SOLVER.MAX_ITER": (iterations, _length(iterations, MOST_ITERATIONS)),
+        "SOLVER.STEPS": ([int(0.8 * iterations)], falls),
+        "SOLVER.WARMUP_ITERS": (max(1, iterations // 6), rises),
+        "KSCL.PROTOCOL": (f"{facts.name}-tiny-c4", board_name),
+    }
+
+
+def probe_settings(facts: Facts) -> Settings:
+    """Return the settings of both probes."""
+    train = "one folder per class, to train the classifier on"
+    resize = "the shorter side before the crop: nothing of it is cut off"
+    return {
+        "DATA.TRAIN": (f"{facts.classes}/train", train),
+        "DATA.VAL": (f"{facts.classes}/val", "and to test it on"),
+        "INPUT.SIZE": (VIEW, "as large as the views of pretraining"),
+        "INPUT.RESIZE": (VIEW, resize),
+    }
+
+
+def _length(chosen: int, most: int) -> str:
+    enough = f"no more than {most}, whatever the minutes"
+    return "what fits into the minutes" if chosen < most else enough
+
+
+def _values(settings: Settings) -> dict[str, Any]:
+    return {key: value for key, (value, _) in settings.items()}
+
+
+# Measured costs
+
+
+def measure(facts: Facts, sizes: Sizes, cores: int) -> Costs:
+    """Run every kind of stage for a moment; return the seconds of their parts.
+
+    They run side by side as the stages of the suite will, so they slow each other down as those
+    do. The seconds are processor time, which another program that is busy just now does not change.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="kscl-start-") as name,
+        ThreadPoolExecutor(max(1, min(cores, 2))) as threads,
+    ):
+        folder = Path(name)
+        steps = {"SOLVER.MAX_STEPS": MEASURED_STEPS, "SOLVER.WARMUP_EPOCHS": 0}
+        steps |= {"LOG.PERIOD": 4, "DATA.NUM_WORKERS": 0}  # all work is in one process
+        moco = _values(pretrain_settings(facts, sizes, 1)) | steps
+        kscl = moco | _values(kscl_settings(1)) | steps
+        of_detection = threads.submit(_detection, folder, facts, sizes)
+        of_moco = threads.submit(_pretraining, folder / "moco", moco)
+        of_kscl = threads.submit(_pretraining, folder / "kscl", kscl)
+        of_probe = threads.submit(_probe, folder / "probe", facts)
+        start, moco_step, slowdown = of_moco.result()
+        kscl_step = max(moco_step, of_kscl.result()[1])  # more views per image never cost less
+        epoch = epoch_steps(facts)
+        return Costs(
+            start,
+            epoch * moco_step,
+            epoch * kscl_step,
+            *of_detection.result(),
+            of_probe.result(),
+            slowdown=slowdown,
+        )
+
+
+def _probe(folder: Path, facts: Facts) -> float:
+    if facts.classes is None:
+        return 0.0
+    overrides = _values(probe_settings(facts)) | {"BACKBONE.WEIGHTS": "random"}
+    overrides |= {"BACKBONE.NAME": "resnet50", "BACKBONE.KWARGS": NETWORK}
+    return _run_task("linear", folder, LINEAR, overrides).work
+
+
+def _pretraining(folder: Path, overrides: dict[str, Any]) -> tuple[float, float, float]:
+    """Return the seconds of all of a pretraining but its steps, of a step, and the slowdown."""
+    spent = _run_task("pretrain", folder, PRETRAIN, overrides)
+    start = max(0.0, spent.work - MEASURED_STEPS * spent.step)
+    return start, spent.step, spent.clock / spent.work
+
+
+def _detection(folder: Path, facts: Facts, sizes: Sizes) -> tuple[float, float, float]:
+    """Return the seconds of a conversion, of all of a fine-tuning but its steps, and of a step."""
+    if facts.boxes is None:
+        return 0.0, 0.0, 0.0
+    converted = str(folder / "converted")
+    network = (("arch", "resnet50"), ("arch_kwargs", NETWORK))
+    options = (*network, ("protocol", DETECTION), ("output_dir", converted))
+    tool = commands()["detection"].prepared_by
+    convert = Stage("convert", "convert", tool, converted, inputs=("random",), options=options)
+    seconds = run_measured(convert).work
+    overrides = _values(detection_settings(facts, sizes, MEASURED_ITERATIONS))
+    overrides |= {"TEST.PRECISE_BN.NUM_ITER": 1}
+    spent = _run_task("detection", folder / "run", f"{converted}/config.yaml", overrides)
+    more = PRECISE_BN_ITERATIONS / 3 - MEASURED_ITERATIONS
+    return seconds, max(0.0, spent.work + more * spent.step), spent.step
+
+
+def _run_task(kind: str, folder: Path, config: str, overrides: dict[str, Any]) -> Spent:
+    overrides = overrides | {"OUTPUT_DIR": str(folder)}
+    tool = commands()[kind].module
+    return run_measured(Stage(kind, kind, tool, str(folder), config=config, overrides=overrides))
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a program took: seconds of the processor, and seconds on the clock."""
+
+    work: float
+    clock: float
+    step: float  # processor seconds of a step, without the first ones; 0 if it told of no steps
+
+
+def run_measured(stage: Stage) -> Spent:
+    """Run a stage on one thread; return what it took, with all processes that it started."""
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    began = time.monotonic()
+    marks: list[tuple[int, float]] = []  # a step that the tool tells of, and its processor time
+    with tempfile.NamedTemporaryFile("w+", errors="replace") as said:
+        process = subprocess.Popen(
+            [program_path(stage.program), *stage.arguments],
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **environment},
+        )
+        try:
+            ended, status, usage = 0, 0, None
+            while not ended:  # unlike wait(), wait4() tells the processor's time
+                ended, status, usage = os.wait4(process.pid, os.WNOHANG)
+                if not ended:
+                    marks += _new_mark(Path(said.name), marks, process.pid)
+                    time.sleep(PERIOD)
+        except BaseException:
+            process.kill()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            tail = "\n".join(Path(said.name).read_text(errors="replace").strip().splitlines()[-15:])
+            raise KsclError(f"A trial of {stage.program} failed, so nothing was written:\n{tail}")
+    assert usage is not None
+    clock, work = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+    if len(marks) < 2:
+        return Spent(work, clock, 0.0)
+    (first, before), (last, after) = marks[0], marks[-1]
+    return Spent(work, clock, (after - before) / (last - first))
+
+
+def _new_mark(log: Path, marks: Sequence[tuple[int, float]], pid: int) -> list[tuple[int, float]]:
+    """Return the last step that the log tells of with the time so far, if it is a new one."""
+    told = STEP.findall(log.read_text(errors="replace"))
+    if not told or (marks and int(told[-1]) == marks[-1][0]):
+        return []
+    return [(int(told[-1]), processor_seconds(pid))]
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process; seconds on the clock where the system hides it."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return time.monotonic()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# The suite file
+
+
+def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir: Path) -> str:
+    """Return the suite of a machine without GPUs."""
+    lines = [
+        f"# Made by tools/start.py for {facts.root} and {minutes:g} minutes; change what you like.",
+        f"# Estimated: {clock(plan.total)} in all, {estimate(plan)}.",
+        *_head(facts, output_dir),
+        "# Several seeds, so that a difference can be told from noise."
+        if plan.seeds > 1
+        else "# One seed: seed-to-seed variation is not measured. [0, 1, 2] adds two seeds.",
+        f"seeds: {list(range(plan.seeds))}",
+        f"jobs: {plan.jobs}  # stages at the same time, one core each",
+        "# Seconds of one stage as measured; those of finished stages replace them.",
+        f"estimates: {one_line({kind: round(value) for kind, value in plan.seconds.items()})}",
+        "baseline: [random]  # the question is what pretraining adds to random weights",
+        "# The page shows what each pretraining makes of this image.",
+        f"basis_image: {one_line(facts.first_image)}",
+        "contenders:  # what is compared; all of them have the same network",
+        "  random:  # no pretraining",
+        "    arch: resnet50  # the paper's, but narrow",
+        "    # 8 to 64 channels instead of 256 to 2048: half a million weights train on a CPU.",
+        f"    kwargs: {one_line(NETWORK)}",
+        "  moco_v2:  # the method that KSCL extends: one key per image",
+        f"    pretrain: {PRETRAIN}  # {FROM_FILE}",
+        *_overrides(pretrain_settings(facts, sizes, plan.moco_epochs), title=DIFFERS),
+        "  kscl:  # the same images and as many seconds as moco_v2; an epoch costs it more",
+        f"    pretrain: {PRETRAIN}",
+        *_overrides(
+            pretrain_settings(facts, sizes, plan.kscl_epochs) | kscl_settings(plan.kscl_epochs),
+            explained=pretrain_settings(facts, sizes, plan.moco_epochs),
+        ),
+        "evaluations:  # of every contender",
+    ]
+    if facts.classes is not None:
+        lines += ["  linear:  # a linear classifier on features that stay as they are"]
+        lines += [f"    config: {LINEAR}  # {FROM_FILE}"]
+        lines += _overrides(probe_settings(facts))
+        lines += ["  knn:  # the classes of the nearest features, without any training"]
+        probe = probe_settings(facts)
+        lines += [f"    config: {KNN}", *_overrides(probe, explained=probe)]
+    if facts.boxes is not None:
+        lines += [f"  # {STARTS_OF_TRAINING}"]
+        lines += ["  detection:  # a Faster R-CNN, fine-tuned from the backbone"]
+        note = "" if facts.classes is not None else f"  # {FROM_FILE}"  # said once
+        lines += [f"    config: {DETECTION}{note}"]
+        lines += _overrides(detection_settings(facts, sizes, plan.iterations))
+    return "\n".join(lines) + "\n"
+
+
+def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3) -> str:
+    """Return the suite with the paper's recipes, for GPUs."""
+    refuse_few(facts.num_photos)
+    queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
+    num_gpus = min(num_gpus, queue)
+    batch = min(256, queue) // num_gpus * num_gpus
+    groups = batch_norm_groups(batch)
+    alone = [f"  # {GROUPS}", f"  KEY_ENCODER.BATCH_NORM_GROUPS: {groups}"]
+    lines = [
+        f"# Made by tools/start.py for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
+        "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
+        "# tools/start.py with --cpu.",
+        *_head(facts, output_dir),
+        "# Several seeds: with one, seed-to-seed variation is not measured.",
+        f"seeds: {list(range(num_seeds))}",
+        f"num_gpus: {num_gpus}  # of every stage; batches are shared out among them",
+        "baseline: [random]  # the question is what pretraining adds to random weights",
+        "pretrain_overrides:  # of both pretrainings",
+        "  # all images that are not to test on, at full size",
+        f"  DATA.TRAIN: {one_line(facts.photos)}",
+        f"  # shorter than the {facts.num_photos} images; the paper's, for a million, is 65536",
+        f"  DICTIONARY.QUEUE_LENGTH: {queue}",
+        "  # the paper's 256, or less where the queue is shorter or GPUs cannot share it evenly;",
+        "  # the learning rate follows",
+        f"  SOLVER.BATCH_SIZE: {batch}",
+        *(alone if num_gpus == 1 else []),
+        "contenders:  # what is compared; all of them have the same network",
+        "  random: {arch: resnet50}  # no pretraining",
+        "  # the method that KSCL extends, with one key per image, for 200 epochs",
+        "  moco_v2: {pretrain: pretrain/moco_v2_r50_200ep.yaml}",
+        "  # the paper's K = 5 and rho = 40 %, also for 200 epochs, each of which costs it more",
+        "  kscl: {pretrain: pretrain/kscl_k5_rho40_r50_200ep.yaml}",
+        "evaluations:  # of every contender",
+    ]
+    if facts.classes is not None:
+        lines += ["  linear:  # a linear classifier on features that stay as they are"]
+        lines += [f"    config: linear_eval/linear_cached.yaml  # {FROM_FILE}"]
+        probe = probe_settings(facts)
+        paths = {key: probe[key] for key in ("DATA.TRAIN", "DATA.VAL")}
+        lines += _overrides(paths, title=DIFFERS)
+    if facts.boxes is not None:
+        small = detection_settings(facts, choose_sizes(facts), 1)
+        keys = ("DATASETS.TRAIN", "DATASETS.TEST", "MODEL.ROI_HEADS.NUM_CLASSES")
+        chosen = {key: small[key] for key in keys}
+        chosen["KSCL.PROTOCOL"] = (f"{facts.name}-c4-24k", small["KSCL.PROTOCOL"][1])
+        lines += ["  detection:  # MoCo's Faster R-CNN C4, fine-tuned for 24,000 iterations"]
+        lines += [f"    config: detection/voc0712_c4_24k_moco.yaml  # {FROM_FILE}"]
+        lines += _overrides(chosen, title=DIFFERS)
+    return "\n".join(lines) + "\n"
+
+
+def _head(facts: Facts, output_dir: Path) -> list[str]:
+    title = f"{facts.name}, does pretraining help?"
+    return [
+        f"name: {one_line(title)}  # of the board",
+        f"output_dir: {one_line(str(output_dir))}  # for all runs and the board",
+    ]
+
+
+def estimate(plan: Plan) -> str:
+    """Return the seconds of one stage of each kind in words, without the picture of a basis."""
+    told = {kind: seconds for kind, seconds in plan.seconds.items() if kind != "basis"}
+    return ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in told.items())
+
+
+def _overrides(settings: Settings, *, explained: Container[str] = (), title: str = "") -> list[str]:
+    """Return the lines of overrides, each after its reason unless it is explained elsewhere."""
+    lines = [f"    overrides:{title and f'  # {title}'}"]
+    for key, (value, reason) in settings.items():
+        lines += [] if key in explained else [f"      # {reason}"]
+        lines.append(f"      {key}: {one_line(value)}")
+    return lines
