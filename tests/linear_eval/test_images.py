@@ -70,28 +70,6 @@ def test_the_train_view_is_torchvisions_bit_for_bit_given_its_crop(picture, monk
         assert torch.equal(normalize_exactly(ours, MEAN, STD)[0], theirs(picture))
 
 
-def test_random_crops_are_drawn_as_torchvision_draws_them():
-    """Means and spreads of place, size and aspect over many crops, within sampling error."""
-    shape = geometry(load_linear_eval_config())
-    empty = Image.new("RGB", (320, 240))
-    torch.manual_seed(0)
-    theirs = [
-        transforms.RandomResizedCrop.get_params(empty, list(shape.scale), list(shape.ratio))
-        for _ in range(4000)
-    ]
-    from kscl.rng import uniforms
-    from kscl.views.augment import sample_crop
-
-    ours = [
-        sample_crop(240, 320, shape.scale, shape.ratio, iter(numbers[1:].tolist()).__next__)
-        for numbers in (uniforms(0, 0, 1, image, NUM_DRAWS) for image in range(4000))
-    ]
-    a, b = np.array(ours, float), np.array(theirs, float)
-    error = np.sqrt((a.var(0) + b.var(0)) / 4000)
-    assert (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
-    assert np.allclose(a.std(0), b.std(0), rtol=0.06)
-
-
 def test_views_depend_on_seed_epoch_and_image_and_on_nothing_else(picture):
     shape = geometry(load_linear_eval_config())
     first = to_bytes(shape.augmented(picture, 0, 3, 7))

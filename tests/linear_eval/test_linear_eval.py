@@ -239,15 +239,6 @@ def test_a_record_that_is_none_is_named_before_any_work(digits, tmp_path, capsys
     assert read_record(record).kind == "knn"
 
 
-def test_a_run_is_not_resumed_with_other_settings_or_from_nothing(digits, tmp_path, capsys):
-    words = overrides(digits, tmp_path / "run", *CACHED)
-    assert main(["--resume", *words]) == 2
-    assert str(tmp_path / "run") in capsys.readouterr().err
-    assert main(words) == 0
-    assert main(["--resume", *words, "SOLVER.EPOCHS", "5"]) == 2
-    assert "SOLVER.EPOCHS: 4 before, 5 now" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

@@ -119,11 +119,6 @@ def test_every_shipped_config_is_valid_and_has_a_folder_of_its_own(path):
     assert f"output/linear_eval/{path.stem}" == load_linear_eval_config(path).OUTPUT_DIR
 
 
-def test_the_shipped_grid_has_sixteen_points():
-    cached = load_linear_eval_config("linear_eval/linear_cached.yaml").CACHED
-    assert len(cached.LRS) * len(cached.WEIGHT_DECAYS) == 16
-
-
 def test_a_wrong_config_is_told_whole():
     words = ["PROBE", "offline", "INPUT.RESIZE", "100", "CACHED.LRS", "[0.1, 0.1]"]
     words += ["CACHED.HOLD_OUT", "1.0", "INPUT.MEAN", "[0.5, 0.5]", "SOLVER.LRR", "1"]
@@ -135,8 +130,8 @@ def test_a_wrong_config_is_told_whole():
     assert "SOLVER.LRR is not a key; did you mean SOLVER.BASE_LR" in text
 
 
-# Of the first records; results are compared only with results of the same hash. That of shapes is
-# of its present grid of weight decays, which reaches 0.1; that of cifar10 is of L-BFGS.
+# Hashes of the first records; results are compared only with results of the same hash. That of
+# shapes has its present grid of weight decays, which reaches 0.1; that of cifar10 is of L-BFGS.
 FIRST_HASHES = {
     "cifar10": "9817d3456e9062ca",
     "imagenet_linear_moco": "da4ee16068a2802b",
