@@ -16,35 +16,17 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
-from tests.attack.chain import Chain, build_chain
-from tests.attack.files import VICTIMS, damage
-from tests.attack.kills import KILLED, kill
-from tests.attack.outcome import Tally
+from tests.attack.attacks import KILLED, VICTIMS, Tally, damage, kill
+from tests.attack.chain import build_chain
 
 SIDE_BY_SIDE = 2
-Attack = Callable[[Chain, random.Random, Path], tuple[str, str]]
-
-
-def attacks() -> dict[str, Attack]:
-    """Every attack by name: kills take longer, so there is one for about three broken files."""
-    kills = {f"kill {kind}": partial(_with, kill, kind) for kind in KILLED}
-    broken = {f"broken {name}": partial(_with, damage, name) for name in VICTIMS}
-    return {**kills, **broken}
-
-
-def _with(
-    attack: Callable[[Chain, str, random.Random, Path], tuple[str, str]],
-    name: str,
-    chain: Chain,
-    chance: random.Random,
-    place: Path,
-) -> tuple[str, str]:
-    return attack(chain, name, chance, place)
+ATTACKS = {  # kills take longer, so there is one for about three broken files
+    **{f"kill {kind}": (kill, kind) for kind in KILLED},
+    **{f"broken {name}": (damage, name) for name in VICTIMS},
+}
 
 
 def main() -> int:
@@ -54,10 +36,10 @@ def main() -> int:
     )
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31))
-    parser.add_argument("--only", nargs="+", choices=sorted(attacks()), metavar="NAME")
+    parser.add_argument("--only", nargs="+", choices=sorted(ATTACKS), metavar="NAME")
     given = parser.parse_args()
     print(f"seed {given.seed}", flush=True)
-    tally, chosen = Tally(), given.only or list(attacks())
+    tally, chosen = Tally(), given.only or list(ATTACKS)
     with tempfile.TemporaryDirectory(prefix="kscl-attack-") as name:
         begun = time.monotonic()
         chain = build_chain(Path(name))
@@ -68,7 +50,9 @@ def main() -> int:
                 return
             which, place = chosen[number % len(chosen)], Path(name) / f"attempt{number}"
             place.mkdir()
-            outcome, about = attacks()[which](chain, random.Random(f"{given.seed}/{number}"), place)
+            attack, name_of_target = ATTACKS[which]
+            chance = random.Random(f"{given.seed}/{number}")
+            outcome, about = attack(chain, name_of_target, chance, place)
             tally.add(which, outcome, f"attempt {number}: {about}")
             print(f"{number:4d} {which}: {outcome}", flush=True)
             shutil.rmtree(place)

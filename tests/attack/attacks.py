@@ -1,19 +1,71 @@
-"""Break one file, run the tool that reads it, and name what it did."""
+"""Break a file or kill a tool, run it again, and name how the attempt ended."""
 
 from __future__ import annotations
 
 import json
+import os
 import random
+import re
 import shutil
+import signal
+import subprocess
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from tabulate import tabulate
 
-from tests.attack.chain import Chain, metrics
-from tests.attack.outcome import FAILED, judge
-from tests.attack.processes import finish_tool
+from tests.attack.chain import (
+    PATIENCE,
+    TWO_RANKS,
+    Chain,
+    finish_program,
+    finish_tool,
+    metrics,
+    start_program,
+)
+from tests.helpers.chain import smoke_suite
+
+EQUAL, REFUSED, ACCEPTED, FAILED = "equal", "refused", "accepted", "failed"
+USER_ERROR, PROBLEM_FOUND = 2, 1  # exit codes; the second is preflight's
+TRACEBACK = "Traceback (most recent call last)"
+
+
+@dataclass
+class Tally:
+    """Outcomes per attack, and what to look at where one failed."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, name: str, outcome: str, about: str) -> None:
+        self.counts.setdefault(name, Counter())[outcome] += 1
+        if outcome == FAILED:
+            self.failures.append(f"{name}: {about}")
+
+    def table(self) -> str:
+        header = ["attack", "attempts", EQUAL, REFUSED, ACCEPTED, FAILED]
+        rows = [
+            [name, sum(found.values()), *(found[end] for end in header[2:])]
+            for name, found in sorted(self.counts.items())
+        ]
+        total = sum(self.counts.values(), Counter())
+        rows.append(["all", sum(total.values()), *(total[end] for end in header[2:])])
+        return tabulate(rows, header)
+
+
+def judge(code: int | None, log: Path, same: bool | None) -> str:
+    """Name the outcome of a run; `same` is None where other numbers are legitimate."""
+    text = log.read_text(errors="replace")
+    if code is None or TRACEBACK in text:
+        return FAILED
+    if code == 0:
+        return ACCEPTED if same is None else (EQUAL if same else FAILED)
+    told = re.search(r"^(\S+: )?error: \S|^Problems \(", text, re.MULTILINE)
+    return REFUSED if code in (USER_ERROR, PROBLEM_FOUND) and told else FAILED
+
 
 ODD = (None, -1, 1e308, float("nan"), "x" * 5000, [], {}, True, "\r=1+1", "../../etc", 10**30)
 
@@ -124,3 +176,39 @@ def damage(chain: Chain, name: str, chance: random.Random, place: Path) -> tuple
     told = log.read_text(errors="replace")[-1500:]
     about = f"{mutate.__name__} of {file.relative_to(copy)}, exit {code}: {told}"
     return judge(code, log, same), about
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+MOST_KILLS = 4
+KILLED = (
+    *("pretrain", f"pretrain{TWO_RANKS}", "detection", f"detection{TWO_RANKS}"),
+    *("knn", "suite"),
+)
+
+
+def kill(chain: Chain, kind: str, chance: random.Random, place: Path) -> tuple[str, str]:
+    """Return the outcome, and what to look at if it is a failure."""
+    log = place / "log"
+    if kind == "suite":  # which draws its data itself
+        target = place / "output"
+        suite = smoke_suite(place)
+        job = chain.jobs["suite"].with_path(chain.folder / "suite.yaml", suite)
+    else:
+        target = place / "run"
+        job = chain.jobs[kind].into(target)
+    for _ in range(chance.randint(1, MOST_KILLS)):
+        process = start_program(job.program, log)
+        try:
+            process.wait(chance.uniform(0, 1.2 * chain.seconds[kind]))
+            break
+        except subprocess.TimeoutExpired:
+            which = chance.choice(SIGNALS)
+            os.killpg(process.pid, which) if chance.random() < 0.5 else process.send_signal(which)
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                return FAILED, f"did not end after {which.name}"
+    code, _ = finish_program(job.program, log)
+    outcome = judge(code, log, metrics(target) == metrics(chain.jobs[kind].output))
+    return (FAILED if outcome == REFUSED else outcome), log.read_text()[-1500:]
