@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kscl.errors import printable
-from kscl.records.record import Record, RecordError, find_records
-from kscl.records.shape import LARGE
+from kscl.records.record import LARGE, Record, RecordError, find_records
 
 Series = tuple[list[float], list[float]]  # x, y
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kscl.benchmark.suite.stages import BACKBONE_FILE, KEY_LENGTH, Stage
 from kscl.errors import KsclError
-from kscl.records.shape import listed, one_line, wrong_places
+from kscl.records.record import listed, one_line, wrong_places
 from kscl.runtime.files import LOCK_FILE, is_locked, sha256_of, write_atomically
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.machine import usable_cores

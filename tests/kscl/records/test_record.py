@@ -15,7 +15,9 @@ import pytest
 
 from kscl.keys import PRETRAIN, load_config
 from kscl.records.record import (
+    LARGE,
     MAX_BYTES,
+    MAX_DEPTH,
     SCHEMA,
     VERSION,
     Protocol,
@@ -26,7 +28,6 @@ from kscl.records.record import (
     read_record,
     write_record,
 )
-from kscl.records.shape import LARGE, MAX_DEPTH
 from kscl.records.spread import mean_and_std, number_and_spread, std
 from tests.helpers.commands import ROOT
 from tests.helpers.leaderboard_records import INFO, linear, sha
