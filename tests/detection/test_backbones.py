@@ -136,7 +136,10 @@ FROZEN = {  # network: how the names of its stages begin
 }
 
 
-@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", "convnext_atto", pytest.param("efficientnet_lite0", marks=pytest.mark.full)],
+)
 def test_stages_are_frozen_from_the_stem_on(name):
     for freeze_at in (0, 1, 3, 5):
         network = backbone_of(name, freeze_at=freeze_at).network

@@ -268,7 +268,7 @@ def test_the_tools_errors_are_for_people(narrow_file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("protocol", "prefix"),
     [
-        ("shapes_tiny_c4", "backbone."),
+        pytest.param("shapes_tiny_c4", "backbone.", marks=pytest.mark.full),
         pytest.param("shapes_tiny_fpn", "backbone.bottom_up.", marks=pytest.mark.slow),
         pytest.param("shapes_tiny_retinanet", "backbone.bottom_up.", marks=pytest.mark.slow),
     ],
