@@ -11,11 +11,7 @@ starts without it.
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -80,35 +76,21 @@ class Costs:
 def count_costs(cfg: CfgNode) -> Costs:
     """Build the encoder of a config and count what one image costs in it."""
     import torch
+    from fvcore.nn import FlopCountAnalysis
 
     from kscl.methods.base import encoder_of
 
     encoder = encoder_of(cfg)
     size = last_size(cfg.INPUT.SIZE)
     image = torch.zeros(2, 3, size, size)
-    with quiet_fvcore(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the counter uses a tracer that torch wants to retire
-        from fvcore.nn import FlopCountAnalysis
-
-        products = FlopCountAnalysis(encoder, image).unsupported_ops_warnings(False).total()
+    counter = FlopCountAnalysis(encoder, image).tracer_warnings("none")
+    products = counter.unsupported_ops_warnings(False).uncalled_modules_warnings(False).total()
     return Costs(
         parameters=sum(weight.numel() for weight in encoder.parameters()),
         forward_flops=2 * products / len(image),
         # Mixed precision keeps the inputs of convolutions, nearly all there is, in half the bytes.
         activation_bytes=kept_bytes(encoder, image) // (1 if cfg.SOLVER.AMP == "off" else 2),
     )
-
-
-@contextmanager
-def quiet_fvcore() -> Iterator[None]:
-    """Silence fvcore's list of operations that cost nothing; its logger is as before at the end."""
-    logger = logging.getLogger("fvcore")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def kept_bytes(encoder: Encoder, images: Tensor) -> int:

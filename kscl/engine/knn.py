@@ -117,7 +117,6 @@ def knn_predict(
     mapped from disk, it takes 4 · (block · D + chunk · block + chunk · D) bytes: 0.8 GiB at D =
     2048, however many images there are. `device` computes; by default that of the test features.
     """
-    _check(train_features, train_labels, test_features, k, temperature)
     device = device or test_features.device
     nearest, indices = _nearest(train_features, test_features, k, chunk, block, device)  # (M, k)
     classes = int(train_labels.max()) + 1 if num_classes is None else num_classes
@@ -193,16 +192,3 @@ def _vote(nearest: Tensor, labels: Tensor, temperature: float, num_classes: int)
 
 def _unit(features: Tensor, device: torch.device) -> Tensor:
     return F.normalize(features.to(device).float(), dim=1)
-
-
-def _check(train: Tensor, labels: Tensor, test: Tensor, k: int, temperature: float) -> None:
-    if train.ndim != 2 or test.ndim != 2 or train.shape[1] != test.shape[1]:
-        raise KsclError(
-            f"Features must be (N, D) and (M, D), not {tuple(train.shape)} and {tuple(test.shape)}."
-        )
-    if not len(train) or not len(test):
-        raise KsclError("There are no features to compare: one of the two sets of images is empty.")
-    if labels.shape != train.shape[:1]:
-        raise KsclError(f"{len(train)} features need as many labels, not {tuple(labels.shape)}.")
-    if k < 1 or temperature <= 0:
-        raise KsclError(f"k is {k} and the temperature {temperature}: both must be greater than 0.")

@@ -206,7 +206,7 @@ def means_of_last_epoch(rows: list[Row]) -> dict[str, float]:
     skipped = ("step", "time", "epoch", "steps", "learning_rate")
     return {
         name: sum(row[name] * row["steps"] for row in last) / steps
-        for name in _in_all(last)
+        for name in last[-1]
         if name not in skipped
     }
 
@@ -216,10 +216,5 @@ def thinned_curves(rows: list[Row], most: int = MOST_POINTS) -> dict[str, list[f
     reports = [row for row in rows if "loss" in row]
     stride = max(1, -(-len(reports) // most))
     chosen = reports[::-1][::stride][::-1]
-    names = [name for name in _in_all(chosen) if name not in ("time", "steps")]
+    names = [name for name in (chosen or [{}])[-1] if name not in ("time", "steps")]
     return {name: [round(float(row[name]), 6) for row in chosen] for name in names}
-
-
-def _in_all(rows: list[Row]) -> list[str]:
-    """Return the columns that every row has: a run begun with an older release has fewer."""
-    return [name for name in (rows[-1] if rows else ()) if all(name in row for row in rows)]

@@ -17,7 +17,6 @@ from fvcore.common.config import CfgNode
 from kscl.data.loader import (
     Batch,
     Budget,
-    TrainLoader,
     build_train_loader,
     measure_budget,
     steps_per_epoch,
@@ -108,7 +107,7 @@ def profile_step(cfg: CfgNode, steps: int) -> StepProfile:
     loader = build_train_loader(
         cfg, source, last_step=WARM_UP + 1, rank=rank(), world_size=world_size()
     )
-    batch = _one_batch(loader)
+    batch = next(iter(loader))
     for _ in range(WARM_UP):
         loop.take_step(state, batch)
     milliseconds = _undisturbed(state, batch, steps)
@@ -126,10 +125,6 @@ def profile_step(cfg: CfgNode, steps: int) -> StepProfile:
         collectives=clock.calls["collectives"] / steps,
         budget=measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS),
     )
-
-
-def _one_batch(loader: TrainLoader) -> Batch:
-    return next(iter(loader))
 
 
 def _undisturbed(state: TrainState, batch: Batch, steps: int) -> float:

@@ -30,14 +30,6 @@ PIECE = {"cpu": 2**19}
 PIECE_ELSEWHERE = 2**25
 
 
-def check_keys(keys: Tensor) -> None:
-    """Raise an error unless the keys are embeddings (B, K, D)."""
-    if keys.ndim != 3 or 0 in keys.shape[1:]:
-        raise KsclError(f"Keys must be (instances, K >= 1, D >= 1), not {tuple(keys.shape)}.")
-    if not keys.is_floating_point():
-        raise KsclError(f"Keys must be floating point embeddings, not {keys.dtype}.")
-
-
 def check_rho(num_shots: int, rho: float) -> None:
     """Raise an error unless so many keys span a subspace and rho is a fraction of its mass."""
     if num_shots < 1:

@@ -24,7 +24,6 @@ from torch import Tensor
 
 from kscl.methods.kernels import (
     all_lengths,
-    check_keys,
     check_rho,
     full_precision,
     orthonormalized,
@@ -58,7 +57,6 @@ def fit_subspaces(keys: Tensor, rho: float) -> Subspaces:
     The Gram matrix V_nᵀV_n, K x K, has the nonzero eigenvalues of Σ_n, and w_i = V_n u_i / √λ_i.
     The gradient is that of the projector W̃_nW̃_nᵀ, finite for every input.
     """
-    check_keys(keys)
     length = max_rank(keys.shape[1], rho)
     with full_precision(keys) as (keys,):
         fixed = keys.detach()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 
@@ -146,14 +144,3 @@ def test_tensor_cores_are_expected_to_train_at_the_assumed_rates(gpu, words, rat
 def test_an_unknown_gpu_is_refused_with_the_known_ones(capsys):
     assert main(["--gpu", "Z9000"]) == 2
     assert "V100, T4" in capsys.readouterr().err
-
-
-def test_counting_leaves_the_logger_of_fvcore_as_it_was():
-    logger = logging.getLogger("fvcore")
-    before = logger.level
-    logger.setLevel(logging.DEBUG)
-    try:
-        count_costs(load_config(None, ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "64"]))
-        assert logger.level == logging.DEBUG
-    finally:
-        logger.setLevel(before)

@@ -57,20 +57,6 @@ def unfinished(tmp_path_factory, images):
     return run
 
 
-def words_of(line):
-    return {word.strip(",.:;") for word in line.split()}
-
-
-def test_resuming_with_settings_that_matter_changed_names_the_keys(unfinished, error_of):
-    changed = ["METHOD.TEMPERATURE", 0.07, "SOLVER.EPOCHS", 9, "DATA.NUM_WORKERS", 2]
-    for flag in ("--resume", "--auto-resume"):
-        text = error_of(unfinished.command(flag, more=changed))
-        lines = {line.split(":")[0].strip(): line for line in text.splitlines()}
-        assert {"0.2", "0.07"} <= words_of(lines["METHOD.TEMPERATURE"])
-        assert {"3", "9"} <= words_of(lines["SOLVER.EPOCHS"])
-        assert "NUM_WORKERS" not in text
-
-
 def test_resuming_with_other_images_is_refused(unfinished, images, tmp_path, error_of):
     other = shutil.copytree(images, tmp_path / "images")
     next(other.rglob("*.jpg")).write_bytes(b"changed")
@@ -89,17 +75,6 @@ def test_a_run_stopped_by_unreadable_images_resumes_when_more_are_allowed(
         assert run.state()["step"] == 4
     assert main(run.command("--resume", more=["DATA.MAX_BAD_FRACTION", 0.03])) == 0
     assert read_record(run.folder / "record.json")["metrics"]["bad_images"] == 2
-
-
-def test_two_processes_never_write_to_one_folder(images, tmp_path, error_of, monkeypatch):
-    monkeypatch.setattr("kscl.runtime.files.LOCK_PATIENCE", 0.2)
-    run = Run(tmp_path / "run", images, "SOLVER.EPOCHS", 50)
-    (process,) = run.start()
-    wait_until(lambda: bool(find_checkpoints(run.folder / CHECKPOINT_FOLDER)))
-    text = error_of(run.command("--auto-resume"))
-    assert f"is writing to {run.folder}" in text
-    process.kill()
-    process.join()
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused(images, tmp_path):

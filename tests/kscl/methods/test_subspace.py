@@ -49,8 +49,9 @@ def reference_projector(keys: Tensor, rho: float) -> tuple[Tensor, list[int]]:
 
 class TestFit:
     @pytest.mark.parametrize("dtype", DTYPES)
-    @pytest.mark.parametrize("rho", [0.2, 0.4, 0.7, 0.9, 1.0])
-    @pytest.mark.parametrize("shots", [1, 2, 3, 5, 8])
+    @pytest.mark.parametrize(
+        ("shots", "rho"), [(1, 0.4), (2, 0.7), (3, 1.0), (5, 0.2), (5, 0.4), (5, 0.9), (8, 0.7)]
+    )
     def test_equals_the_eigendecomposition_of_the_d_by_d_matrix(
         self, shots: int, rho: float, dtype: torch.dtype
     ) -> None:
@@ -117,10 +118,7 @@ class TestFit:
     @pytest.mark.parametrize(
         ("keys", "rho", "named"),
         [
-            (torch.zeros(2, 0, 8), 0.4, r"\(2, 0, 8\)"),
-            (torch.zeros(2, 3, 0), 0.4, r"\(2, 3, 0\)"),
-            (torch.zeros(3, 8), 0.4, r"\(3, 8\)"),
-            (torch.zeros(2, 3, 8, dtype=torch.uint8), 0.4, "uint8"),
+            (torch.zeros(2, 0, 8), 0.4, "0 key views"),
             (torch.zeros(2, 3, 8), 0.0, "rho is 0"),
             (torch.zeros(2, 3, 8), 1.1, "rho is 1.1"),
         ],
