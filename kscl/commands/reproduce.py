@@ -38,24 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("record", type=Path, metavar="RECORD", help="the record of an evaluation")
     about = "folder with the record of its pretraining (default: searched above RECORD)"
     parser.add_argument("--records", type=Path, metavar="FOLDER", help=about)
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KIND.KEY=VALUE",
-        help="a setting of a stage, such as where its data is here; may be repeated",
-    )
-    parser.add_argument(
-        "--output-dir",
-        type=Path,
-        help="folder for suite, configs and runs (default: output/reproduce/ID)",
-    )
-    parser.add_argument(
-        "--num-gpus",
-        type=int,
-        metavar="N",
-        help="processes of every stage (default: as many as there were)",
-    )
+    about, metavar = "a setting, such as where data is here; may be repeated", "KIND.KEY=VALUE"
+    parser.add_argument("--set", action="append", default=[], metavar=metavar, help=about)
+    about = "folder for suite, configs and runs (default: output/reproduce/ID)"
+    parser.add_argument("--output-dir", type=Path, help=about)
+    about = "processes of every stage (default: as many as there were)"
+    parser.add_argument("--num-gpus", type=int, metavar="N", help=about)
     cli.add_import(parser)
     cli.add_flag(parser, "--dry-run", "write the suite and say what differs, and stop")
     given = parser.parse_args(argv)

@@ -71,26 +71,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_flag(parser, "--dry-run", about)
     about = "print the commands of all stages, in order, for a scheduler of your own"
     cli.add_flag(parser, "--print-commands", about)
-    parser.add_argument(
-        "--format",
-        choices=FORMATS,
-        default=FORMATS[0],
-        help="of --print-commands: a list, or a shell script with dependencies",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="stages to run at the same time (default: the suite's)",
-    )
+    about = "of --print-commands: a list, or a shell script with dependencies"
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=about)
+    about = "stages to run at the same time (default: the suite's)"
+    parser.add_argument("--jobs", type=int, metavar="N", help=about)
     about = "start without checking config, data and network of every stage first"
     cli.add_flag(parser, "--skip-check", about)
     cli.add_insert(parser)
-    parser.add_argument(
-        "--slurm",
-        metavar="PROFILE",
-        help="submit every stage that is missing as a job of its own; see configs/slurm/",
-    )
+    about = "submit every stage that is missing as a job of its own; see configs/slurm/"
+    parser.add_argument("--slurm", metavar="PROFILE", help=about)
     cli.add_flag(parser, "--status", "show the stages of a suite that SLURM runs")
     cli.add_flag(parser, "--cancel", "cancel the jobs of a suite that SLURM runs")
     arguments = parser.parse_args(argv)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from kscl.benchmark.suite.spec import Suite, override_words
+from kscl.benchmark.suite.spec import Contender, Suite, override_words
 from kscl.data.loader import build_train_loader, steps_per_epoch
 from kscl.data.open import open_source
 from kscl.engine.loop import TrainState, build_state, take_step
@@ -68,7 +68,10 @@ class StepTimes:
 def measure_steps(suite: Suite, turns: int) -> StepTimes:
     """Train every contender for a few steps, taking turns, on one core each as in a suite."""
     torch.set_num_threads(1)
-    trainees = [_trainee(suite, name, turns) for name in _pretrained(suite)]
+    pretrained = [contender for contender in suite.contenders if contender.pretrain]
+    if not pretrained:
+        raise KsclError("The suite has no pretraining whose steps could be measured.")
+    trainees = [_trainee(suite, contender, turns) for contender in pretrained]
     for trainee in trainees:
         trainee.take(WARM_UP)
     for _ in range(turns):
@@ -84,15 +87,7 @@ def measure_steps(suite: Suite, turns: int) -> StepTimes:
     return StepTimes(times, lengths.pop())
 
 
-def _pretrained(suite: Suite) -> list[str]:
-    names = [contender.name for contender in suite.contenders if contender.pretrain]
-    if not names:
-        raise KsclError("The suite has no pretraining whose steps could be measured.")
-    return names
-
-
-def _trainee(suite: Suite, name: str, turns: int) -> _Trainee:
-    contender = next(each for each in suite.contenders if each.name == name)
+def _trainee(suite: Suite, contender: Contender, turns: int) -> _Trainee:
     overrides = {**suite.pretrain_overrides, **contender.overrides}
     overrides |= {"SOLVER.MAX_STEPS": 10**6, "DATA.NUM_WORKERS": 0}
     cfg = load_config(contender.pretrain, override_words(overrides))
@@ -104,7 +99,7 @@ def _trainee(suite: Suite, name: str, turns: int) -> _Trainee:
         loader.dataset.read_picture(0, index)
         if not loader.dataset.kept.pictures:
             break
-    return _Trainee(name, state, iter(loader), [])
+    return _Trainee(contender.name, state, iter(loader), [])
 
 
 def refuse_own_steps(path: Path) -> None:

@@ -353,7 +353,11 @@ def _baselines(values: Mapping[str, Any], contenders: Mapping[str, Any]) -> Iter
     for baseline in map(str, _sequence(values, "baseline")):
         method = re.split("[@,]", baseline)[0]
         if method in labels or ROW_KEY.fullmatch(baseline):
-            if method == baseline and _has_lengths(values, labels.get(method, "")):
+            about = contenders.get(labels.get(method, ""), {})
+            has_steps = labels.get(method) in _mapping(values, "steps")
+            lengths = about.get("lengths", values.get("lengths", ()))
+            several = has_steps and isinstance(lengths, list | dict) and len(lengths) > 1
+            if method == baseline and several:
                 yield (
                     f"baseline: {baseline} is trained for several lengths: name the epochs of one, "
                     f"as in {baseline}@30."
@@ -363,14 +367,6 @@ def _baselines(values: Mapping[str, Any], contenders: Mapping[str, Any]) -> Iter
         if method in contenders:  # what its rows are called
             hint = f"did you mean {_mapping(contenders[method], 'overrides')['LABEL']}?"
         yield f"baseline: {baseline} is the label of no contender; {hint}"
-
-
-def _has_lengths(values: Mapping[str, Any], key: str) -> bool:
-    """Return whether a contender is pretrained several times, for several lengths."""
-    if key not in _mapping(values, "steps"):
-        return False
-    lengths = _mapping(values["contenders"], key).get("lengths", values.get("lengths", ()))
-    return isinstance(lengths, list | dict) and len(lengths) > 1
 
 
 def _basis_image(values: Mapping[str, Any]) -> Iterator[str]:

@@ -84,18 +84,35 @@ def test_each_length_may_have_seeds_of_its_own(suite: Path) -> None:
     assert lengths_in_all(read_mapping(suite)) == 3 + 4 + 2
 
 
-@pytest.mark.parametrize("lengths", ["{0: [1]}", "{2: []}", "{2: [0, 0]}", "{2: 3}", "{}"])
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("lengths: [0, 1]", "lengths"),
+        ("lengths: [2, 2]", "lengths"),
+        ("lengths: []", "lengths"),
+        ("lengths: [1.5]", "lengths"),
+        ("steps: {random: 5}", "random"),
+        ("steps: {moco_v2: 0}", "whole number"),
+        ("steps: {kscl: 5}", "kscl"),
+        ("lengths: [1, 2]", "contender more: lengths multiply steps"),
+        ("lengths: [1, 2]\nsteps: {moco_v2: 62}", "contender more: lengths multiply steps"),
+    ],
+)
+def test_steps_and_lengths_that_mean_nothing_are_refused(
+    suite: Path, line: str, named: str
+) -> None:
+    suite.write_text(f"{suite.read_text()}{line}\n")
+    with pytest.raises(ConfigError, match=named):
+        read_suite(suite)
+    if "multiply" in named:  # what is to be measured
+        assert read_suite(suite, with_lengths=False)
+
+
+@pytest.mark.parametrize("lengths", ["{0: [1]}", "{2: [0, 0]}", "{2: 3}", "{}"])
 def test_lengths_with_seeds_that_mean_nothing_are_refused(suite: Path, lengths: str) -> None:
     given = f"  more:\n    lengths: {lengths}\n"
     suite.write_text(suite.read_text().replace("  more:\n", given))
     with pytest.raises(ConfigError, match="contender more: len"):
-        read_suite(suite)
-
-
-@pytest.mark.parametrize("lengths", ["[0, 1]", "[2, 2]", "[]", "[1.5]"])
-def test_lengths_that_mean_nothing_are_refused(suite: Path, lengths: str) -> None:
-    suite.write_text(f"{suite.read_text()}lengths: {lengths}\n")
-    with pytest.raises(ConfigError, match="lengths"):
         read_suite(suite)
 
 
@@ -140,14 +157,6 @@ def test_a_schedule_of_sizes_has_no_equal_time_and_the_error_says_so(suite: Path
         measure_steps(read_suite(suite, with_lengths=False), turns=1)
 
 
-@pytest.mark.parametrize("steps", ["", "steps: {moco_v2: 62}\n"])
-def test_lengths_without_steps_are_refused_but_can_be_measured(suite: Path, steps: str) -> None:
-    suite.write_text(f"{suite.read_text()}lengths: [1, 2]\n{steps}")
-    with pytest.raises(ConfigError, match="contender more: lengths multiply steps"):
-        read_suite(suite)
-    assert read_suite(suite, with_lengths=False)
-
-
 def test_contenders_on_different_data_have_no_equal_time(suite: Path, tmp_path: Path) -> None:
     draw_images(tmp_path / "others", count=64)
     text = suite.read_text().replace(
@@ -156,16 +165,6 @@ def test_contenders_on_different_data_have_no_equal_time(suite: Path, tmp_path: 
     suite.write_text(text)
     with pytest.raises(KsclError, match="2, 4 steps"):
         measure_steps(read_suite(suite), turns=1)
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [("random: 5", "random"), ("moco_v2: 0", "whole number"), ("kscl: 5", "kscl")],
-)
-def test_steps_that_mean_nothing_are_refused(suite: Path, line: str, named: str) -> None:
-    suite.write_text(f"{suite.read_text()}steps:\n  {line}\n")
-    with pytest.raises(ConfigError, match=named):
-        read_suite(suite)
 
 
 def test_seconds_that_differ_too_much_are_warned_of() -> None:
