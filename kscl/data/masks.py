@@ -6,6 +6,7 @@ or packed into a text; here they are always an array of numbers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +51,7 @@ def read_mask(value: Any) -> Mask | None:
 
 
 def _read_polygon(part: Any) -> Points:
-    if not isinstance(part, list) or not all(_is_number(value) for value in part):
+    if not isinstance(part, list) or not all(is_number(value, below=1e9) for value in part):
         raise ValueError("its segmentation has a polygon that is not a list of numbers")
     if not part or len(part) % 2:
         raise ValueError(
@@ -131,9 +132,12 @@ def extent(mask: Mask) -> tuple[float, float, float, float] | None:
     return float(columns[0].min()), float(top), float(columns[1].max() + 1), float(bottom)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9
+def is_number(value: Any, least: float = -math.inf, below: float = 1e18) -> bool:
+    """Return whether a value of a JSON file is a number in bounds; NaN, inf and texts are not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return least <= value and abs(value) < below
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LONGEST_RUN
+    return isinstance(value, int) and is_number(value, 0, LONGEST_RUN)

@@ -9,7 +9,6 @@ nor missing it counts.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections import Counter, defaultdict
@@ -32,7 +31,7 @@ from kscl.data.annotations import (
     check_class_names,
     leads_out,
 )
-from kscl.data.masks import read_mask
+from kscl.data.masks import is_number, read_mask
 from kscl.data.source import read_file, read_text
 from kscl.errors import KsclError
 
@@ -283,7 +282,7 @@ def _objects(
             box = _box(entry.get("bbox"))
             kind = "bad annotation"
             area, crowd = entry.get("area"), entry.get("iscrowd", 0)
-            if area is not None and not _is_number(area, least=0):
+            if area is not None and not is_number(area, least=0):
                 raise ValueError(f"its area is {area!r}, not a number of pixels")
             if not isinstance(crowd, int | float) or crowd not in (0, 1):
                 raise ValueError(f"its iscrowd is {crowd!r}, not 0 or 1")
@@ -322,19 +321,12 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _is_number(value: Any, least: float = -math.inf) -> bool:
-    """Return whether a value is a finite number; NaN, texts and integers too large are not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return least <= value and abs(value) < 1e18
-
-
 def _is_side(value: Any) -> bool:
-    return _is_number(value, least=1) and value < MAX_SIDE and value == int(value)
+    return is_number(value, 1, MAX_SIDE) and value == int(value)
 
 
 def _box(values: Any) -> Box:
-    if not (isinstance(values, list) and len(values) == 4 and all(map(_is_number, values))):
+    if not (isinstance(values, list) and len(values) == 4 and all(map(is_number, values))):
         raise ValueError(f"its bbox is {values!r}, not [x, y, width, height]")
     x, y, width, height = (float(value) for value in values)
     return x, y, x + width, y + height
