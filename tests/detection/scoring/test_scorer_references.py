@@ -10,7 +10,7 @@ import pytest
 import torch
 from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.datasets.pascal_voc import register_pascal_voc
-from detectron2.evaluation import inference_on_dataset
+from detectron2.evaluation import COCOEvaluator, inference_on_dataset
 from detectron2.evaluation import pascal_voc_evaluation as detectron2_voc
 from detectron2.structures import Boxes, Instances
 from pycocotools.coco import COCO
@@ -272,3 +272,26 @@ def test_coco101_equals_pycocotools_at_every_size(with_area):
             assert (mine[name] if mine[name] is not None else -100) == pytest.approx(
                 value, abs=1e-9
             )
+
+
+def test_coco101_equals_detectron2s_coco_evaluator_without_difficult_objects(tmp_path, registered):
+    rng = np.random.default_rng(3)
+    things = {
+        image: [(name, box, 0) for name, box, _ in found]
+        for image, found in random_things(rng, 20, 3).items()
+    }
+    detections = random_detections(rng, things, 3, most=10)
+    root = write_voc(tmp_path / "voc", {"test": list(things)}, things, size=(300, 300))
+    classes = ["class0", "class1", "class2"]
+    name = registered(root, classes)
+    evaluator = COCOEvaluator(name, ("bbox",), False, output_dir=str(tmp_path), use_fast_impl=False)
+    evaluator.reset()
+    for image_id, found in detections.items():
+        evaluator.process([{"image_id": image_id}], [instances(*found)])
+    with redirect_stdout(io.StringIO()):
+        theirs = evaluator.evaluate()["bbox"]
+    mine = ours(root, classes, detections, COCO101)
+    for key in ("AP", "AP50", "AP75", "APs", "APm", "APl"):
+        assert mine[key] == pytest.approx(theirs[key], abs=1e-6)
+    for label, row in mine["per_class"].items():
+        assert row["AP"] == pytest.approx(theirs[f"AP-{label}"], abs=1e-6)
