@@ -88,6 +88,7 @@ setup(
             "pytest>=8",
             "pytest-xdist>=3.5",
             "hypothesis>=6.100",
+            "filelock>=3.12",
             "selenium>=4.20",
             "ruff>=0.9",
             "mypy>=1.11",
