@@ -51,9 +51,10 @@ SMALL_FILES = {
     "sha256": "2606abff0ff0f504d191fb6074b53c10d518e8262b0b67e2a1f0369bdbafb284",
     "coco_sha256": "bb2803e43933e5d6c4c1cf06cdc7d1838d965821fd9389dc3c03d8e50c365d06",
 }
-LEARNING = ShapesSettings(
-    unlabeled=20, train=2000, val=600, detection_train=60, detection_test=40, image_size=64
+USUAL = ShapesSettings(
+    unlabeled=20, train=100, val=60, detection_train=60, detection_test=40, image_size=64
 )
+LEARNING = replace(USUAL, train=2000, val=600, detection_train=4, detection_test=4)
 SPLITS = ("train", "val", "trainval", "test")
 
 
@@ -65,9 +66,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("learning") / "shapes"
-    make_shapes(folder, LEARNING, workers=2)
+def usual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("usual") / "shapes"
+    make_shapes(folder, USUAL)
     return folder
 
 
@@ -154,20 +155,20 @@ def objects_of(folder: Path, split: str) -> dict[str, list[ElementTree.Element]]
     return found
 
 
-def test_every_class_is_equally_frequent_in_every_split(learning: Path) -> None:
-    for part, count in (("train", LEARNING.train), ("val", LEARNING.val)):
+def test_every_class_is_equally_frequent_in_every_split(usual: Path) -> None:
+    for part, count in (("train", USUAL.train), ("val", USUAL.val)):
         for name in CLASS_NAMES:
-            assert len(list((learning / "classes" / part / name).glob("*.jpg"))) == count // 20
-    assert len(list((learning / "unlabeled").glob("*.jpg"))) == LEARNING.unlabeled
+            assert len(list((usual / "classes" / part / name).glob("*.jpg"))) == count // 20
+    assert len(list((usual / "unlabeled").glob("*.jpg"))) == USUAL.unlabeled
     for split in ("trainval", "test"):
-        counts = [len(found) for found in objects_of(learning, split).values()]
+        counts = [len(found) for found in objects_of(usual, split).values()]
         assert len(counts) == 20
         assert max(counts) - min(counts) <= 1
-    assert objects_of(learning, "train").keys() == objects_of(learning, "val").keys()
+    assert objects_of(usual, "train").keys() == objects_of(usual, "val").keys()
 
 
-def test_the_splits_are_disjoint_and_all_their_files_exist(learning: Path) -> None:
-    home = learning / "VOCdevkit/VOC2007"
+def test_the_splits_are_disjoint_and_all_their_files_exist(usual: Path) -> None:
+    home = usual / "VOCdevkit/VOC2007"
     split = {name: (home / f"ImageSets/Main/{name}.txt").read_text().split() for name in SPLITS}
     assert sorted(split["train"] + split["val"]) == split["trainval"]
     assert not set(split["train"]) & set(split["val"])
@@ -178,8 +179,8 @@ def test_the_splits_are_disjoint_and_all_their_files_exist(learning: Path) -> No
     assert {path.stem for path in (home / "Annotations").iterdir()} == everyone
 
 
-def test_annotations_are_as_voc_has_them(learning: Path) -> None:
-    home = learning / "VOCdevkit/VOC2007"
+def test_annotations_are_as_voc_has_them(usual: Path) -> None:
+    home = usual / "VOCdevkit/VOC2007"
     flags: Counter[str] = Counter()
     for path in (home / "Annotations").iterdir():
         root = ElementTree.parse(path).getroot()
@@ -210,8 +211,8 @@ def test_annotations_are_as_voc_has_them(learning: Path) -> None:
     assert flags["at border"] > 0.9 * flags["truncated"]
 
 
-def test_class_wise_image_sets_tell_who_is_in_a_picture(learning: Path) -> None:
-    home = learning / "VOCdevkit/VOC2007"
+def test_class_wise_image_sets_tell_who_is_in_a_picture(usual: Path) -> None:
+    home = usual / "VOCdevkit/VOC2007"
     names = (home / "ImageSets/Main/test.txt").read_text().split()
     for class_name in CLASS_NAMES:
         lines = (home / f"ImageSets/Main/{class_name}_test.txt").read_text().splitlines()
@@ -227,11 +228,11 @@ def test_class_wise_image_sets_tell_who_is_in_a_picture(learning: Path) -> None:
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_coco_files_have_the_boxes_of_the_voc_folder_and_a_mask_for_each(
-    learning: Path, split: str
+    usual: Path, split: str
 ) -> None:
-    home = learning / "VOCdevkit/VOC2007"
+    home = usual / "VOCdevkit/VOC2007"
     voc = read_voc(home, split, CLASS_NAMES).checked()
-    json_file = learning / f"coco/instances_{split}.json"
+    json_file = usual / f"coco/instances_{split}.json"
     coco = read_coco(json_file, home / "JPEGImages", with_masks=True).checked()
     assert not coco.problems
     assert coco.class_names == CLASS_NAMES
@@ -243,8 +244,8 @@ def test_the_coco_files_have_the_boxes_of_the_voc_folder_and_a_mask_for_each(
         assert all(isinstance(o.mask, RunLengths) == o.difficult for o in mine.objects)
 
 
-def test_the_masks_are_what_shows_of_each_object(learning: Path) -> None:
-    content = json.loads((learning / "coco/instances_test.json").read_text())
+def test_the_masks_are_what_shows_of_each_object(usual: Path) -> None:
+    content = json.loads((usual / "coco/instances_test.json").read_text())
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
     taken = {key: np.zeros(size, bool) for key, size in sizes.items()}
     for each in content["annotations"]:
@@ -278,8 +279,10 @@ Labeled = tuple[np.ndarray, np.ndarray]  # pictures (N, 32, 32, 3) in [0, 1], la
 
 
 @pytest.fixture(scope="module")
-def labeled(learning: Path) -> list[Labeled]:
-    return [pictures_of(learning / "classes" / part) for part in ("train", "val")]
+def labeled(tmp_path_factory: pytest.TempPathFactory) -> list[Labeled]:
+    folder = tmp_path_factory.mktemp("learning") / "shapes"
+    make_shapes(folder, LEARNING, workers=2)
+    return [pictures_of(folder / "classes" / part) for part in ("train", "val")]
 
 
 def pictures_of(folder: Path) -> Labeled:
@@ -303,6 +306,7 @@ def accuracy(features: list[np.ndarray], labeled: list[Labeled], regularization:
     return float(model.score(scale.transform(features[1]), labeled[1][1]))
 
 
+@pytest.mark.full
 def test_neither_raw_pixels_nor_colors_give_the_class_away(labeled: list[Labeled]) -> None:
     raw = [pictures.reshape(len(pictures), -1) for pictures, _ in labeled]
     means = [pictures.mean(axis=(1, 2)) for pictures, _ in labeled]
