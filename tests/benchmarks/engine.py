@@ -5,10 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import statistics
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +23,7 @@ from kscl.keys import load_config
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.machine import keep_freed_memory
 from kscl.views.batch import Batch
-from tests.benchmarks.harness import figure, in_own_process, time_ratio
+from tests.benchmarks.harness import figure, time_ratio
 from tests.helpers.runs import draw_images
 
 CPU = torch.device("cpu")
@@ -44,16 +43,23 @@ def preloaded(cfg: CfgNode) -> Batch:
     return Batch(pixels, torch.arange(share), [])
 
 
+def all_threads() -> None:
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    keep_freed_memory()
+
+
 def new_training(cfg: CfgNode) -> TrainState:
     return build_state(cfg, num_images=10_000, steps_per_epoch=100, device=CPU)
 
 
-@figure("engine-overhead", "a K=5 step of ResNet-50 over its bare encoder passes", at_most=1.05)
-def overhead() -> float:
-    return in_own_process(__name__, "step_over_bare_encoders")
-
-
+@figure(
+    "engine-overhead",
+    "a K=5 step of ResNet-50 over its bare encoder passes",
+    at_most=1.05,
+    alone=True,
+)
 def step_over_bare_encoders() -> float:
+    all_threads()
     cfg = config("INPUT.SIZE", 128, "SOLVER.BATCH_SIZE", 16)
     training, batch = new_training(cfg), preloaded(cfg)
     views = training.method.normalize(to_device(batch, cfg, CPU).views)
@@ -71,12 +77,11 @@ def step_over_bare_encoders() -> float:
     return time_ratio(lambda: take_step(training, batch), bare, rounds=ROUNDS)
 
 
-@figure("engine-loader-overlap", "a step fed by one worker over one on preloaded tensors")
-def loader_overlap() -> float:
-    return in_own_process(__name__, "fed_by_a_worker_over_preloaded")
-
-
+@figure(
+    "engine-loader-overlap", "a step fed by one worker over one on preloaded tensors", alone=True
+)
 def fed_by_a_worker_over_preloaded() -> float:
+    all_threads()
     with tempfile.TemporaryDirectory() as folder:
         images = draw_images(Path(folder) / "images", count=256, side=96)
         words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "SOLVER.BATCH_SIZE", 32]
@@ -161,14 +166,3 @@ def steps_on_request(place: Place, pipe: Connection) -> None:
     while pipe.recv() == "step":
         take_step(training, batch)
         pipe.send("done")
-
-
-if __name__ == "__main__":
-    measures: tuple[Callable[[], float], ...] = (
-        step_over_bare_encoders,
-        fed_by_a_worker_over_preloaded,
-    )
-    measure = {measure.__name__: measure for measure in measures}[sys.argv[1]]
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    keep_freed_memory()
-    print(measure())

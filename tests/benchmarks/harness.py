@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tests.helpers.commands import ROOT
 
@@ -53,15 +54,20 @@ def figure(
     at_least: float | None = None,
     at_most: float | None = None,
     unit: str = "x",
+    alone: bool = False,
 ) -> Callable[[Callable[[], float]], Callable[[], float]]:
-    """Register a function that measures one figure; a figure without a bound is only reported."""
+    """Register a function that measures one figure; a figure without a bound is only reported.
+
+    `alone` measures it in a process of its own: threads and allocator belong to a process.
+    """
     if at_least is not None and at_most is not None:
         raise ValueError(f"{name}: a figure has one bound")
 
     def register(measure: Callable[[], float]) -> Callable[[], float]:
         if name in FIGURES:
             raise ValueError(f"two benchmark figures are called {name}")
-        FIGURES[name] = Figure(name, what, measure, at_least, at_most, unit)
+        run = partial(in_own_process, measure.__module__, measure.__name__) if alone else measure
+        FIGURES[name] = Figure(name, what, run, at_least, at_most, unit)
         return measure
 
     return register
@@ -98,9 +104,10 @@ def time_ratio(
     return statistics.median(ratios)
 
 
-def in_own_process(module: str, name: str) -> float:
-    """Return what `python -m module name` prints: threads and allocator belong to a process."""
-    command = [sys.executable, "-W", "ignore", "-m", module, name]
+def in_own_process(module: str, name: str, *words: str) -> float:
+    """Return what a function of a module returns in a new process."""
+    code = f"import sys, {module} as m; print(m.{name}(*sys.argv[1:]))"
+    command = [sys.executable, "-W", "ignore", "-c", code, *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,22 +70,22 @@ def lengths_and_einsum(queue: Queue) -> tuple[Callable[[], object], Callable[[],
     return ours, einsum
 
 
-@figure("learner-lengths-rank-2", "65,536 lengths, all of rank 2, vs einsum", at_least=2.5)
-def lengths_at_rank_2() -> float:
-    return in_own_process(__name__, "speed_at_rank_2")
-
-
+@figure(
+    "learner-lengths-rank-2", "65,536 lengths, all of rank 2, vs einsum", at_least=2.5, alone=True
+)
 def speed_at_rank_2() -> float:
+    two_threads()
+    keep_freed_memory()
     ours, einsum = lengths_and_einsum(filled_queue(1.0))
     return time_ratio(einsum, ours, rounds=5)
 
 
-@figure("learner-lengths-rank-1", "65,536 lengths, 99 % of rank 1, vs einsum", at_least=4)
-def lengths_at_rank_1() -> float:
-    return in_own_process(__name__, "speed_at_rank_1")
-
-
+@figure(
+    "learner-lengths-rank-1", "65,536 lengths, 99 % of rank 1, vs einsum", at_least=4, alone=True
+)
 def speed_at_rank_1() -> float:
+    two_threads()
+    keep_freed_memory()
     ours, einsum = lengths_and_einsum(filled_queue(0.01))
     return time_ratio(einsum, ours, rounds=5)
 
@@ -99,6 +98,7 @@ def lengths_memory() -> float:
 
 
 def memory_share() -> float:
+    two_threads()
     ours, einsum = lengths_and_einsum(filled_queue(1.0))
     ours()
     return 100 * peak_memory(ours) / peak_memory(einsum)
@@ -120,12 +120,12 @@ def resident(key: str) -> float:
     raise RuntimeError(f"no {key} in /proc/self/status")
 
 
-@figure("learner-loss-vs-moco", "logits and cross-entropy at rank 1 vs MoCo's", at_most=1.25)
-def loss_vs_moco() -> float:
-    return in_own_process(__name__, "loss_time_over_moco")
-
-
+@figure(
+    "learner-loss-vs-moco", "logits and cross-entropy at rank 1 vs MoCo's", at_most=1.25, alone=True
+)
 def loss_time_over_moco() -> float:
+    two_threads()
+    keep_freed_memory()
     queue = filled_queue(0.0)
     query, key = unit(QUERIES, DIM).requires_grad_(), unit(QUERIES, 1, DIM)
     columns, target = queue.slots[0].T.contiguous(), torch.zeros(QUERIES, dtype=torch.long)
@@ -178,12 +178,11 @@ def training_step(num_shots: int, norm: str) -> tuple[KSCL, Callable[[], float]]
     "a K=5 step beyond encoders and backward (the optimizer's part is in engine-overhead)",
     at_most=3,
     unit=" %",
+    alone=True,
 )
-def overhead() -> float:
-    return in_own_process(__name__, "overhead_share")
-
-
 def overhead_share() -> float:
+    two_threads()
+    keep_freed_memory()
     learner, step = training_step(SHOTS, "train")
     spent = 0.0
 
@@ -209,31 +208,15 @@ def overhead_share() -> float:
     return statistics.median(shares[1:])
 
 
-@figure("learner-k5-eval-norm", "a step of K=5 : K=1, keys in eval mode", at_most=2.0)
-def five_shots_averaged_norm() -> float:
-    return in_own_process(__name__, "step_ratio_eval")
-
-
+@figure("learner-k5-eval-norm", "a step of K=5 : K=1, keys in eval mode", at_most=2.0, alone=True)
 def step_ratio_eval() -> float:
+    two_threads()
+    keep_freed_memory()
     return time_ratio(training_step(SHOTS, "eval")[1], training_step(1, "eval")[1])
 
 
-@figure("learner-k5-train-norm", "a step of K=5 : K=1, keys in train mode", at_most=2.1)
-def five_shots_train_norm() -> float:
-    return in_own_process(__name__, "step_ratio_train")
-
-
+@figure("learner-k5-train-norm", "a step of K=5 : K=1, keys in train mode", at_most=2.1, alone=True)
 def step_ratio_train() -> float:
-    return time_ratio(training_step(SHOTS, "train")[1], training_step(1, "train")[1])
-
-
-if __name__ == "__main__":
-    measures = (
-        *(speed_at_rank_2, speed_at_rank_1, loss_time_over_moco),
-        *(memory_share, overhead_share, step_ratio_eval, step_ratio_train),
-    )
-    measure = {measure.__name__: measure for measure in measures}[sys.argv[1]]
     two_threads()
-    if measure is not memory_share:
-        keep_freed_memory()
-    print(measure())
+    keep_freed_memory()
+    return time_ratio(training_step(SHOTS, "train")[1], training_step(1, "train")[1])

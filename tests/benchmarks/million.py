@@ -10,7 +10,6 @@ import atexit
 import io
 import os
 import shutil
-import sys
 import tarfile
 import tempfile
 import time
@@ -77,7 +76,7 @@ def first_start(kind: str) -> float:
 def of_second(kind: str, what: str) -> float:
     """Measure a start from the cache in a process of its own."""
     first_start(kind)
-    return in_own_process(__name__, f"{what} {kind} {data()}")
+    return in_own_process(__name__, "_measure", what, kind, str(data()))
 
 
 for _kind, _set in SETS.items():
@@ -95,11 +94,11 @@ def million_order() -> float:
     return of_second("files", "order")
 
 
-def _measure(what: str, kind: str, root: Path) -> float:
+def _measure(what: str, kind: str, root: str) -> float:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
     before = _status_bytes("VmRSS")
     begun = time.perf_counter()
-    source = start(root, kind)
+    source = start(Path(root), kind)
     if what == "second":
         return time.perf_counter() - begun
     if what == "memory":
@@ -131,7 +130,3 @@ def _private_bytes() -> int:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     private = [line.split() for line in lines if line.startswith("Private_")]
     return sum(int(words[1]) for words in private) * 1024
-
-
-if __name__ == "__main__":
-    print(_measure(sys.argv[1].split()[0], sys.argv[1].split()[1], Path(sys.argv[1].split()[2])))

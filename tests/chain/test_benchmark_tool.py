@@ -112,7 +112,7 @@ def test_a_module_that_does_not_import_is_a_failed_figure(tmp_path):
 
 
 def test_a_process_of_a_figure_that_ends_badly_tells_its_last_line():
-    with pytest.raises(RuntimeError, match="No module named no_such_module"):
+    with pytest.raises(RuntimeError, match="No module named 'no_such_module'"):
         harness.in_own_process("no_such_module", "measure")
 
 
