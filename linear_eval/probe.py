@@ -8,7 +8,6 @@ that brings its keys, its rules, its protocol, what it trains and what it report
         # Its docstring is what --help says of it.
         metrics = (Metric("top1", "mine", headline=True, per_image=True),)
         class Keys(Section): ...
-        protocol_id = "mine"
         def settings(self): ...     # its part of the protocol
         def outcomes(self): ...     # the scores, on rank 0, from self.data and self.features
 
@@ -31,12 +30,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import safetensors.torch
+import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
 import linear_eval.probes
 from kscl.backbone_file import RANDOM, Loaded
 from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values, value_at
+from kscl.errors import KsclError
 from kscl.records.record import (
     RECORD_FILE,
     Protocol,
@@ -85,6 +86,14 @@ class Probe(Task):
     loaded: Loaded
     frozen: Frozen
     features: dict[str, Features]  # by role
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.state_dict is not Probe.state_dict and cls.prepare is Probe.prepare:
+            raise KsclError(
+                f"{cls.__name__} saves a state that it never restores: beside state_dict(), write "
+                "prepare(self, saved), which calls super().prepare(saved) and restores from saved."
+            )
 
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__(cfg)
@@ -147,6 +156,7 @@ class Probe(Task):
         """Log what is measured, and work."""
         if rank() == 0:
             self.announce()
+        torch.manual_seed(self.cfg.SEED)  # for probes of others; ours draw by kscl.rng
         yield from self.work()
 
     def work(self) -> Iterator[int]:
@@ -161,7 +171,7 @@ class Probe(Task):
         return [CENTER]
 
     def fit(self) -> Iterator[int]:
-        """Train on rank 0; a `yield` says that the state is complete."""
+        """Train on rank 0; a `yield` of the step's number says that the state is complete."""
         yield from ()
 
     def extract(
@@ -188,8 +198,8 @@ class Probe(Task):
 
     @property
     def protocol_id(self) -> str:
-        """Return the name of the protocol; a constant for most probes."""
-        raise NotImplementedError
+        """Return the name of the protocol; override it with a constant if it is another."""
+        return self.name.replace("_", "-")
 
     def settings(self) -> Json:
         """Return every setting of this probe that changes what is measured."""
@@ -323,7 +333,9 @@ def schema() -> Schema:
     own = [found.Keys for found in probes.values()]
     rules = (config.rules, _check_subset, *(found.rules for found in probes.values()))
     found = Schema.of(LinearEval, *own, rules=rules)
-    said = [f"{name}: {(each.__doc__ or '').splitlines()[0]}" for name, each in probes.items()]
+    said = [
+        f"{name}: {(each.__doc__ or each.title).splitlines()[0]}" for name, each in probes.items()
+    ]
     chosen = found.keys["PROBE"]
     chosen = replace(chosen, doc=" ".join([chosen.doc, *said]), choices=tuple(probes))
     return replace(found, keys={**found.keys, "PROBE": chosen})

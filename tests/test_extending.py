@@ -16,7 +16,11 @@ from safetensors.torch import load_file
 
 from kscl.data.annotations import ANNOTATION_FORMATS, parse_source, read_source
 from kscl.errors import KsclError
-from kscl.registry import Registry
+from kscl.keys import load_config
+from kscl.methods.base import build_method
+from kscl.methods.batch_norm import SyncBatchNorm, batch_norms
+from kscl.registry import METHODS, Registry
+from linear_eval.probe import Probe
 from tests.helpers.commands import ROOT, tool
 from tests.helpers.data.sets import write_image
 from tests.helpers.runs import TINY, draw_images, same_bits
@@ -175,6 +179,47 @@ def test_a_method_of_ones_own_is_checked_planned_pretrained_and_resumed_to_the_b
     )
     assert done.returncode == 2
     assert "METHOD.RHO" in done.stderr
+
+
+WRONG = """
+from torch import nn
+from kscl.methods.base import Method, method
+
+@method("wrong")
+class Wrong(Method):
+    figures = ("std",)
+    def __init__(self, cfg, num_images=None):
+        super().__init__(cfg, num_images)
+        self.predictor = nn.BatchNorm1d(4)
+    def forward(self, batch):
+        return {"loss": self.embed(batch.views).sum()}
+"""
+
+
+def test_a_forward_pass_that_lacks_a_figure_is_an_error_that_names_it(tmp_path):
+    images = draw_images(tmp_path / "images", count=32)
+    (tmp_path / "wrong.py").write_text(WRONG)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(PLAIN))
+    words = ["--import", "wrong", "--config-file", "mine.yaml", "METHOD.NAME", "wrong"]
+    done = tool("pretrain", *words, "DATA.TRAIN", str(images), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "METHOD.NAME wrong" in done.stderr
+    assert "loss, std" in done.stderr
+
+
+def test_layers_that_a_method_adds_are_synchronized_like_the_encoder(tmp_path, monkeypatch):
+    monkeypatch.setattr(METHODS, "parts", dict(METHODS.parts))
+    (tmp_path / "wrong.py").write_text(WRONG)
+    runpy.run_path(str(tmp_path / "wrong.py"))
+    words = ["METHOD.NAME", "wrong", "SOLVER.SYNC_BATCH_NORM", "true", "BACKBONE.NAME", "resnet18"]
+    built = build_method(load_config(None, words))
+    assert isinstance(built.predictor, SyncBatchNorm)
+    assert all(isinstance(norm, SyncBatchNorm) for norm in batch_norms(built))
+
+
+def test_a_probe_that_saves_a_state_must_restore_it():
+    with pytest.raises(KsclError, match=r"Forgetful.*prepare"):
+        type("Forgetful", (Probe,), {"state_dict": lambda self: {"step": 1}})
 
 
 def test_a_module_that_cannot_be_imported_is_named(tmp_path):

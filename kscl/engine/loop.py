@@ -379,6 +379,12 @@ def forward(state: TrainState, batch: Batch) -> dict[str, Tensor]:
         figures = {"eigenvalues": batch.views.new_tensor(torch.nan, dtype=torch.float32)}
         state.check_finite(state.step, batch.views, figures)
         raise KsclError(str(error)) from error
+    if not isinstance(figures, dict) or not {"loss", *state.method.figures} <= figures.keys():
+        raise KsclError(
+            f"The forward pass of METHOD.NAME {state.cfg.METHOD.NAME} must return a dict with "
+            f"{', '.join(['loss', *state.method.figures])}, got "
+            f"{', '.join(figures) if isinstance(figures, dict) else type(figures).__name__}."
+        )
     state.check_finite(state.step, batch.views, figures)
     return figures
 

@@ -108,6 +108,8 @@ class Method(MethodKeys, nn.Module):
 def build_method(cfg: CfgNode, num_images: int | None = None) -> Method:
     """Return the method of a config, with random weights."""
     built: Method = METHODS[cfg.METHOD.NAME](cfg, num_images)
+    if cfg.SOLVER.SYNC_BATCH_NORM:
+        synchronize_batch_norm(built)  # the method's own layers too
     return built
 
 

@@ -67,7 +67,7 @@ class SyncBatchNorm(_BatchNorm):
 def synchronize_batch_norm(module: nn.Module) -> None:
     """Let every BatchNorm layer below a module normalize the batches of all processes together."""
     for name, child in module.named_children():
-        if isinstance(child, _BatchNorm):
+        if isinstance(child, _BatchNorm) and not isinstance(child, SyncBatchNorm):
             given = child.eps, child.momentum, child.affine, child.track_running_stats
             layer = SyncBatchNorm(child.num_features, *given)
             layer._parameters, layer._buffers = child._parameters, child._buffers

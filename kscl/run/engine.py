@@ -105,6 +105,7 @@ class Run:
 
     def maybe_save(self, step: int, stopping: bool) -> None:
         """Save if it is due; save and leave if the run was asked to stop."""
+        assert isinstance(step, int), f"{type(self.task).__name__} must yield step numbers"
         if stopping or self.task.is_due(step):
             self.save(step)
         if stopping:

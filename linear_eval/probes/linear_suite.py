@@ -91,7 +91,6 @@ class LinearSuite(Probe):
             any_key=True,
         )
 
-    protocol_id = "linear-suite"
     takes_subset = False
     data_keys = "SETS"
     done: dict[str, Json]  # by set
