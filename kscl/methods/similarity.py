@@ -94,7 +94,6 @@ class Similarity:
     blend: Callable[[Tensor, Subspaces, float], Tensor]  # a memory bank's entry and a newer one
     max_rank: Callable[[int, float], int]  # vectors per instance, from K and ρ
     signed: bool  # opposite vectors are far apart, and not the same line
-    one_key: bool = False  # K must be 1
     fused: LogSum | None = None
 
     def log_sum(
@@ -145,5 +144,5 @@ SIMILARITIES.register(
         fused=log_sum_of_negatives,
     ),
 )
-SIMILARITIES.register("cosine", Similarity(**COSINE, one_key=True))
+SIMILARITIES.register("cosine", Similarity(**COSINE))  # K = 1
 SIMILARITIES.register("mean_cosine", Similarity(**COSINE))

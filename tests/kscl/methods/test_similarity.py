@@ -30,7 +30,7 @@ def test_configs_offer_what_there_is() -> None:
 def test_own_is_the_diagonal_of_every(name: str) -> None:
     similarity = SIMILARITIES[name]
     torch.manual_seed(0)
-    shots = 1 if similarity.one_key else 4
+    shots = 4
     keys, query = (F.normalize(torch.randn(6, n, 16).double(), dim=2) for n in (shots, 1))
     fitted = similarity.fit(keys, 0.7)
     assert fitted.basis.shape == (6, similarity.max_rank(shots, 0.7), 16)
@@ -68,7 +68,7 @@ def test_a_fused_kernel_equals_the_formula_it_stands_for(name: str) -> None:
     similarity = SIMILARITIES[name]
     assert similarity.fused is not None
     torch.manual_seed(0)
-    shots = 1 if similarity.one_key else 4
+    shots = 4
     keys, query = (F.normalize(torch.randn(9, n, 16).double(), dim=2) for n in (shots, 1))
     fitted = similarity.fit(keys, 0.7)
     slots, rank = fitted.basis.transpose(0, 1).contiguous(), fitted.rank.clone()
