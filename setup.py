@@ -74,7 +74,7 @@ setup(
         "tensorboard>=2.14",
         "matplotlib>=3.8",
         "tqdm>=4.65",
-        # Detectron2's own requirements; Detectron2 itself is not on PyPI (kscl-install-detectron2)
+        # Detectron2's own requirements; Detectron2 itself is not on PyPI (kscl install-detectron2)
         "yacs>=0.1.8",
         "omegaconf>=2.3,<2.4",
         "hydra-core>=1.3",
@@ -99,33 +99,6 @@ setup(
             "onnxscript>=0.2",
         ]
     },
-    entry_points={
-        "console_scripts": [
-            "kscl-check-submission = kscl.commands.check_submission:main",
-            "kscl-convert = detection.commands.convert:main",
-            "kscl-doctor = kscl.commands.doctor:main",
-            "kscl-equal-time = kscl.commands.equal_time:main",
-            "kscl-export = kscl.commands.export:main",
-            "kscl-install-detectron2 = detection.install:main",
-            "kscl-leaderboard = kscl.commands.leaderboard:main",
-            "kscl-linear-eval = linear_eval.commands.linear_eval:main",
-            "kscl-make-shapes = kscl.commands.make_shapes:main",
-            "kscl-plan = kscl.commands.plan:main",
-            "kscl-preflight = detection.commands.preflight:main",
-            "kscl-predict = detection.commands.predict:main",
-            "kscl-prepare-data = kscl.commands.prepare_data:main",
-            "kscl-pretrain = kscl.commands.pretrain:main",
-            "kscl-profile-step = kscl.commands.profile_step:main",
-            "kscl-reproduce = kscl.commands.reproduce:main",
-            "kscl-run-suite = kscl.commands.run_suite:main",
-            "kscl-score = detection.commands.score:main",
-            "kscl-start = kscl.commands.start:main",
-            "kscl-submit = kscl.commands.submit:main",
-            "kscl-train-net = detection.commands.train_net:main",
-            "kscl-visualize-basis = kscl.commands.visualize_basis:main",
-            "kscl-visualize-detections = detection.commands.visualize_detections:main",
-            "kscl-visualize-training = kscl.commands.visualize_training:main",
-        ]
-    },
+    entry_points={"console_scripts": ["kscl = kscl.main:main"]},
     cmdclass={"build_py": BuildWithCommit},
 )

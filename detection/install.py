@@ -7,23 +7,22 @@ its compiled part. `--from-source` builds the official repository instead, with 
 
 from __future__ import annotations
 
-import argparse
 import base64
 import csv
 import hashlib
 import importlib.metadata
 import io
-import os
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
+from kscl import cli
 from kscl.errors import KsclError
 
-EXAMPLES = """examples:
-  python tools/install_detectron2.py                 the pinned pure-Python Detectron2
+EXAMPLES = """  python tools/install_detectron2.py                 the pinned pure-Python Detectron2
   python tools/install_detectron2.py --from-source   build the official repository (git, compiler)
   python tools/install_detectron2.py --wheel FILE    use a wheel fetched elsewhere (same hash)
 """
@@ -78,7 +77,7 @@ def require_detectron2() -> None:
     except ImportError as error:
         raise KsclError(
             f"Detectron2 is needed for detection and does not import here ({error}).\n"
-            "Install it with `kscl-install-detectron2`, or run `make setup` in the repository."
+            "Install it with `kscl install-detectron2`, or run `make setup` in the repository."
         ) from error
 
 
@@ -212,21 +211,13 @@ def install(from_source: bool = False, wheel: Path | None = None, force: bool = 
     return f"Installed: Detectron2 {installed_as()}, from {UPSTREAM}."
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog=os.path.basename(sys.argv[0]),
-        description=__doc__,
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+@cli.command
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("--from-source", action="store_true", help="build the official repository")
     parser.add_argument("--wheel", type=Path, help="use this file instead of downloading it")
     parser.add_argument("--force", action="store_true", help="replace one that imports already")
     arguments = parser.parse_args(argv)
-    try:
-        print(install(arguments.from_source, arguments.wheel, arguments.force))
-    except KsclError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    print(install(arguments.from_source, arguments.wheel, arguments.force))
     return 0

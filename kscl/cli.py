@@ -27,10 +27,16 @@ PICTURE_FORMATS = ("png", "svg", "pdf")
 Main = Callable[[Sequence[str] | None], int | None]
 
 
+def program() -> str:
+    """Return the command as it was typed: `kscl VERB`, `tools/NAME.py` or another script's name."""
+    path = Path(sys.argv[0])
+    return f"tools/{path.name}" if path.parent.name == "tools" else path.name
+
+
 def parser(description: str, examples: str) -> argparse.ArgumentParser:
     """Return a parser whose --help ends in commands that can be copied."""
     return argparse.ArgumentParser(
-        prog=os.path.basename(sys.argv[0]),
+        prog=program(),
         description=description,
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -23,10 +23,11 @@ ORDER = (
     ("data",),
     ("backbone_file",),
     ("records",),
+    ("main",),
     ("run",),
     ("engine",),
     ("benchmark", "datasets"),
-    ("commands",),
+    ("commands", "__main__"),
 )
 LEVEL = {room: level for level, rooms in enumerate(ORDER) for room in rooms}
 IMPORTED_BY_NOBODY = ("commands", "benchmark", "tools", "tests")

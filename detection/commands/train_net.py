@@ -131,7 +131,9 @@ def _with_torchrun(arguments: argparse.Namespace, words: Sequence[str]) -> str:
         else:
             rest.append(word)
     options = [f"{name}={value}" for name, value in where.items()]
-    command = shlex.join(["torchrun", *options, sys.argv[0], *rest])
+    program = cli.program()
+    script = ["-m", *program.split()] if program.startswith("kscl ") else [sys.argv[0]]
+    command = shlex.join(["torchrun", *options, *script, *rest])
     return (
         f"--num-machines is {arguments.num_machines}, and several machines are started by "
         f"torchrun. Type this on machine {arguments.machine_rank}, and the same with its own "

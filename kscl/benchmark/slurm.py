@@ -257,12 +257,11 @@ def batch_script(
 
 
 def _command(stage: Stage, asked: Resources, seconds_to_save: int) -> str:
-    program = program_path(stage.program)
     if stage.kind == "board":
-        return board_command(stage, program)
+        return board_command(stage, stage.runner)
     if asked.nodes == 1:
-        return shlex.join([program, *stage.arguments])
-    words = [program, *replace(stage, num_gpus=0).arguments]
+        return shlex.join([*stage.runner, *stage.arguments])
+    words = [*stage.runner, *replace(stage, num_gpus=0).arguments]
     # Since SLURM 22.05, srun does not take over the cores per task that its job asks for.
     cores = f"--cpus-per-task={asked.cpus} " if asked.cpus else ""
     # One agent per machine. The port differs between jobs that share a machine.

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from scipy.cluster.vq import kmeans2
 
-from kscl.benchmark.suite.execute import program_path
 from kscl.benchmark.suite.stages import Stage
 from kscl.config import one_line
 from kscl.data.annotated.voc import read_voc
@@ -539,7 +538,7 @@ def run_measured(stage: Stage) -> Spent:
     marks: list[tuple[int, float]] = []  # a step that the tool tells of, and its processor time
     with tempfile.NamedTemporaryFile("w+", errors="replace") as said:
         process = subprocess.Popen(
-            [program_path(stage.program), *stage.arguments],
+            [*stage.runner, *stage.arguments],
             stdout=said,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
@@ -558,7 +557,8 @@ def run_measured(stage: Stage) -> Spent:
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             tail = "\n".join(Path(said.name).read_text(errors="replace").strip().splitlines()[-15:])
-            raise KsclError(f"A trial of {stage.program} failed, so nothing was written:\n{tail}")
+            failed = " ".join(stage.program)
+            raise KsclError(f"A trial of {failed} failed, so nothing was written:\n{tail}")
     assert usage is not None
     clock, work = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     if len(marks) < 2:

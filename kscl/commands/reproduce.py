@@ -22,8 +22,8 @@ from kscl.benchmark.reproduce import (
     verdict,
     write_suite,
 )
-from kscl.benchmark.suite.execute import program_path
 from kscl.errors import KsclError
+from kscl.main import python_words
 
 EXAMPLES = """  python tools/reproduce.py output/demo/kscl/seed0/linear-1a2b3c4d/record.json
   python tools/reproduce.py results/demo/linear-0123456789abcdef.record.json --dry-run
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     wrong = missing + other_data(start, settings)
     if wrong:
         raise KsclError(" ".join(wrong))
-    ended = subprocess.run([program_path("kscl-run-suite"), str(suite)])
+    ended = subprocess.run(python_words("run", str(suite)))
     if ended.returncode:
         return ended.returncode
     found = verdict(start, folder)

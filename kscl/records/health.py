@@ -90,7 +90,7 @@ def _libraries() -> Iterator[Finding]:
 
 
 def _detectron2() -> Iterator[Finding]:
-    fix = "Run kscl-install-detectron2, or make setup."
+    fix = "Run kscl install-detectron2, or make setup."
     if importlib.util.find_spec("detectron2") is None:
         yield Finding("Detectron2", "missing", fix, needed=True)
         return
@@ -109,7 +109,7 @@ def _detectron2() -> Iterator[Finding]:
     if importlib.util.find_spec("detectron2._C"):
         yield Finding("Detectron2 compiled", "present")
     else:
-        fix = "Only if you need those: kscl-install-detectron2 --from-source --force."
+        fix = "Only if you need those: kscl install-detectron2 --from-source --force."
         yield Finding("Detectron2 compiled", WITHOUT_COMPILED_PART, fix)
 
 

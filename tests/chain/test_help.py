@@ -1,41 +1,99 @@
-"""Nobody waits for a --help: no tool imports a deep-learning library to print it."""
+"""Nobody waits for a --help: no tool or verb imports a deep-learning library to print it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.helpers.commands import ROOT
+import kscl
+from kscl.main import VERBS, main
+from tests.helpers.commands import ROOT, run
 
 TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("*.py"))
 SLOW = {"torch", "torchvision", "timm", "detectron2", "sklearn", "matplotlib", "cv2"}
-# Run a tool as `python tools/X.py --help` does; then name what it has imported.
+# Run a script as `python SCRIPT …` does; then name what it has imported, and the seconds it took.
 PROGRAM = """
-import runpy, sys
-sys.argv = [sys.argv[1], "--help"]
+import runpy, sys, time
+sys.argv = sys.argv[1:]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as end:
     assert not end.code, end.code
-print("MODULES", *sys.modules)
+print("MODULES", time.process_time(), *sys.modules)
 """
 
 
+def printed_by(script: str, *words: str) -> tuple[str, float]:
+    """What a script prints, which must not load a slow library, and its CPU seconds."""
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, str(ROOT / script), *words]
+    done = run(*command, cwd=ROOT / "tools" if script.startswith("tools") else ROOT)
+    assert done.returncode == 0, done.stderr
+    text, _, told = done.stdout.rpartition("MODULES")
+    seconds, *modules = told.split()
+    assert not SLOW & {module.split(".")[0] for module in modules}
+    return text, float(seconds)
+
+
 @pytest.mark.parametrize("name", TOOLS)
-def test_help_imports_no_slow_library(name):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, str(ROOT / "tools" / f"{name}.py")],
-        cwd=ROOT / "tools",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    text, _, modules = done.stdout.rpartition("MODULES")
-    assert "usage" in text
-    imported = {module.split(".")[0] for module in modules.split()}
-    assert not SLOW & imported
+def test_help_of_a_tool_imports_no_slow_library(name):
+    text, _ = printed_by(f"tools/{name}.py", "--help")
+    assert f"{name}.py" in text.splitlines()[0]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_of_a_verb_imports_no_slow_library(verb):
+    text, _ = printed_by("kscl/__main__.py", *verb.split(), "--help")
+    assert text.startswith(f"usage: kscl {verb} ")
+
+
+def test_kscl_lists_every_verb_within_a_second():
+    text, seconds = printed_by("kscl/__main__.py", "--help")
+    assert {line[2:22].strip() for line in text.splitlines()} >= {verb[:20] for verb in VERBS}
+    assert seconds < 1
+
+
+def test_kscl_prints_its_version_and_commit():
+    text, _ = printed_by("kscl/__main__.py", "--version")
+    commit = run("git", "rev-parse", "HEAD").stdout.strip()
+    assert text.startswith(f"kscl {kscl.__version__} (commit {commit}")
+
+
+def test_every_tool_has_a_verb():
+    others = {"benchmark", "setup_environment"}  # they work on the repository
+    sources = {name: Path(ROOT, "tools", f"{name}.py").read_text() for name in TOOLS}
+    modules = {verb.module for verb in VERBS.values()}
+    for name in sources.keys() - others:
+        assert any(f"from {module} import main" in sources[name] for module in modules), name
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [
+        ("prtrain --config-file x.yaml", "kscl pretrain"),
+        ("leaderboard output", "kscl board"),  # the name of a tool
+        ("visualize bases", "kscl visualize basis"),
+    ],
+)
+def test_an_unknown_verb_names_the_nearest(words, nearest, capsys):
+    assert main(words.split()) == 2
+    assert f"`{nearest}`" in capsys.readouterr().err
+
+
+def test_a_verb_of_several_lists_them(capsys):
+    assert main(["visualize"]) == 0
+    text = capsys.readouterr().out
+    assert "visualize training" in text
+    assert "pretrain " not in text
+
+
+def test_bash_completes_the_verb_only():
+    set_up = f'eval "$({sys.executable} -m kscl --completion)"'
+    for place, completed in ((1, "visualize"), (2, "")):
+        asked = f'COMP_CWORD={place}; _kscl kscl vis; echo "${{COMPREPLY[@]}}"'
+        assert run("bash", "-c", f"{set_up}; {asked}").stdout.strip() == completed
 
 
 def test_without_a_bare_help_the_package_registers_its_head():

@@ -68,15 +68,24 @@ def test_a_file_changed_after_installation_makes_it_dirty(site, tmp_path):
         file.write_text(before)
 
 
-def test_the_entry_points_are_the_mains_of_the_tools(site, tmp_path):
+def test_one_command_runs_everything_that_is_installed(site, tmp_path):
     (info,) = site.glob("kscl-*.dist-info")
     lines = (info / "entry_points.txt").read_text().splitlines()
-    commands = dict(line.split(" = ") for line in lines if " = " in line)
-    assert "kscl-doctor" in commands
-    targets = [target.split(":") for target in commands.values()]
-    lines = [f"import {m} as m; assert callable(m.{f}); print(m.__file__)" for m, f in targets]
-    for path in python(site, "\n".join(lines), tmp_path).splitlines():
+    assert [line for line in lines if " = " in line] == ["kscl = kscl.main:main"]
+    code = (
+        "import importlib, kscl.main as main\n"
+        "for verb in main.VERBS.values():\n"
+        "    module = importlib.import_module(verb.module)\n"
+        "    assert callable(module.main)\n"
+        "    print(module.__file__)\n"
+    )
+    for path in python(site, code, tmp_path).splitlines():
         assert Path(path).is_relative_to(site)
-    scripts = [path.read_text() for path in (ROOT / "tools").glob("*.py")]
-    for module, function in targets:
-        assert any(f"from {module} import {function}" in text for text in scripts), module
+
+
+def test_the_demo_is_planned_in_an_empty_folder(site, tmp_path):
+    words = [sys.executable, "-P", "-m", "kscl", "demo", "--print-commands"]
+    done = run(*words, cwd=tmp_path, env={"PYTHONPATH": str(site)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("kscl shapes --output-dir datasets/shapes")
+    assert done.stdout.splitlines()[-1].startswith("kscl board ")

@@ -97,7 +97,7 @@ def test_where_detectron2_is_missing_the_hint_says_how_to_install_it():
     code = "from detection import require_detectron2; require_detectron2()"
     done = run(sys.executable, "-c", WITHOUT_DETECTRON2 + code)
     assert done.returncode == 1
-    assert "kscl-install-detectron2" in done.stderr
+    assert "kscl install-detectron2" in done.stderr
 
 
 def test_tools_that_need_no_detectron2_run_without_it():

@@ -17,8 +17,10 @@ class Command(Stage):
     words: tuple[str, ...] = ()
 
     @property
-    def program(self) -> str:
-        return self.words[0]
+    def program(self) -> list[str]:
+        return [self.words[0]]
+
+    runner = program
 
     @property
     def arguments(self) -> list[str]:

@@ -218,7 +218,7 @@ def _begin(state: State, states: Sequence[State], jobs: int) -> _Job:
             file.write(f"$ {' '.join(stage.command)}\n".encode())
             file.flush()
             process = subprocess.Popen(
-                [program_path(stage.program), *stage.arguments],
+                [*stage.runner, *stage.arguments],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

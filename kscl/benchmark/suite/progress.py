@@ -173,14 +173,14 @@ def commands_text(stages: Sequence[Stage], state_dir: Path, form: str) -> str:
     return "".join(f"{shlex.join(stage.command)}\n" for stage in stages)
 
 
-def board_command(stage: Stage, program: str) -> str:
+def board_command(stage: Stage, program: Sequence[str]) -> str:
     """Return shell text that makes the leaderboard from what there is: a stage may have failed."""
     options = replace(stage, inputs=()).arguments
     return (
         f"set --; for folder in {' '.join(map(shlex.quote, stage.inputs))}; do "
         'if [ -e "$folder" ]; then set -- "$@" "$folder"; fi; done; '
         '[ "$#" -gt 0 ] || set -- "$folder"; '  # or it would read those of other suites
-        f'{shlex.quote(program)} "$@" {shlex.join(options)}'
+        f'{shlex.join(program)} "$@" {shlex.join(options)}'
     )
 
 

@@ -23,6 +23,7 @@ from kscl.data.annotations import is_set_name, parse_source
 from kscl.data.source import is_remote
 from kscl.data.tar import expand_shards, is_shard_pattern
 from kscl.errors import KsclError
+from kscl.main import VERB_OF, python_words
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.run.task import PRETRAIN, Command, commands
 from kscl.runtime.files import sha256_of
@@ -61,9 +62,14 @@ class Stage:
     key: str = ""
 
     @property
-    def program(self) -> str:
-        """Return the console command."""
-        return f"kscl-{self.tool.rpartition('.')[2].replace('_', '-')}"
+    def program(self) -> list[str]:
+        """Return the words that a user types for the tool."""
+        return ["kscl", *VERB_OF[self.tool].split()]
+
+    @property
+    def runner(self) -> list[str]:
+        """Return the words that start the tool in this Python."""
+        return python_words(*self.program[1:])
 
     @property
     def arguments(self) -> list[str]:
@@ -82,7 +88,7 @@ class Stage:
     @property
     def command(self) -> list[str]:
         """Return the program and its arguments."""
-        return [self.program, *self.arguments]
+        return [*self.program, *self.arguments]
 
     def need(self, kind: str) -> Stage | None:
         """Return the stage of this kind that it waits for."""
@@ -270,7 +276,8 @@ def _keyed(stage: Stage, files: Sequence[str] = ()) -> Stage:
     """
     made = _folders(stage.needs)
     content = {
-        "program": stage.program,
+        # Not the verb: under another name the results would be the same.
+        "program": f"kscl-{stage.tool.rpartition('.')[2].replace('_', '-')}",
         "arguments": replace(stage, imports=()).arguments,
         "needs": [need.key for need in stage.needs],
         "files": [_content(file, made) for file in files],

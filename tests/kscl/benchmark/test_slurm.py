@@ -330,7 +330,7 @@ def test_a_stage_on_several_machines_runs_one_torchrun_on_each(tmp_path, state_d
         " --cpus-per-task=64 ",  # else every machine would give one core to eight processes
         "torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d",
         '--rdzv-endpoint "$head:',
-        "kscl-pretrain --config-file c.yaml --auto-resume OUTPUT_DIR 'a b' &",
+        "kscl pretrain --config-file c.yaml --auto-resume OUTPUT_DIR 'a b' &",
     ):
         assert text in command
     assert "--num-gpus" not in command

@@ -57,7 +57,7 @@ def test_a_broken_library_is_a_problem_with_its_fix_and_exit_code_1(tmp_path):
     assert problem.startswith("Detectron2")
     assert "half of it is missing" in problem
     assert fix.startswith("→")
-    assert "kscl-install-detectron2" in fix
+    assert "kscl install-detectron2" in fix
 
 
 @pytest.mark.full

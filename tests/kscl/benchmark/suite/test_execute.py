@@ -351,7 +351,7 @@ def test_a_board_without_any_result_does_not_show_those_of_others(tmp_path):
     failed = stage(tmp_path, "one", words=("false",))
     board = stage(tmp_path, "b", failed, kind="board", inputs=(failed.folder,), words=("true",))
     assert of_what_exists(board, complete=False).inputs == (failed.folder,)
-    script = board_command(board, "echo")
+    script = board_command(board, ["echo"])
     shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True).stdout
     assert shown.split()[0] == failed.folder
 

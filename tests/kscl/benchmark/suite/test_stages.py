@@ -295,9 +295,9 @@ def test_every_override_of_every_shipped_suite_is_valid(path, capsys):
     suite = read_suite(path)
     protocols = {each.kind: each.config for each in suite.evaluations}
     mains = {
-        "kscl-pretrain": pretrain.main,
-        "kscl-linear-eval": linear_eval.main,
-        "kscl-train-net": train_net.main,
+        "kscl.commands.pretrain": pretrain.main,
+        "linear_eval.commands.linear_eval": linear_eval.main,
+        "detection.commands.train_net": train_net.main,
     }
     checked, stages = set(), plan(suite)
     for stage in stages:
@@ -306,10 +306,10 @@ def test_every_override_of_every_shipped_suite_is_valid(path, capsys):
             continue  # the same but for the seed
         if stage.kind == "shapes":
             make_shapes._parser().parse_args(words)  # exits at an option that there is not
-        elif stage.program in mains:
+        elif stage.tool in mains:
             if stage.kind == "detection":  # its own config is written by the stage before
                 words[words.index("--config-file") + 1] = protocols["detection"]
-            assert mains[stage.program](["--print-config", *words]) == 0, capsys.readouterr().err
+            assert mains[stage.tool](["--print-config", *words]) == 0, capsys.readouterr().err
             resolved = yaml.safe_load(capsys.readouterr().out)
             for key, value in stage.overrides.items():
                 if stage.kind != "detection":

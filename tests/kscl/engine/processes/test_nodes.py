@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from kscl.benchmark.suite.execute import program_path
+from kscl.main import python_words
 from kscl.records.record import read_record
 from tests.helpers.commands import ROOT
 from tests.helpers.runs import Run, draw_images, free_port, same_bits
@@ -22,7 +23,7 @@ def test_two_machines_with_a_rank_each_end_in_the_bits_of_one_machine_with_two(t
     # As in the batch script of a stage on several machines.
     command = [program_path("torchrun"), "--nnodes", "2", "--nproc-per-node", "1"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-    command += ["--rdzv-id", "7-0", "--no-python", program_path("kscl-pretrain")]
+    command += ["--rdzv-id", "7-0", "--no-python", *python_words("pretrain")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with two.log.open("w") as log:
         agents = [
