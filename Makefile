@@ -2,17 +2,20 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY = $(VENV)/bin/python
+KSCL = $(PY) -W ignore -m kscl
 PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-SUITE = $(PY) -W ignore tools/run_suite.py configs/suites
-FIGURE = $(PY) tools/leaderboard.py output/small/cifar10_equal_time --no-reported \
+SUITE = $(KSCL) run configs/suites
+FIGURE = $(KSCL) board output/small/cifar10_equal_time --no-reported \
     --title "CIFAR-10, 2,000 images: linear top-1 against time" \
     --figure docs/accuracy_time.png --output-dir output/small/cifar10_equal_time/figure
-README_TABLE = $(PY) tools/leaderboard.py results/demo.records.jsonl --no-stale-check --no-reported --output-dir output/readme \
-    --columns "method,epochs,K,pretrain min,top-1,AP (a),AP (b)" --insert README.md shapes
+# A short table of a submission: its name in results/, the columns, the document and the mark there.
+short_table = $(KSCL) board results/$(1).records.jsonl --no-stale-check --no-reported \
+    --output-dir output/tables --columns "method,epochs,K,pretrain min,$(2)" --insert $(3) $(4)
+comma = ,
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme docs evidence evidence-long screen board test test-all test-portable test-slow test-gpu test-slurm test-versions golden attack lint format bench doctor lock clean
+.PHONY: help setup demo readme docs evidence evidence-long screen board test test-all test-portable test-slow test-gpu gpu-acceptance test-slurm test-versions golden attack lint format bench doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -22,46 +25,49 @@ setup:  ## make .venv with the pinned versions and Detectron2 (the other targets
 	@$(PYTHON) tools/setup_environment.py --venv "$(VENV)" --python "$(PYTHON)"
 
 demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
-	$(SUITE)/demo.yaml
+	$(KSCL) demo
 
-readme: setup  ## put the table of the demo's submission and a picture of the demo's page into the README
-	$(README_TABLE)
+readme: setup  ## put the tables of the submissions into README and RESULTS, and a picture of the demo's page into the docs
+	$(call short_table,demo,top-1$(comma)AP (a)$(comma)AP (b),README.md,shapes)
+	$(call short_table,cifar10_equal_time,top-1,RESULTS.md,summary_cifar10)
+	$(call short_table,demo,top-1$(comma)AP (a)$(comma)AP (b),RESULTS.md,summary_shapes)
+	$(call short_table,bccd,AP50$(comma)AP,RESULTS.md,summary_bccd)
 	$(SUITE)/demo.yaml
 	$(PY) -m tests.helpers.page.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
 
-docs: setup  ## write docs/config.md and docs/suite.md from the comments of the defaults
+docs: setup  ## write docs/config.md and docs/suite.md from the declared keys, and build the site (output/site)
 	$(PY) -W ignore -m tests.helpers.config_reference
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-evidence: setup  ## the finalists at equal time, on three sets, into RESULTS.md (114 minutes, resumes if stopped)
-	$(PY) tools/prepare_data.py cifar10 --root datasets
-	$(SUITE)/small/cifar10_equal_time.yaml --insert RESULTS.md cifar10
+evidence: setup  ## the finalists at equal time, on three sets, into docs/results/ (114 minutes, resumes if stopped)
+	$(KSCL) prepare cifar10 --root datasets
+	$(SUITE)/small/cifar10_equal_time.yaml --insert docs/results/cifar10.md cifar10
 	$(FIGURE)
-	$(PY) tools/visualize_training.py $(call newest,cifar10_equal_time/kscl_k5) \
+	$(KSCL) visualize training $(call newest,cifar10_equal_time/kscl_k5) \
 	    $(call newest,cifar10_equal_time/kscl_k3_weak) --names "K=5" "K=3, weaker keys" --output docs/eigenvalues.png
-	$(SUITE)/small/shapes_detection.yaml --insert RESULTS.md shapes
+	$(SUITE)/small/shapes_detection.yaml --insert docs/results/shapes.md shapes
 	$(SUITE)/demo.yaml
-	$(README_TABLE)
 	$(MAKE) datasets/BCCD
-	$(SUITE)/small/bccd_detection.yaml --insert RESULTS.md bccd
-	for picture in 00007 00200; do $(PY) tools/visualize_basis.py --checkpoint $(call newest,bccd/kscl) \
+	$(SUITE)/small/bccd_detection.yaml --insert docs/results/bccd.md bccd
+	for picture in 00007 00200; do $(KSCL) visualize basis --checkpoint $(call newest,bccd/kscl) \
 	    --image datasets/BCCD/JPEGImages/BloodImage_$$picture.jpg --output docs/basis_$$picture.png; done
 
 evidence-long: setup  ## the same for longer trainings on CIFAR-10 and the shapes (about an hour, resumes if stopped)
-	$(PY) tools/prepare_data.py cifar10 --root datasets
-	$(SUITE)/small/cifar10_long.yaml --insert RESULTS.md cifar10_long
+	$(KSCL) prepare cifar10 --root datasets
+	$(SUITE)/small/cifar10_long.yaml --insert docs/results/cifar10.md cifar10_long
 	$(FIGURE)
-	$(SUITE)/small/shapes_lengths.yaml --insert RESULTS.md shapes_lengths
+	$(SUITE)/small/shapes_lengths.yaml --insert docs/results/shapes.md shapes_lengths
 
 screen: setup  ## which settings are worth more seeds, on held-out images (an hour, resumes if stopped)
-	$(PY) tools/prepare_data.py cifar10 --root datasets
-	$(PY) tools/make_shapes.py --output-dir datasets/shapes_screen --seed 77 --num-classes 5 --unlabeled 2000
-	$(SUITE)/small/screen_cifar10.yaml --insert RESULTS.md screen_cifar10
-	$(SUITE)/small/screen_shapes.yaml --insert RESULTS.md screen_shapes
-	$(SUITE)/small/tune_shapes.yaml --insert RESULTS.md tune_shapes
+	$(KSCL) prepare cifar10 --root datasets
+	$(KSCL) shapes --output-dir datasets/shapes_screen --seed 77 --num-classes 5 --unlabeled 2000
+	$(SUITE)/small/screen_cifar10.yaml --insert docs/results/screening.md screen_cifar10
+	$(SUITE)/small/screen_shapes.yaml --insert docs/results/screening.md screen_shapes
+	$(SUITE)/small/tune_shapes.yaml --insert docs/results/screening.md tune_shapes
 
 board: setup  ## check the submissions in results/ and make their leaderboard
-	$(PY) tools/check_submission.py
-	$(PY) tools/leaderboard.py results --title "KSCL submissions" --output-dir output/board
+	$(KSCL) check-submission
+	$(KSCL) board results --title "KSCL submissions" --output-dir output/board
 
 datasets/BCCD:
 	git clone --depth 1 https://github.com/Shenggan/BCCD_Dataset datasets/BCCD_Dataset
@@ -83,10 +89,13 @@ test-slow: setup  ## run the long tests too
 test-gpu: setup  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
 
+gpu-acceptance: setup  ## try your GPU for the first time, and write a report to attach to an issue (under 15 minutes)
+	$(PY) -W ignore -m tests.gpu_acceptance
+
 test-slurm: setup  ## run tiny suites on a real SLURM on this machine, installed if need be (under 15 minutes)
 	$(PY) -W ignore -m tests.slurm
 
-test-versions:  ## smoke tests on the oldest and the newest versions of setup.py's ranges (10 GB)
+test-versions:  ## smoke tests on the oldest and the newest versions of pyproject.toml's ranges (10 GB)
 	$(PYTHON) tests/supported_versions.py
 
 golden: setup  ## compare this tree's numbers with those of commit BASE, to the bit (about 15 minutes)
@@ -109,7 +118,7 @@ bench: setup  ## measure every figure that has a bound; writes bench.json
 
 doctor:  ## what is installed here, and what is missing; changes nothing
 	@PYTHONPATH="$(CURDIR)" PYTHONDONTWRITEBYTECODE=1 \
-	    $$(test -x "$(PY)" && echo "$(PY)" || echo "$(PYTHON)") tools/doctor.py
+	    $$(test -x "$(PY)" && echo "$(PY)" || echo "$(PYTHON)") -m kscl doctor
 
 lock:  ## rewrite requirements-lock.txt from requirements.txt (needs uv: pip install uv)
 	uv pip compile requirements.txt -o requirements-lock.txt --quiet --no-config \

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from detectron2.config import CfgNode
 from detectron2.layers import NaiveSyncBatchNorm, ShapeSpec, get_norm
 from detectron2.modeling import BACKBONE_REGISTRY, Backbone, SimpleFeaturePyramid
@@ -26,14 +27,12 @@ from torch import Tensor, nn
 
 from detection.errors import DetectionError
 from kscl.config import plain
-from kscl.methods.encoder import build_backbone
+from kscl.methods.encoder import PROBE_SIZE, build_backbone
 
 STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}  # Detectron2's names of the levels
 LAST = "last"  # the one level of a plain transformer
-PLAIN_STRIDE = 16  # a simple feature pyramid makes strides 4 to 32 of it
-# Arguments that make a network take images of any size, tried in this order.
-ANY_SIZE: tuple[dict[str, Any], ...] = ({}, {"dynamic_img_size": True}, {"strict_img_size": False})
-PROBE_SIZE = (96, 160)  # neither is a usual size of pretraining, both are multiples of 32
+PLAIN_STRIDE = 16  # to which its patches are resampled; a simple pyramid makes 4 to 32 of it
+ALL_FROZEN = 5  # of MODEL.BACKBONE.FREEZE_AT
 PLAIN_HEAD, EXTRA_NORM_HEAD = "Res5ROIHeads", "Res5ROIHeadsExtraNorm"
 EXTRA_NORM = "norm"  # its name inside res5: part of what checkpoints of this protocol look like
 SYNCHRONIZED = ("SyncBN", "nnSyncBN")
@@ -59,8 +58,9 @@ class Level:
 
     name: str
     index: int  # in timm's feature_info
-    stride: int
+    stride: int  # as the detector sees it
     channels: int
+    own_stride: int  # the network's
 
 
 class TimmBackbone(Backbone):
@@ -78,7 +78,7 @@ class TimmBackbone(Backbone):
         if not name:
             raise DetectionError(
                 "MODEL.BACKBONE.NAME asks for a timm network, and KSCL.TIMM.NAME is empty. Start "
-                "from a folder of tools/convert.py, or name one."
+                "from a folder of kscl convert, or name one."
             )
         network = build_backbone(name, kwargs)
         self.levels = find_levels(network, name, levels)
@@ -111,7 +111,10 @@ class PlainPyramid(SimpleFeaturePyramid):
 
 def _network(cfg: CfgNode, levels: Sequence[str]) -> TimmBackbone:
     about, freeze_at = cfg.KSCL.TIMM, cfg.MODEL.BACKBONE.FREEZE_AT
-    return TimmBackbone(about.NAME, plain(about.KWARGS), levels, cfg.MODEL.RESNETS.NORM, freeze_at)
+    kwargs = plain(about.KWARGS)
+    if cfg.KSCL.DROP_PATH and freeze_at < ALL_FROZEN:
+        kwargs["drop_path_rate"] = cfg.KSCL.DROP_PATH
+    return TimmBackbone(about.NAME, kwargs, levels, cfg.MODEL.RESNETS.NORM, freeze_at)
 
 
 @BACKBONE_REGISTRY.register()
@@ -161,10 +164,10 @@ def _with_fpn(cfg: CfgNode, bottom_up: Backbone, top_block: nn.Module) -> FPN:
 def _with_plain_pyramid(
     cfg: CfgNode, scales: tuple[float, ...], top_block: nn.Module
 ) -> PlainPyramid:
-    if cfg.MODEL.BACKBONE.FREEZE_AT:
+    if cfg.MODEL.BACKBONE.FREEZE_AT not in (0, ALL_FROZEN):
         raise DetectionError(
-            "MODEL.BACKBONE.FREEZE_AT must be 0 for a plain transformer, which has no stages to "
-            f"freeze, got {cfg.MODEL.BACKBONE.FREEZE_AT}."
+            f"MODEL.BACKBONE.FREEZE_AT must be 0 or {ALL_FROZEN} (all of it) for a plain "
+            f"transformer, which has no stages, got {cfg.MODEL.BACKBONE.FREEZE_AT}."
         )
     return PlainPyramid(
         net=_network(cfg, [LAST]),
@@ -251,6 +254,9 @@ def _freeze(network: nn.Module, name: str, freeze_at: int) -> None:
     """Freeze the stem (1) and the stages up to stride 4 (2), 8 (3), 16 (4) and 32 (5)."""
     if freeze_at == 0:
         return
+    if is_plain(network, name):
+        network.requires_grad_(False)
+        return
     levels = find_levels(network, name, list(STRIDES)[: max(1, freeze_at - 1)])
     frozen = _parameters_of(network, name, levels)[-1]
     if freeze_at == 1:  # all before the first stage
@@ -288,24 +294,26 @@ def find_levels(network: nn.Module, name: str, wanted: Sequence[str]) -> list[Le
     """Return the levels of these names; a stride that the network does not have is an error."""
     info = feature_info(network, name)
     strides = [int(entry["reduction"]) for entry in info]
+    one_stride = is_plain(network, name)
     levels = []
     for level in wanted:
-        stride = PLAIN_STRIDE if level == LAST else STRIDES[level]
-        if stride not in strides or (level == LAST and not is_plain(network, name)):
+        stride = STRIDES.get(level, PLAIN_STRIDE)
+        own_stride = strides[0] if level == LAST else stride
+        if own_stride not in strides or (level == LAST and not one_stride):
             raise DetectionError(
                 f"{name} has feature levels of strides {', '.join(map(str, strides))}, and the "
-                f"detector needs {stride} ({level}). Choose a network with strides 4, 8, 16 and "
-                "32, or a plain transformer with patches of 16 pixels."
+                f"detector needs {stride} ({level}). Choose a network with strides 4, 8, 16 "
+                "and 32, or a plain transformer."
             )
-        index = max(i for i, found in enumerate(strides) if found == stride)
-        levels.append(Level(level, index, stride, int(info[index]["num_chs"])))
+        index = max(i for i, found in enumerate(strides) if found == own_stride)
+        levels.append(Level(level, index, stride, int(info[index]["num_chs"]), own_stride))
     return levels
 
 
 def level_features(network: Any, images: Tensor, levels: Sequence[Level]) -> list[Tensor]:
     """Return the values of the levels as (B, C, H, W), before any final norm."""
     if hasattr(network, "forward_intermediates"):
-        return network.forward_intermediates(
+        found = network.forward_intermediates(
             images,
             indices=[level.index for level in levels],
             norm=False,
@@ -313,11 +321,27 @@ def level_features(network: Any, images: Tensor, levels: Sequence[Level]) -> lis
             output_fmt="NCHW",
             intermediates_only=True,
         )
+        return [
+            resample(values, level, images.shape[2:])
+            for values, level in zip(found, levels, strict=True)
+        ]
     info = feature_info(network, type(network).__name__)
     modules = [info[level.index]["module"] for level in levels]
     with outputs_of(network, modules) as outputs:
         network.forward_features(images)
     return [outputs[name] for name in modules]
+
+
+def resample(values: Tensor, level: Level, size: Sequence[int]) -> Tensor:
+    """Return a map (B, C, h, w) at the detector's stride, for images of this size.
+
+    Both strides count from the same corner: a network pads images to whole patches on the right and
+    below.
+    """
+    if level.own_stride == level.stride:
+        return values
+    values = F.interpolate(values, scale_factor=level.own_stride / level.stride, mode="bilinear")
+    return values[..., : size[0] // level.stride, : size[1] // level.stride]
 
 
 @contextmanager
@@ -337,23 +361,6 @@ def outputs_of(network: nn.Module, modules: Sequence[str]) -> Iterator[dict[str,
     finally:
         for handle in handles:
             handle.remove()
-
-
-def any_size_arguments(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with which a network also takes images of other sizes than its own."""
-    reason = ""
-    for extra in ANY_SIZE:
-        try:
-            with torch.device("meta"), torch.no_grad():  # only shapes are computed
-                network: Any = build_backbone(name, {**kwargs, **extra}).eval()
-                network.forward_features(torch.zeros(1, 3, *PROBE_SIZE))
-            return {**kwargs, **extra}
-        except Exception as error:  # whatever a model does with a size that does not suit it
-            reason = reason or f"{type(error).__name__}: {error}"
-    raise DetectionError(
-        f"{name} {dict(kwargs)} takes images of one size only ({reason}), and a detector's have "
-        "many. Choose another network."
-    )
 
 
 def _keep_only(network: Any, name: str, levels: Sequence[Level]) -> None:

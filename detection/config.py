@@ -29,6 +29,7 @@ from kscl.config import (
     plain,
     value_at,
 )
+from kscl.data.labeled import OF_SEED
 from kscl.registry import Registry
 
 VERSION = 2
@@ -43,6 +44,15 @@ NORM_KEYS = (
 )
 WEIGHTS_KEY = "MODEL.WEIGHTS"
 GRID_KEY = "KSCL.LR_GRID"
+SGD, ADAMW = "sgd", "adamw"
+FULL_MODEL = "full_model"  # clips the gradients of all weights together; Detectron2 has the others
+CLIP_TYPES = ("value", "norm", FULL_MODEL)
+# Detectron2's keys for SGD, which AdamW has no use for.
+OF_SGD = (
+    *("SOLVER.MOMENTUM", "SOLVER.NESTEROV", "SOLVER.BIAS_LR_FACTOR"),
+    *("SOLVER.WEIGHT_DECAY_NORM", "SOLVER.WEIGHT_DECAY_BIAS"),
+)
+FRACTION_KEY = "KSCL.FRACTION"
 # What Detectron2 does and this project does not: the only value of a key, and why.
 ONLY: dict[str, tuple[Any, str]] = {
     "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "no other sampler is implemented"),
@@ -149,6 +159,39 @@ class Kscl(Section):
             )
             KWARGS = key({}, "Arguments of that timm model.", any_key=True)
 
+        OPTIMIZER = key(
+            SGD,
+            """What trains the detector: `sgd` suits networks with BatchNorm, `adamw` transformers
+            and ConvNeXt, without weight decay for biases, norms and position embeddings.""",
+            choices=(SGD, ADAMW),
+        )
+        LAYER_DECAY = key(
+            1.0,
+            """Each layer of a timm network learns this many times as fast as the layer after it;
+            the layers are timm's. Needs `adamw`.""",
+            above=0,
+            at_most=1,
+        )
+        DROP_PATH = key(
+            0.0,
+            """The drop path rate of a timm network in training; 0 leaves it as it was pretrained,
+            and a frozen network has none.""",
+            at_least=0,
+            below=1,
+        )
+        FRACTION = key(
+            1.0,
+            """Fraction of the training images, drawn at random such that every class is shown;
+            smaller fractions are parts of larger ones.""",
+            above=0,
+            at_most=1,
+        )
+        DRAW = key(
+            OF_SEED,
+            """Number of the random draw of FRACTION: equal numbers give equal images; -1 takes
+            SEED.""",
+            at_least=OF_SEED,
+        )
         LR_GRID = key(
             [],
             """Learning rates to choose from on a part of the training images; [] takes
@@ -198,10 +241,24 @@ def check_detection(cfg: CfgNode) -> Iterator[Broken]:
     for key_, (only, reason) in ONLY.items():
         if value_at(cfg, key_) != only:
             yield (key_,), f"{reason}: set it to {only}"
+    if cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE not in CLIP_TYPES:
+        yield ("SOLVER.CLIP_GRADIENTS.CLIP_TYPE",), f"must be one of {', '.join(CLIP_TYPES)}"
+    if cfg.KSCL.OPTIMIZER == ADAMW:
+        defaults = detection_defaults()
+        for key_ in OF_SGD:
+            if value_at(cfg, key_) != value_at(defaults, key_):
+                yield (key_, "KSCL.OPTIMIZER"), "AdamW has no such setting: leave it out"
+    elif cfg.KSCL.LAYER_DECAY != 1:
+        yield ("KSCL.LAYER_DECAY", "KSCL.OPTIMIZER"), "layer-wise decay needs KSCL.OPTIMIZER adamw"
     grid = cfg.KSCL.LR_GRID
     rates = {rate for rate in grid if isinstance(rate, int | float) and 0 < rate < math.inf}
     if grid and (len(rates) < len(grid) or len(rates) < 2):
         yield (GRID_KEY,), "must be at least two different learning rates above 0"
+    if grid and cfg.KSCL.FRACTION < 1:
+        yield (
+            (GRID_KEY, FRACTION_KEY),
+            "the rate is chosen on labels beyond the fraction: set one of the two",
+        )
 
 
 def detection_schema(*rules: Rule) -> Schema:
@@ -226,6 +283,13 @@ def load_detection_config(
     if config_file is not None and WEIGHTS_KEY not in overrides[::2]:
         _find_weights_beside(cfg, find_config(config_file))
     return cfg
+
+
+def of_timm_only(cfg: CfgNode) -> list[str]:
+    """Return the keys that are set and only have a meaning for a network in timm's code."""
+    keys = ("KSCL.LAYER_DECAY", "KSCL.DROP_PATH")
+    defaults = detection_defaults()
+    return [name for name in keys if value_at(cfg, name) != value_at(defaults, name)]
 
 
 def norm_family(norm: str) -> str:

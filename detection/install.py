@@ -22,9 +22,9 @@ from pathlib import Path
 from kscl import cli
 from kscl.errors import KsclError
 
-EXAMPLES = """  python tools/install_detectron2.py                 the pinned pure-Python Detectron2
-  python tools/install_detectron2.py --from-source   build the official repository (git, compiler)
-  python tools/install_detectron2.py --wheel FILE    use a wheel fetched elsewhere (same hash)
+EXAMPLES = """  kscl install-detectron2                 the pinned pure-Python Detectron2
+  kscl install-detectron2 --from-source   build the official repository (git, compiler)
+  kscl install-detectron2 --wheel FILE    use a wheel fetched elsewhere (same hash)
 """
 UPSTREAM = "https://github.com/facebookresearch/detectron2"
 UPSTREAM_COMMIT = "a59f0563"

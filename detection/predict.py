@@ -36,7 +36,7 @@ Predictor = Callable[[np.ndarray], list[Found]]
 def load_predictor(run: str | Path, min_score: float = MIN_SCORE) -> Predictor:
     """Return a function from an RGB picture (uint8) to what the run's detector finds in it.
 
-    It leaves out what scores below `min_score`, as tools/predict.py does.
+    It leaves out what scores below `min_score`, as kscl predict does.
     """
     folder = find_run(Path(run))
     cfg = load_detection_config(folder / CONFIG_FILE, rules=check_version)
@@ -91,7 +91,7 @@ def find_run(folder: Path) -> Path:
     if not found:
         raise DetectionError(
             f"{folder} holds no trained detector ({DETECTOR_FILE}). Name a folder of "
-            "tools/train_net.py, or one that holds one."
+            "kscl train-net, or one that holds one."
         )
     if len(found) > 1:
         listed = "".join(f"\n  {path}" for path in found[:20])

@@ -8,7 +8,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from kscl.runtime.startup import silence_library_messages, warn_of_hidden_packages
+from kscl.runtime.startup import (
+    put_packages_before_tools,
+    silence_library_messages,
+    warn_of_hidden_packages,
+)
 
 if TYPE_CHECKING:
     from kscl.backbone_file import load_backbone, save_backbone
@@ -52,6 +56,7 @@ _HOMES = {
     "save_backbone": "kscl.backbone_file",
 }
 
+put_packages_before_tools()
 warn_of_hidden_packages()
 silence_library_messages()
 

@@ -28,9 +28,8 @@ Main = Callable[[Sequence[str] | None], int | None]
 
 
 def program() -> str:
-    """Return the command as it was typed: `kscl VERB`, `tools/NAME.py` or another script's name."""
-    path = Path(sys.argv[0])
-    return f"tools/{path.name}" if path.parent.name == "tools" else path.name
+    """Return the command as it is typed: `kscl VERB`, or another script's name."""
+    return Path(sys.argv[0]).name
 
 
 def parser(description: str, examples: str) -> argparse.ArgumentParser:
@@ -55,6 +54,14 @@ def picture_path(text: str) -> Path:
 def add_flag(arguments: argparse._ActionsContainer, name: str, about: str) -> None:
     """Add an option without a value."""
     arguments.add_argument(name, action="store_true", help=about)
+
+
+def add_folders(arguments: argparse.ArgumentParser, name: str) -> None:
+    """Add where records are read from, and whether they are compared with what is there now."""
+    about = "folders below which records are read, or files of submissions (default: output)"
+    arguments.add_argument(name, nargs="*", default=["output"], metavar="FOLDER", help=about)
+    about = "do not compare code, data and backbone files with what was recorded"
+    add_flag(arguments, "--no-stale-check", about)
 
 
 def add_insert(arguments: argparse.ArgumentParser) -> None:

@@ -38,7 +38,7 @@ class WeightsFile(Section):
 
 
 class Pretrain(Section):
-    """Keys of `tools/pretrain.py`."""
+    """Keys of `kscl pretrain`."""
 
     OUTPUT_DIR = where("output/pretrain", "The folder for checkpoints, logs, backbone and record.")
     SEED = key(
@@ -91,6 +91,14 @@ class Pretrain(Section):
             True, "Send views from the workers as bytes and normalize them on the training device."
         )
 
+    class VIEWS(Section):
+        DEVICE = key(
+            False,
+            """Let the workers decode, crop and resize only, and the training device change colors,
+            blur and flip: a little more than half of the work per view is left to the workers.
+            Pixels differ by rounding.""",
+        )
+
     class INPUT(Section):
         SIZE = key(
             224,
@@ -123,7 +131,10 @@ class Pretrain(Section):
         NAME = key("resnet50", "Any timm model that returns pooled features.")
         KWARGS = key({}, "Arguments for timm.create_model: the architecture.", any_key=True)
         WEIGHTS = key(
-            "", 'Weights to start from: a file or an http(s) address; "" draws random ones by SEED.'
+            "",
+            """Weights to continue from: a file, timm:NAME, hf-hub:OWNER/NAME,
+            torchvision:ENUM.MEMBER or an http(s) address (docs/checkpoints.md); "" or random draws
+            them by SEED.""",
         )
 
     class PROJECTOR(Section):
@@ -179,6 +190,18 @@ class Pretrain(Section):
             "Epochs in which the learning rate rises from 0; fractions are allowed.",
             at_least=0,
         )
+        FREEZE_BACKBONE_EPOCHS = key(
+            1.0,
+            """With BACKBONE.WEIGHTS: epochs at the start in which the backbone stays as it is, and
+            the projector alone is trained, with the whole learning rate.""",
+            at_least=0,
+        )
+        CONTINUED_LR_FACTOR = key(
+            0.1,
+            """With BACKBONE.WEIGHTS: after FREEZE_BACKBONE_EPOCHS, everything is trained with the
+            learning rate times this factor.""",
+            above=0,
+        )
         GRAD_ACCUM_STEPS = key(
             1, "Parts in which a rank computes its images of a batch, to save memory.", at_least=1
         )
@@ -228,6 +251,11 @@ class Pretrain(Section):
         PERIOD = where(50, "Steps between two log lines.", at_least=1)
 
 
+def continues(cfg: CfgNode) -> bool:
+    """Return whether a pretraining continues from weights, and not from random ones."""
+    return cfg.BACKBONE.WEIGHTS not in ("", "random")
+
+
 def _check_input(cfg: CfgNode) -> Iterator[Broken]:
     if problem := check_sizes(cfg.INPUT.SIZE, cfg.SOLVER.EPOCHS):
         yield ("INPUT.SIZE", "SOLVER.EPOCHS"), problem
@@ -238,8 +266,19 @@ def _check_input(cfg: CfgNode) -> Iterator[Broken]:
             "of equal time, which sets MAX_STEPS, give one size",
         )
     for name in ("AUGMENT", "AUGMENT_KEYS"):
-        for problem in check_recipe(cfg[name], name) if cfg[name] is not None else ():
+        problems = check_recipe(cfg[name], name) if cfg[name] is not None else []
+        for problem in problems:
             yield (), problem
+        if cfg.VIEWS.DEVICE and cfg[name] and not problems:
+            from kscl.views.augment import AUGMENTATIONS
+
+            last = cfg[name][-1]["op"]
+            if not AUGMENTATIONS[last].on_device:
+                yield (
+                    ("VIEWS.DEVICE", name),
+                    f"{last} has no device form and comes last, so nothing is left to the device: "
+                    "move it before the others, or set VIEWS.DEVICE False",
+                )
 
 
 def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
@@ -249,6 +288,12 @@ def _check_schedule(cfg: CfgNode) -> Iterator[Broken]:
         yield (
             ("SOLVER.WARMUP_EPOCHS", "SOLVER.EPOCHS"),
             "the warm-up must end before the training does: shorten it",
+        )
+    freezes = continues(cfg) and not by_steps
+    if freezes and solver.FREEZE_BACKBONE_EPOCHS >= solver.EPOCHS:
+        yield (
+            ("SOLVER.FREEZE_BACKBONE_EPOCHS", "SOLVER.EPOCHS"),
+            "the backbone would never be trained: shorten the one or lengthen the other",
         )
     if solver.SCHEDULE == "step":
         epochs = solver.MILESTONES

@@ -57,16 +57,14 @@ GROUPS = {
         "start": Verb("kscl.commands.start", "write a suite for your data and your minutes"),
         "run": Verb("kscl.commands.run_suite", "run or resume a suite, here or on SLURM"),
         "board": Verb("kscl.commands.leaderboard", "make the leaderboard from run records"),
-        "compare": Verb(
-            "kscl.commands.leaderboard", "print how rows of the board differ", ("--compare",)
-        ),
+        "compare": Verb("kscl.commands.compare", "print how rows of the board differ"),
         "equal-time": Verb("kscl.commands.equal_time", "give all contenders the same time"),
     },
     "Run one step": {
         "pretrain": Verb("kscl.commands.pretrain", "pretrain a backbone"),
         "probe": Verb(
             "linear_eval.commands.linear_eval",
-            "evaluate a backbone: linear probes, nearest neighbors, SVMs, few labels",
+            "evaluate a backbone: linear probes, neighbors, SVMs, segmentation, few labels",
         ),
         "convert": Verb("detection.commands.convert", "convert a backbone for Detectron2"),
         "train-net": Verb("detection.commands.train_net", "fine-tune and score a detector"),
@@ -98,6 +96,11 @@ VERB_OF = {verb.module: name for name, verb in VERBS.items() if not verb.words}
 def python_words(*words: str) -> list[str]:
     """Return the words that run `kscl` in this Python, installed as a script or not."""
     return [sys.executable, "-P", "-m", "kscl", *words]
+
+
+def run(verb: str) -> None:
+    """Run a verb with the words of the command line: what a script in tools/ does."""
+    raise SystemExit(main([*verb.split(), *sys.argv[1:]]))
 
 
 @cli.command

@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Generic, TypeVar
 
 from kscl.errors import KsclError
@@ -71,9 +70,6 @@ def import_modules(names: Sequence[str] = ()) -> None:
     wanted = dict.fromkeys([*imported_modules(), *names])
     if wanted and "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a file beside the command is found by its name
-    home = Path(__file__).resolve().parent.parent
-    if Path(sys.path[0]).resolve() == home / "tools":
-        sys.path[0] = str(home)  # tools/linear_eval.py would hide the package of this name
     for name in wanted:
         try:
             importlib.import_module(name)

@@ -33,6 +33,9 @@ class Stream(enum.IntEnum):
     VIEW_OF_EPOCH = 19  # which of its fixed views an image shows in an epoch
     FIXED_CROPS = 20  # the random crops that are the same in every run
     LOW_SHOT = 21  # the images that a low-shot SVM is trained on
+    BOOTSTRAP = 22  # the images of val that a draw of the bootstrap counts
+    # every evaluation
+    LABELED = 32  # the labeled images of a fraction
 
 
 def random_words(seed: int, epoch: int, stream: Stream, item: int, count: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import PIL
 import safetensors
 import safetensors.torch
 import torch
+import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ from kscl.backbone_file import RANDOM, Loaded, load_backbone, tensors_hash
 from kscl.data.source import cache_folder
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import batch_norms, calibrate_batch_norm
-from kscl.methods.encoder import feature_dim
+from kscl.methods.encoder import any_size_arguments, build_backbone, feature_dim
 from kscl.rng import Stream, permutation
 from kscl.runtime.distributed import device, rank
 from kscl.runtime.files import write_atomically
@@ -53,6 +54,7 @@ class Frozen:
     calibrated_on: int  # images that BatchNorm statistics were taken from; 0 if they were kept
     tensors_sha256: str  # when the probe began
     decoded: int = 0  # images, for the calibration
+    levels: tuple[int, ...] = ()  # whose maps are the features, row by row; () is pooled features
 
     @property
     def device(self) -> torch.device:
@@ -67,16 +69,27 @@ class Frozen:
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Return pooled features (B, D), float32, of uint8 images (B, 3, H, W)."""
+        """Return features (B, D), float32, of uint8 images (B, 3, H, W)."""
         inputs = self.inputs(images)
         with autocast(self.device, self.amp):
-            features: Tensor = self.module(inputs).float()
+            features: Tensor = self.maps(inputs).flatten(1) if self.levels else self.module(inputs)
+        features = features.float()
         if not torch.isfinite(features).all():
             cause = "its weights are broken, or its BatchNorm statistics (BACKBONE.BATCH_NORM)"
             if self.amp is torch.float16:
                 cause = "fp16 overflows in it: set SOLVER.AMP bf16 or off"
             raise KsclError(f"The backbone gives features that are not finite: {cause}.")
         return features
+
+    def maps(self, inputs: Tensor) -> Tensor:
+        """Return the maps of its levels side by side, as fine as the finest: (B, h, w, C)."""
+        network: Any = self.module
+        maps = network.forward_intermediates(
+            inputs, indices=list(self.levels), norm=True, intermediates_only=True
+        )
+        finest = max((one.shape[2:] for one in maps), key=lambda size: size[0])
+        resized = [F.interpolate(one.float(), finest, mode="bilinear") for one in maps]
+        return torch.cat(resized, 1).permute(0, 2, 3, 1)
 
     def check_unchanged(self) -> None:
         """Raise an error if a tensor differs from when the probe began."""
@@ -123,7 +136,7 @@ def load(cfg: CfgNode) -> Loaded:
     """Return the backbone that the config names."""
     given = cfg.BACKBONE
     if not given.WEIGHTS:
-        raise KsclError(f"BACKBONE.WEIGHTS must be a file, an address or '{RANDOM}', got ''.")
+        raise KsclError(f"BACKBONE.WEIGHTS must be a file, a name or '{RANDOM}', got ''.")
     if given.KWARGS and not given.NAME:
         raise KsclError("BACKBONE.KWARGS are arguments of a network: set BACKBONE.NAME as well.")
     loaded = load_backbone(
@@ -138,7 +151,23 @@ def load(cfg: CfgNode) -> Loaded:
     )
     for sentence in loaded.said:
         log.info(sentence)
-    return loaded
+    return _for_size(loaded, cfg.INPUT.SIZE)
+
+
+def _for_size(loaded: Loaded, size: int) -> Loaded:
+    """Return the same network for images of this size.
+
+    A transformer made for another size (DINOv2: 518) has its position embeddings interpolated by
+    timm, and images are padded to whole patches.
+    """
+    about = loaded.description
+    kwargs = any_size_arguments(about.arch, about.kwargs, (size, size))
+    if kwargs == about.kwargs:
+        return loaded
+    backbone = build_backbone(about.arch, kwargs)
+    backbone.load_state_dict(loaded.backbone.state_dict(), strict=True)
+    log.info("%s takes images of INPUT.SIZE %d with %s.", about.arch, size, kwargs)
+    return replace(loaded, backbone=backbone.eval())
 
 
 def calibrate(

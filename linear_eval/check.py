@@ -70,8 +70,9 @@ def _unreadable(images: LabeledImages, most: int) -> Iterator[Problem]:
 
 def refuse_overlap(cfg: CfgNode) -> None:
     """Raise an error if two sets that must differ share images, by file or by content."""
-    paths_of = functools.cache(lambda where: _paths(where, cfg.DATA.CACHE_DIR))
-    for group in probe_of(cfg).sources():
+    probe = probe_of(cfg)
+    paths_of = functools.cache(lambda where: _paths(where, cfg.DATA.CACHE_DIR, probe.voc_lists))
+    for group in probe.sources():
         named = [(key, where) for key, where in group.items() if where]
         for (train_key, train), (val_key, val) in itertools.combinations(named, 2):
             if os.path.isdir(train) and os.path.isdir(val):
@@ -81,7 +82,7 @@ def refuse_overlap(cfg: CfgNode) -> None:
             _compare(train_key, paths_of(train), val_key, paths_of(val))
 
 
-def _paths(where: str, cache_dir: str) -> list[str]:
+def _paths(where: str, cache_dir: str, voc_lists: str) -> list[str]:
     """Return the files of a set; none if it cannot be opened, which is told where it is."""
     if os.path.isdir(where):
         source = open_source(where, cache_dir)
@@ -92,7 +93,7 @@ def _paths(where: str, cache_dir: str) -> list[str]:
             named = parse_source(where)
             if named.format != "voc":
                 return [str(image.path) for image in read_source(named).images if image.path]
-            source = open_voc_split(f"voc:{named.root}:{named.split}")
+            source = open_voc_split(f"voc:{named.root}:{named.split}", voc_lists)
         except KsclError:
             return []
     else:
@@ -119,5 +120,5 @@ def _compare(train_key: str, train: list[str], val_key: str, val: list[str]) -> 
 def _refused(what: str) -> KsclError:
     return KsclError(
         f"{what}: a score on training images says nothing. Separate them, or insist with "
-        "--allow-overlap, an option of tools/linear_eval.py: a suite must name other images."
+        "--allow-overlap, an option of kscl probe: a suite must name other images."
     )

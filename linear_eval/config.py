@@ -11,9 +11,11 @@ from functools import partial
 from fvcore.common.config import CfgNode
 
 from kscl.config import Broken, Section, key
+from kscl.data.labeled import OF_SEED
 from kscl.keys import WeightsFile
 
 CENTER, FLIP = "center", "flip"
+WHOLE = "whole"  # all of a picture, made square; of maps, not of pooled features
 SUBSET_KEYS = ("DATA.IMAGES_PER_CLASS", "DATA.FRACTION", "DATA.SUBSET")
 
 where = partial(key, effect=False)  # a key that says where or how, and changes no result
@@ -32,7 +34,7 @@ def _interval(most: float, value: Sequence[float]) -> str | None:
 
 
 class LinearEval(Section):
-    """Keys of `tools/linear_eval.py`."""
+    """Keys of `kscl probe`."""
 
     OUTPUT_DIR = where("output/linear_eval", "The folder for log, classifier and record.")
     LABEL = where(
@@ -47,7 +49,9 @@ class LinearEval(Section):
 
     class BACKBONE(WeightsFile):
         WEIGHTS = where(  # the hash of the file stands for it
-            "", "A file of weights, of this project or another one, or random."
+            "",
+            """A file of weights, of this project or another one, timm:NAME, hf-hub:OWNER/NAME,
+            torchvision:ENUM.MEMBER, an http(s) address (docs/checkpoints.md), or random.""",
         )
         NAME = key("", "The timm model, if the file does not name it.")
         KWARGS = key({}, "Arguments for timm.create_model; any key is allowed.", any_key=True)
@@ -64,7 +68,8 @@ class LinearEval(Section):
         TRAIN = where(  # the fingerprints of the data stand for these two
             "",
             """To train on: a folder with one folder per class. For svm and low_shot an annotated
-            set: voc:FOLDER:SPLIT, coco:FILE.json:IMAGES or a name such as voc_2007_trainval.""",
+            set: voc:FOLDER:SPLIT, coco:FILE.json:IMAGES or a name such as voc_2007_trainval. For
+            segmentation a set in VOC's layout, or a folder with images/ and masks/.""",
         )
         VAL = where("", "To evaluate on: the same with the same classes.")
         IMAGES_PER_CLASS = key(
@@ -74,10 +79,16 @@ class LinearEval(Section):
         )
         FRACTION = key(
             1.0,
-            """Fraction of the training images of each class, drawn by SEED (at least one image of
-            each).""",
+            """Fraction of the training images, drawn at random such that every class is shown;
+            smaller fractions are parts of larger ones.""",
             above=0,
             at_most=1,
+        )
+        DRAW = key(
+            OF_SEED,
+            """Number of the random draw of FRACTION: equal numbers give equal images; -1 takes
+            SEED.""",
+            at_least=OF_SEED,
         )
         SUBSET = key(
             "",
@@ -143,7 +154,9 @@ class LinearEval(Section):
             above=0,
         )
         MOMENTUM = key(0.9, "Momentum of SGD.", at_least=0, below=1)
-        WEIGHT_DECAY = key(0.0, "Weight decay of the online probe.", at_least=0)
+        WEIGHT_DECAY = key(
+            0.0, "Weight decay of the online and the segmentation probe.", at_least=0
+        )
         SCHEDULE = key(
             "step",
             "How the learning rate falls, once per epoch: in steps, or along a cosine.",

@@ -42,8 +42,9 @@ from linear_eval.backbone import Frozen, cache_name, my_turn
 from linear_eval.images import LabeledImages, file_state, geometry, load_views, slot
 
 FORMAT = 1
-BATCH = 128  # images the backbone sees at a time
-PIECE = 16 * BATCH  # images between two markers on disk
+BATCH = 128  # images the backbone sees at a time, fewer if their features are large
+MOST_NUMBERS = 2**23  # of the features of a batch
+BATCHES = 16  # between two markers on disk
 LIBRARIES = ("torch", "torchvision", "timm", "numpy")
 log = logging.getLogger(LOGGER)
 
@@ -68,7 +69,9 @@ class _Store:
         self.folder, self.count, self.dim = folder, count, dim
         self.file = folder / "features.f32"
         self.slot_bytes = count * dim * 4
-        self.pieces = range(-(-count // PIECE))
+        self.batch = min(BATCH, max(1, MOST_NUMBERS // dim))
+        self.piece = BATCHES * self.batch  # images
+        self.pieces = range(-(-count // self.piece))
 
     def seal(self, view: str) -> Path:
         """Return the file that says a view is complete."""
@@ -139,7 +142,7 @@ class _Store:
         """Write one piece of a view's features and mark it as done."""
         with self.writing():
             with self.file.open("r+b") as file:
-                file.seek(slot(view) * self.slot_bytes + piece * PIECE * self.dim * 4)
+                file.seek(slot(view) * self.slot_bytes + piece * self.piece * self.dim * 4)
                 file.write(rows.tobytes())
                 file.flush()
                 os.fsync(file.fileno())
@@ -196,21 +199,24 @@ def cached_features(
             return store.open(views)
         pieces = on_first_rank(prepare)
         log.info("Features of %s: %s into %s.", where, " and ".join(missing), folder)
-        for piece, rows in _extract(cfg, frozen, images, missing, pieces):
+        for piece, rows in _extract(cfg, frozen, images, missing, pieces, store.batch):
             for number, view in enumerate(missing):
                 store.write(view, piece, rows[:, number])
             if run.stop:
                 break
         run.leave_if_stopped()  # or all ranks have written
         on_first_rank(lambda: store.finish(missing))
-        decoded = sum(min(PIECE, len(images) - piece * PIECE) for piece in pieces)  # by all ranks
+        decoded = sum(
+            min(store.piece, len(images) - piece * store.piece) for piece in pieces
+        )  # by all ranks
         return store.open(views, decoded)
 
 
 def _about(cfg: CfgNode, frozen: Frozen, images: LabeledImages) -> dict[str, Any]:
     description = frozen.loaded.description
     versions = library_versions()
-    return {
+    levels = {"levels": sorted(frozen.levels)} if frozen.levels else {}
+    return levels | {
         "format": FORMAT,
         "backbone": frozen.tensors_sha256,
         "arch": [description.arch, description.kwargs],
@@ -232,9 +238,10 @@ def _extract(
     images: LabeledImages,
     views: Sequence[str],
     pieces: Sequence[int],
+    batch_size: int,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (piece, rows (n, V, D)) of this rank's part of the pieces."""
-    shape, count = geometry(cfg), len(images)
+    shape, count, size = geometry(cfg), len(images), BATCHES * batch_size
 
     def make_views(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
         return [shape.fixed(picture, view, number) for view in views]
@@ -242,17 +249,17 @@ def _extract(
     starts = [
         start
         for piece in pieces[rank() :: world_size()]
-        for start in range(piece * PIECE, min((piece + 1) * PIECE, count), BATCH)
+        for start in range(piece * size, min((piece + 1) * size, count), batch_size)
     ]
-    batches = ([(0, i) for i in range(start, min(start + BATCH, count))] for start in starts)
+    batches = ([(0, i) for i in range(start, min(start + batch_size, count))] for start in starts)
     loaded = load_views(images, make_views, batches, cfg.DATA.NUM_WORKERS)
     if rank() == 0:
-        loaded = progress(loaded, f"features, batches of {BATCH}", len(starts))
+        loaded = progress(loaded, f"features, batches of {batch_size}", len(starts))
     rows: list[np.ndarray] = []
     for batch in loaded:
         features = [frozen.features(batch.views[:, view]) for view in range(len(views))]
         rows.append(torch.stack(features, 1).cpu().numpy())  # (B, V, D)
         last = int(batch.instances[-1])
-        if (last + 1) % PIECE == 0 or last + 1 == count:
-            yield last // PIECE, np.concatenate(rows)
+        if (last + 1) % size == 0 or last + 1 == count:
+            yield last // size, np.concatenate(rows)
             rows = []

@@ -27,6 +27,7 @@ from torchvision.transforms import functional as F
 
 from kscl.data.annotations import parse_source, read_source
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
+from kscl.data.labeled import OF_SEED, draw_labeled
 from kscl.data.loader import EpochIndex, load_in_workers
 from kscl.data.open import FileSource, open_source
 from kscl.data.source import Names, cache_folder, read_file, read_picture
@@ -37,7 +38,7 @@ from kscl.runtime.distributed import on_first_rank
 from kscl.runtime.files import write_atomically
 from kscl.views.augment import CROP_DRAWS, sample_crop
 from kscl.views.batch import Batch
-from linear_eval.config import CENTER, FLIP
+from linear_eval.config import CENTER, FLIP, WHOLE
 
 FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run
 NUM_DRAWS = CROP_DRAWS + 1
@@ -90,6 +91,8 @@ class Geometry:
             return self.center(picture)
         if view == FLIP:
             return F.hflip(self.center(picture))
+        if view == WHOLE:
+            return F.resize(picture, [self.size, self.size], InterpolationMode(self.interpolation))
         turn = int(view.removeprefix(FIXED_CROP))
         return self.random_crop(picture, uniforms(0, turn, Stream.FIXED_CROPS, image, NUM_DRAWS))
 
@@ -107,8 +110,8 @@ def geometry(cfg: CfgNode) -> Geometry:
 
 def slot(view: str) -> int:
     """Return the number of a fixed view among all that there can be."""
-    fixed = {CENTER: 0, FLIP: 1}
-    return fixed[view] if view in fixed else len(fixed) + int(view.removeprefix(FIXED_CROP))
+    fixed = {CENTER: 0, FLIP: 1, WHOLE: 0}  # features of CENTER and of WHOLE share no file
+    return fixed[view] if view in fixed else 2 + int(view.removeprefix(FIXED_CROP))
 
 
 def to_bytes(picture: Image.Image) -> Tensor:
@@ -155,10 +158,16 @@ def open_data(cfg: CfgNode) -> tuple[LabeledImages, LabeledImages]:
         content = on_first_rank(lambda: list_content(data.SUBSET, data.CACHE_DIR))
         chosen = listed_images(train, content, data.SUBSET)
     elif data.FRACTION < 1:
-        chosen = fraction_of_each_class(train.labels, data.FRACTION, cfg.SEED)
+        shown = train.labels[:, None].tolist()
+        chosen = np.array(draw_labeled(shown, data.FRACTION, draw_of(cfg), "DATA.FRACTION"))
     else:
         return train, val
     return train.part(chosen), val
+
+
+def draw_of(cfg: CfgNode) -> int:
+    """Return the number of the draw of DATA.FRACTION."""
+    return cfg.SEED if cfg.DATA.DRAW == OF_SEED else cfg.DATA.DRAW
 
 
 def open_class_folders(key: str, where: str, cfg: CfgNode) -> LabeledImages:
@@ -334,9 +343,11 @@ def few_of_each_class(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     return _sample(labels, lambda n: count, seed, Stream.FEW_SHOT)
 
 
-def fraction_of_each_class(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Return this fraction of each class, ascending, and at least one image of each."""
-    return _sample(labels, lambda n: max(1, round(fraction * n)), seed, Stream.FEW_SHOT)
+def rarest_class(labels: np.ndarray) -> np.ndarray:
+    """Return for each image (N, C) its rarest class, or -1, to hold out some of every class."""
+    counts = (labels == PRESENT).sum(0)
+    rarity = np.where(labels == PRESENT, 1 / np.maximum(counts, 1), 0)
+    return np.where(rarity.any(1), rarity.argmax(1), -1)
 
 
 def _sample(

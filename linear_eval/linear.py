@@ -101,6 +101,15 @@ def outputs_of(rows: Rows, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.cat(parts).cpu()
 
 
+def on_raw_features(weight: Tensor, bias: Tensor, rows: Rows) -> Solution:
+    """Return the same classifier on features as the backbone gives them: W (x − m) s + b."""
+    weight, bias = weight.double().cpu(), bias.double().cpu()
+    if rows.center is not None and rows.scale is not None:
+        weight = weight * rows.scale
+        bias = bias - weight @ rows.center.double()
+    return weight.float(), bias.float()
+
+
 def new_head(classes: int, features: int, std: float, seed: int) -> Solution:
     """Return a weight (C, D) from N(0, std²) and a bias (C,) of zeros."""
     generator = torch.Generator().manual_seed(seed)
@@ -142,15 +151,8 @@ def train_grid(
 ) -> Iterator[int]:
     """Train from the epoch that the state is in to the end; yield the number of each epoch."""
     weight, bias = state["weight"], state["bias"]
-    weight_velocity, bias_velocity = state["weight_velocity"], state["bias_velocity"]
     device, classes = weight.device, len(weight) // len(points)
-    learning_rates, decays = (
-        torch.tensor([point[name] for point in points], device=device).repeat_interleave(classes)[
-            :, None
-        ]
-        for name in ("lr", "weight_decay")
-    )  # (P·C, 1) each
-    decays_at_all = bool(decays.any())
+    learning_rates, decays = settings_of(points, classes, device)
     rows = rows.near(device)
     for epoch in range(len(state["losses"]), solver.EPOCHS):
         epoch_rates = learning_rates * rate_factor(solver, epoch)
@@ -163,16 +165,45 @@ def train_grid(
             loss -= log_p.gather(1, own).sum((1, 2))
             minus_one = torch.full(own.shape, -1.0, device=device)
             gradient = log_p.exp_().scatter_add_(1, own, minus_one).flatten(0, 1)  # (P·C, B)
-            momentum, scale = solver.MOMENTUM, 1 / len(features)
-            weight_velocity.addmm_(gradient, features, beta=momentum, alpha=scale)
-            bias_velocity.mul_(momentum).add_(gradient.sum(1, keepdim=True), alpha=scale)
-            if decays_at_all:
-                weight_velocity.addcmul_(weight, decays)
-                bias_velocity.addcmul_(bias, decays)
-            weight.addcmul_(weight_velocity, epoch_rates, value=-1)
-            bias.addcmul_(bias_velocity, epoch_rates, value=-1)
+            descend(
+                state, gradient, features, 1 / len(features), epoch_rates, decays, solver.MOMENTUM
+            )
         state["losses"].append((loss / len(rows)).tolist())
         yield epoch + 1
+
+
+def settings_of(
+    points: Sequence[Point], classes: int, device: torch.device
+) -> tuple[Tensor, Tensor | None]:
+    """Return learning rates and weight decays (P·C, 1) of all rows; None if nothing decays."""
+    rates, decays = (
+        torch.tensor([point[name] for point in points], device=device)
+        .repeat_interleave(classes)
+        .unsqueeze(1)
+        for name in ("lr", "weight_decay")
+    )
+    return rates, decays if decays.any() else None
+
+
+def descend(
+    state: dict[str, Any],
+    gradient: Tensor,
+    features: Tensor,
+    scale: float,
+    rates: Tensor,
+    decays: Tensor | None,
+    momentum: float,
+) -> None:
+    """Take one step; `gradient` (P·C, B) is that of the outputs on features (B, D)."""
+    weight, bias = state["weight"], state["bias"]
+    weight_velocity, bias_velocity = state["weight_velocity"], state["bias_velocity"]
+    weight_velocity.addmm_(gradient, features, beta=momentum, alpha=scale)
+    bias_velocity.mul_(momentum).add_(gradient.sum(1, keepdim=True), alpha=scale)
+    if decays is not None:
+        weight_velocity.addcmul_(weight, decays)
+        bias_velocity.addcmul_(bias, decays)
+    weight.addcmul_(weight_velocity, rates, value=-1)
+    bias.addcmul_(bias_velocity, rates, value=-1)
 
 
 def epoch_batches(

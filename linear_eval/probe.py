@@ -37,7 +37,10 @@ from torch import Tensor
 import linear_eval.probes
 from kscl.backbone_file import RANDOM, Loaded
 from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values, value_at
+from kscl.data.labeled import FRACTION_IN_PROTOCOL, percent_words
 from kscl.errors import KsclError
+from kscl.records.rankme import KEY as RANKME
+from kscl.records.rankme import rankme
 from kscl.records.record import (
     RECORD_FILE,
     Protocol,
@@ -52,12 +55,13 @@ from kscl.runtime.distributed import device, on_first_rank, rank, world_size
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOG_FILE, LOGGER
 from kscl.runtime.machine import avoid_broken_amx
+from kscl.runtime.paths import is_named
 from kscl.runtime.precision import set_numerics, warn_of_emulation
 from linear_eval import config
 from linear_eval.backbone import Frozen, freeze, load
 from linear_eval.config import CENTER, LinearEval
 from linear_eval.features import Features, cached_features
-from linear_eval.images import LabeledImages, open_data, subset_hash
+from linear_eval.images import LabeledImages, draw_of, open_data, subset_hash
 from linear_eval.score import LEVEL, Outcome
 
 log = logging.getLogger(LOGGER)
@@ -80,12 +84,13 @@ class Probe(Task):
 
     takes_subset: ClassVar[bool] = True  # DATA.SUBSET and the like choose its training images
     data_keys: ClassVar[str] = "DATA.TRAIN and DATA.VAL"
+    view: ClassVar[str] = CENTER  # that val is seen in
+    voc_lists: ClassVar[str] = "Main"  # the folder of ImageSets/ that has the splits
     resumes_without_checkpoint = True  # most of its state is features in the cache
     what_ranks_change = "Batches, their order and their views stay the same."
     data: Data  # by role
     loaded: Loaded
     frozen: Frozen
-    features: dict[str, Features]  # by role
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -99,6 +104,7 @@ class Probe(Task):
         super().__init__(cfg)
         self.may_change = schema().without_effect
         self.decoded = 0  # images, for calibration and features
+        self.features: dict[str, Features] = {}  # by role
 
     # What it reads
 
@@ -161,14 +167,14 @@ class Probe(Task):
 
     def work(self) -> Iterator[int]:
         """Compute the features on all ranks, then fit on rank 0."""
-        val = self.extract(self.data["val"], [CENTER])
+        val = self.extract(self.data["val"], [self.view])
         self.features = {"train": self.extract(self.data["train"], self.train_views()), "val": val}
         self.run.on_first_rank(self.fit)
         yield from ()
 
     def train_views(self) -> list[str]:
         """Return the views of train whose features are needed."""
-        return [CENTER]
+        return [self.view]
 
     def fit(self) -> Iterator[int]:
         """Train on rank 0; a `yield` of the step's number says that the state is complete."""
@@ -211,7 +217,8 @@ class Probe(Task):
 
     def protocol(self, name: str = "", **changes: Any) -> Protocol:
         """Return what is measured, under another name and with changed settings if given."""
-        return Protocol(name or self.protocol_id, self.definition() | changes)
+        id_ = (name or self.protocol_id) + percent_words(self.cfg.DATA.FRACTION)
+        return Protocol(id_, self.definition() | changes)
 
     def announce(self) -> None:
         """Log what is measured."""
@@ -219,7 +226,7 @@ class Probe(Task):
         trained = [images for role, images in self.data.items() if role.endswith("train")]
         log.info(
             "%s: %s images of %d classes, on %d x %s.",
-            self.protocol_id,
+            self.protocol().id,
             ", ".join(counts),
             sum(len(images.classes) for images in trained),
             *(world_size(), device().type),
@@ -262,6 +269,10 @@ class Probe(Task):
             **outcome.details,
             "images_decoded_for_features": self.decoded,
         }
+        if cfg.DATA.FRACTION < 1:
+            details["draw"] = draw_of(cfg)
+        if "val" in self.features:  # not of train, whose images depend on the fraction
+            details[RANKME] = round(rankme(self.centers("val").numpy()), 3)
         if score.per_class:
             details |= {"classes": self.data["val"].classes, "per_class": score.per_class}
         if score.right:
@@ -273,11 +284,12 @@ class Probe(Task):
             }
         if outcome.classifier is not None:
             details["files"]["classifier"] = CLASSIFIER_FILE
-        file = Path(cfg.BACKBONE.WEIGHTS.removesuffix(".tar"))
+        weights = cfg.BACKBONE.WEIGHTS
+        name = weights if is_named(weights) else Path(weights.removesuffix(".tar")).stem
         return make_record(
             kind=self.kind,
             task=self.info(score.metrics),
-            name=cfg.LABEL or backbone.get("method") or file.stem,
+            name=cfg.LABEL or backbone.get("method") or name,
             protocol=outcome.protocol or self.protocol(),
             metrics=score.metrics,
             seconds=self.run.seconds,
@@ -383,7 +395,7 @@ def _common_settings(cfg: CfgNode) -> Json:
     if cfg.DATA.SUBSET:
         common["train_subset"] = {"sha256": subset_hash(cfg.DATA.SUBSET, cfg.DATA.CACHE_DIR)}
     elif cfg.DATA.FRACTION < 1:
-        common["train_subset"] = {"fraction_of_each_class": cfg.DATA.FRACTION}
+        common[FRACTION_IN_PROTOCOL] = cfg.DATA.FRACTION
     return common
 
 

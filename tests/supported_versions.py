@@ -1,4 +1,4 @@
-"""Run the smoke tests on the oldest and the newest versions that setup.py promises.
+"""Run the smoke tests on the oldest and the newest versions that pyproject.toml promises.
 
 `make test-versions` runs this with a bare Python. Each set of versions gets an environment of its
 own in a temporary folder (5 GB each; TMPDIR chooses the disk), which is removed afterwards.

@@ -1,6 +1,6 @@
-"""Check the submissions under results/."""
+"""`kscl check-submission`: check submissions."""
 
-from kscl.commands.check_submission import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("check-submission")

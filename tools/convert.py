@@ -1,7 +1,6 @@
-"""Convert a pretrained backbone for Detectron2, with proof."""
+"""`kscl convert`: convert a backbone for Detectron2."""
 
-import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from detection.commands.convert import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("convert")

@@ -1,6 +1,6 @@
-"""Say what is installed here, what is missing and how to fix it."""
+"""`kscl doctor`: show what is installed, what is missing, the fix."""
 
-from kscl.commands.doctor import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("doctor")

@@ -1,6 +1,6 @@
-"""Give all contenders of a suite the same time."""
+"""`kscl equal-time`: give all contenders the same time."""
 
-from kscl.commands.equal_time import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("equal-time")

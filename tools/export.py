@@ -1,6 +1,6 @@
-"""Export a pretrained backbone for use elsewhere."""
+"""`kscl export`: export a backbone for use elsewhere."""
 
-from kscl.commands.export import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("export")

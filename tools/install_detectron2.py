@@ -1,7 +1,6 @@
-"""Install Detectron2 into the Python that runs this."""
+"""`kscl install-detectron2`: install Detectron2 into this Python."""
 
-import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from detection.install import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("install-detectron2")

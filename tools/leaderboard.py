@@ -1,6 +1,6 @@
-"""Make the leaderboard from run records."""
+"""`kscl board`: make the leaderboard from run records."""
 
-from kscl.commands.leaderboard import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("board")

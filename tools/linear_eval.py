@@ -1,12 +1,6 @@
-"""Evaluate a backbone by linear probes, nearest neighbors, SVMs, or fine-tuning on few labels."""
+"""`kscl probe`: evaluate a backbone: linear probes, nearest neighbors, SVMs, few labels."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # this file would hide the package
-
-import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from linear_eval.commands.linear_eval import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("probe")

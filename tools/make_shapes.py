@@ -1,6 +1,6 @@
-"""Draw the data set of textured shapes that the demo runs on."""
+"""`kscl shapes`: draw the data set of textured shapes."""
 
-from kscl.commands.make_shapes import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("shapes")

@@ -1,6 +1,6 @@
-"""Estimate what a pretraining run takes, before it starts."""
+"""`kscl plan`: estimate memory and time of a pretraining run."""
 
-from kscl.commands.plan import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("plan")

@@ -1,7 +1,6 @@
-"""Find objects in any photos with a detector you trained."""
+"""`kscl predict`: find objects in photos with a detector."""
 
-import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from detection.commands.predict import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("predict")

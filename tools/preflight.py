@@ -1,7 +1,6 @@
-"""Check data sets before a run."""
+"""`kscl preflight`: check detection sets before a run."""
 
-import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from detection.commands.preflight import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("preflight")

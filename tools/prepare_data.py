@@ -1,6 +1,6 @@
-"""Bring VOC into Detectron2's layout, or check ImageNet's."""
+"""`kscl prepare`: bring data into the layout of the configs."""
 
-from kscl.commands.prepare_data import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("prepare")

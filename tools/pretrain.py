@@ -1,6 +1,6 @@
-"""Pretrain a backbone on a folder of images."""
+"""`kscl pretrain`: pretrain a backbone."""
 
-from kscl.commands.pretrain import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("pretrain")

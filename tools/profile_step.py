@@ -1,6 +1,6 @@
-"""Measure where the time of a pretraining step goes."""
+"""`kscl profile`: measure where the time of a step goes."""
 
-from kscl.commands.profile_step import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("profile")

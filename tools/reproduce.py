@@ -1,6 +1,6 @@
-"""Make a number again from its record."""
+"""`kscl reproduce`: make a number again from its record."""
 
-from kscl.commands.reproduce import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("reproduce")

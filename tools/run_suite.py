@@ -1,6 +1,6 @@
-"""Run the whole chain from one file."""
+"""`kscl run`: run or resume a suite, here or on SLURM."""
 
-from kscl.commands.run_suite import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("run")

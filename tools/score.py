@@ -1,7 +1,6 @@
-"""Score saved detections again."""
+"""`kscl score`: score saved detections again."""
 
-import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from detection.commands.score import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("score")

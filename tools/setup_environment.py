@@ -30,6 +30,7 @@ LOCKED_PYTHONS = ((3, 11), (3, 12), (3, 13))
 DECIDES_WHAT_IS_INSTALLED = (
     PINS,
     LOCK,
+    "pyproject.toml",
     "setup.py",
     "detection/install.py",
     "tools/setup_environment.py",
@@ -155,7 +156,7 @@ def install(venv: Path) -> None:
         note.write_text(UNFINISHED)
         install_pins(pip, python)
     else:
-        say(f"{venv} is your own environment: what is there and fits setup.py's ranges is kept")
+        say(f"{venv} is your own environment: what is there and is in range is kept")
     try:
         if note.exists():
             here = ["--no-deps", "--no-build-isolation", "-e", ROOT]

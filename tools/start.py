@@ -1,6 +1,6 @@
-"""Propose a comparison for your data and your minutes."""
+"""`kscl start`: write a suite for your data and your minutes."""
 
-from kscl.commands.start import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("start")

@@ -1,6 +1,6 @@
-"""Pack records for a pull request."""
+"""`kscl submit`: pack records for a pull request."""
 
-from kscl.commands.submit import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("submit")

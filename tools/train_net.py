@@ -1,7 +1,6 @@
-"""Fine-tune and score a detector."""
+"""`kscl train-net`: fine-tune and score a detector."""
 
-import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from detection.commands.train_net import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("train-net")

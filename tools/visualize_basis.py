@@ -1,6 +1,6 @@
-"""Draw the basis images of one picture's views."""
+"""`kscl visualize basis`: draw a picture's basis images."""
 
-from kscl.commands.visualize_basis import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("visualize basis")

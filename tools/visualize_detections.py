@@ -1,7 +1,6 @@
-"""Draw what a detector found beside what is there."""
+"""`kscl visualize detections`: draw what a detector found, and its AP."""
 
-import kscl  # noqa: F401 - first: it names a package that hides one of ours
-from detection.commands.visualize_detections import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("visualize detections")

@@ -1,6 +1,6 @@
-"""Draw the curves of training runs side by side."""
+"""`kscl visualize training`: draw curves of runs."""
 
-from kscl.commands.visualize_training import main
+from kscl.main import run
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run("visualize training")

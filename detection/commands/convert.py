@@ -2,7 +2,8 @@
 
 Write a folder with the weights, the Detectron2 config that fits them and a certificate of the
 proof: the same images through the source network and through the detector, stage by stage. If they
-differ, nothing is written and the message says where and why.
+differ, nothing is written and the message says where and why. A protocol whose optimizer does not
+suit the network gets a warning that names one that does.
 """
 
 from __future__ import annotations
@@ -27,26 +28,29 @@ from kscl.errors import KsclError
 COUNTER = "num_batches_tracked"
 FOR_DETECTRON2 = ("container", "prefix", "mean", "std", "channels")  # options of load_backbone
 EXAMPLES = """  our own file says what it is:
-    python tools/convert.py output/kscl/backbone.safetensors --output-dir output/kscl/detectron2
+    kscl convert output/kscl/backbone.safetensors --output-dir output/kscl/detectron2
   a checkpoint of another project (docs/checkpoints.md lists them):
-    python tools/convert.py moco_200ep.pth.tar --arch resnet50 --output-dir output/moco/detectron2
+    kscl convert moco_200ep.pth.tar --arch resnet50 --output-dir output/moco/detectron2
   the student of DINO, whose teacher is the default; then a layout that is not in the table:
-    python tools/convert.py dino.pth --arch resnet50 --container student --output-dir output/dino
-    python tools/convert.py own.pth --arch resnet50 --container state_dict --prefix net.trunk. \\
+    kscl convert dino.pth --arch resnet50 --container student --output-dir output/dino
+    kscl convert own.pth --arch resnet50 --container state_dict --prefix net.trunk. \\
         --mean 0.485 0.456 0.406 --std 0.229 0.224 0.225 --output-dir output/own/detectron2
   a file in Detectron2's layout, such as MoCo's own converter writes; then MSRA's ResNet-50:
-    python tools/convert.py moco.pkl --arch resnet50 --output-dir output/moco/detectron2
-    python tools/convert.py detectron2://ImageNetPretrained/MSRA/R-50.pkl --arch resnet50 \\
+    kscl convert moco.pkl --arch resnet50 --output-dir output/moco/detectron2
+    kscl convert detectron2://ImageNetPretrained/MSRA/R-50.pkl --arch resnet50 \\
         --arch-kwargs '{stride_in_1x1: true}' --output-dir output/msra/detectron2
   random weights of a narrow network, for the small protocol:
-    python tools/convert.py random --arch resnet50 --arch-kwargs '{channels: [8, 16, 32, 64]}' \\
+    kscl convert random --arch resnet50 --arch-kwargs '{channels: [8, 16, 32, 64]}' \\
         --protocol configs/detection/shapes_tiny_c4.yaml --output-dir output/random/detectron2
+  DINOv2, with a protocol whose optimizer suits transformers:
+    kscl convert dinov2_vits14_reg4_pretrain.pth --arch vit_small_patch14_reg4_dinov2 \\
+        --protocol configs/detection/coco_fpn_1x_vit.yaml --output-dir output/dinov2/detectron2
   back again, from a folder of this tool, or from any ResNet of Detectron2 and its config:
-    python tools/convert.py output/kscl/detectron2 --to timm --output-dir output/kscl/back
-    python tools/convert.py model_final.pth --to timm --arch resnet50 --protocol voc.yaml \\
+    kscl convert output/kscl/detectron2 --to timm --output-dir output/kscl/back
+    kscl convert model_final.pth --to timm --arch resnet50 --protocol voc.yaml \\
         --output-dir output/back
   then:
-    python tools/train_net.py --config-file output/kscl/detectron2/config.yaml \\
+    kscl train-net --config-file output/kscl/detectron2/config.yaml \\
         OUTPUT_DIR output/kscl/detection
 """
 
@@ -84,8 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add(
         "source",
-        help="a file or address of weights (ours or another project's: docs/checkpoints.md), or "
-        "'random'",
+        help="weights: a file of this or another project, a name such as timm:resnet50.a1_in1k, an "
+        "address (docs/checkpoints.md), or 'random'",
     )
     add("--to", choices=("detectron2", "timm"), default="detectron2", help="timm: the way back")
     add("--output-dir", required=True, metavar="FOLDER", help="the folder to write")
@@ -191,8 +195,7 @@ def _report(converted: Any) -> str:
             "Detectron2's keys:",
             _table(keys),
             f"Written to {folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}",
-            f"Next: python tools/train_net.py --config-file {folder / 'config.yaml'} "
-            f"OUTPUT_DIR {folder}-run",
+            f"Next: kscl train-net --config-file {folder / 'config.yaml'} OUTPUT_DIR {folder}-run",
         ]
     )
 

@@ -16,8 +16,8 @@ from kscl.data.formats import is_image
 from kscl.data.source import Walk, walk_files
 from kscl.runtime.files import write_atomically
 
-EXAMPLES = """  python tools/predict.py output/mine/kscl/seed0 photo.jpg --output-dir found
-  python tools/predict.py output/mine/kscl/seed0 holiday/ --min-score 0.7 --output-dir found
+EXAMPLES = """  kscl predict output/mine/kscl/seed0 photo.jpg --output-dir found
+  kscl predict output/mine/kscl/seed0 holiday/ --min-score 0.7 --output-dir found
 """
 JSON_FILE = "predictions.json"
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_import(parser)
-    parser.add_argument("run", type=Path, help="a folder of tools/train_net.py, or one around it")
+    parser.add_argument("run", type=Path, help="a folder of kscl train-net, or one around it")
     parser.add_argument("photos", type=Path, nargs="+", help="images, or folders of images")
     about = "for the pictures and predictions.json (%(default)s)"
     parser.add_argument("--output-dir", type=Path, default=Path("predictions"), help=about)

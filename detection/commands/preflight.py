@@ -9,11 +9,11 @@ from detection.data.preflight import DECODED_SAMPLE, preflight
 from kscl import cli
 from kscl.data.annotations import forms
 
-EXAMPLES = """  python tools/preflight.py --train voc:data/BCCD:trainval --test voc:data/BCCD:test
-  python tools/preflight.py --train voc_2007_trainval voc_2012_trainval --test voc_2007_test
-  python tools/preflight.py --train coco:train.json:images --test coco:val.json:images --full
-  python tools/preflight.py --train coco:train.json:images --masks polygon
-  python tools/preflight.py --test voc:data/BCCD:test --classes RBC WBC Platelets --json
+EXAMPLES = """  kscl preflight --train voc:data/BCCD:trainval --test voc:data/BCCD:test
+  kscl preflight --train voc_2007_trainval voc_2012_trainval --test voc_2007_test
+  kscl preflight --train coco:train.json:images --test coco:val.json:images --full
+  kscl preflight --train coco:train.json:images --masks polygon
+  kscl preflight --test voc:data/BCCD:test --classes RBC WBC Platelets --json
 
 The exit code is 1 if a problem was found; notes alone are not a problem.
 """

@@ -16,11 +16,11 @@ from detection.scoring.boxes import (
 from kscl import cli
 from kscl.data.annotations import Source, parse_source, read_source
 
-EXAMPLES = """  python tools/score.py --detections run/detections.npz --annotations VOC2007:test
-  python tools/score.py --detections run/detections.npz --annotations run/ground_truth.npz
-  python tools/score.py --detections det.npz --annotations annotations/instances_val.json
-  python tools/score.py --detections det.npz --annotations voc_2007_test --scorer voc07-11pt --json
-  python tools/score.py --detections det.npz --annotations val.json --scorer coco-101pt-segm
+EXAMPLES = """  kscl score --detections run/detections.npz --annotations VOC2007:test
+  kscl score --detections run/detections.npz --annotations run/ground_truth.npz
+  kscl score --detections det.npz --annotations annotations/instances_val.json
+  kscl score --detections det.npz --annotations voc_2007_test --scorer voc07-11pt --json
+  kscl score --detections det.npz --annotations val.json --scorer coco-101pt-segm
 """
 
 

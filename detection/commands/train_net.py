@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from detectron2.config import CfgNode
 
 STARTED_BY_TORCHRUN = ("--num-gpus", "--num-machines", "--machine-rank", "--dist-url")
-EXAMPLES = """  python tools/train_net.py --config-file output/converted/config.yaml --num-gpus 8 \\
+EXAMPLES = """  kscl train-net --config-file output/converted/config.yaml --num-gpus 8 \\
       OUTPUT_DIR output/detector
-  python tools/train_net.py --config-file output/converted/config.yaml --num-trials 5 \\
+  kscl train-net --config-file output/converted/config.yaml --num-trials 5 \\
       OUTPUT_DIR output/trials
-  python tools/train_net.py --config-file output/converted/config.yaml --resume --num-trials 5 \\
+  kscl train-net --config-file output/converted/config.yaml --resume --num-trials 5 \\
       OUTPUT_DIR output/trials
-  python tools/train_net.py --config-file output/converted/config.yaml \\
+  kscl train-net --config-file output/converted/config.yaml \\
       DATASETS.TRAIN "('voc:data/mine:train',)" DATASETS.TEST "('voc:data/mine:val',)" \\
       MODEL.ROI_HEADS.NUM_CLASSES 3 OUTPUT_DIR output/mine
-  python tools/train_net.py --config-file output/converted/config.yaml --lr-grid 0.01,0.02,0.04 \\
+  kscl train-net --config-file output/converted/config.yaml --lr-grid 0.01,0.02,0.04 \\
       OUTPUT_DIR output/rates
-  python tools/train_net.py --config-file output/mine/config.yaml --eval-only
-  python tools/train_net.py --config-file output/mine/config.yaml --eval-only \\
+  kscl train-net --config-file output/mine/config.yaml --eval-only
+  kscl train-net --config-file output/mine/config.yaml --eval-only \\
       MODEL.WEIGHTS output/mine/model_final.pth OUTPUT_DIR output/mine-again
 
 TEST.EVAL_PERIOD 5000 also scores the detector on the way (metrics.json); the record keeps the final
@@ -131,9 +131,7 @@ def _with_torchrun(arguments: argparse.Namespace, words: Sequence[str]) -> str:
         else:
             rest.append(word)
     options = [f"{name}={value}" for name, value in where.items()]
-    program = cli.program()
-    script = ["-m", *program.split()] if program.startswith("kscl ") else [sys.argv[0]]
-    command = shlex.join(["torchrun", *options, *script, *rest])
+    command = shlex.join(["torchrun", *options, "-m", "kscl", "train-net", *rest])
     return (
         f"--num-machines is {arguments.num_machines}, and several machines are started by "
         f"torchrun. Type this on machine {arguments.machine_rank}, and the same with its own "

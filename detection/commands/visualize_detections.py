@@ -11,9 +11,9 @@ from detection.scoring import BOX_SCORERS
 from detection.scoring.pictures import draw_sheet
 from kscl import cli
 
-EXAMPLES = """  python tools/visualize_detections.py output/kscl/detection
-  python tools/visualize_detections.py output/kscl/detection --images 8 --min-score 0.7
-  python tools/visualize_detections.py output/kscl/detection --dataset voc:data/mine:test
+EXAMPLES = """  kscl visualize detections output/kscl/detection
+  kscl visualize detections output/kscl/detection --images 8 --min-score 0.7
+  kscl visualize detections output/kscl/detection --dataset voc:data/mine:test
 """
 
 
@@ -21,9 +21,7 @@ EXAMPLES = """  python tools/visualize_detections.py output/kscl/detection
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    parser.add_argument(
-        "run", type=Path, help="a folder of tools/train_net.py, with detections.npz"
-    )
+    parser.add_argument("run", type=Path, help="a folder of kscl train-net, with detections.npz")
     parser.add_argument("--output", type=Path, help="a PNG (default: detections.png in the run)")
     parser.add_argument("--images", type=int, default=8, help="how many (default: %(default)s)")
     parser.add_argument(

@@ -206,7 +206,7 @@ def _check_config(certificate: Certificate, weights: str | Path, cfg: CfgNode) -
         raise DetectionError(
             f"The config does not fit {weights}:{''.join(misfits)}\n"
             f"Start from {Path(weights).parent / 'config.yaml'}, set these keys, or convert the "
-            "source for the other detector (tools/convert.py --protocol)."
+            "source for the other detector (kscl convert --protocol)."
         )
 
 

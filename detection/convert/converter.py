@@ -20,13 +20,20 @@ from typing import Any
 import torch
 import yaml
 from detectron2.config import CfgNode
-from detectron2.utils.file_io import Detectron2Handler, PathManager
-from torch import Tensor
+from torch import Tensor, nn
 
 import kscl
-from detection.backbones import EXACT_BUILDERS, EXTRA_NORM_HEAD, PLAIN_HEAD
+from detection.backbones import (
+    ALL_FROZEN,
+    EXACT_BUILDERS,
+    EXTRA_NORM_HEAD,
+    PLAIN_HEAD,
+    is_plain,
+)
 from detection.config import (
+    ADAMW,
     DETECTOR_KEYS,
+    SGD,
     changed_values,
     check_version,
     load_detection_config,
@@ -51,6 +58,7 @@ from kscl.backbone_file.read import read_file, some
 from kscl.config import plain, value_at
 from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
 from kscl.runtime.files import sha256_of, whole_folder, write_atomically
+from kscl.runtime.paths import is_named
 
 CONFIG_FILE = "config.yaml"
 PLAIN_CONFIG_FILE = "config_plain.yaml"  # for Detectron2 without this project
@@ -68,7 +76,7 @@ class Converted:
     folder: Path
     certificate: Certificate
     cfg: CfgNode
-    said: tuple[str, ...]  # which network of the file was taken, and what was not read
+    said: tuple[str, ...]  # which network of the file was taken, what was not read, warnings
 
     @property
     def weights(self) -> Path:
@@ -87,13 +95,12 @@ def convert(
 ) -> Converted:
     """Convert a backbone for a protocol's detector, prove it, and deliver the folder `output`.
 
-    `how` are arguments of `load_backbone`; `source` may also be an address of Detectron2's,
-    `detectron2://…`. `route` "timm" runs the timm network itself also where Detectron2 could build
-    it.
+    `how` are arguments of `load_backbone`. `route` "timm" runs the timm network itself also where
+    Detectron2 could build it.
     """
     output = Path(output)
     cfg = load_detection_config(protocol)
-    loaded = load_backbone(_fetched(source), **how)
+    loaded = load_backbone(source, **how)
     about, backbone = loaded.description, loaded.backbone
     _check_output(output, loaded.tensors_sha256, force)
     chosen = choose_route(backbone, about.arch, about.kwargs, cfg, route)
@@ -124,8 +131,9 @@ def convert(
                 if is_counter(name)
             },
             source={
-                "name": str(source) if "://" in str(source) else Path(source).name,
-                "path": str(loaded.path.resolve()) if loaded.path else None,
+                "name": str(source) if is_named(source) else Path(source).name,
+                # Not resolved: the hub's cache has links to files without an ending.
+                "path": str(loaded.path.absolute()) if loaded.path else None,
                 "file_sha256": loaded.file_sha256,
                 "tensors_sha256": loaded.tensors_sha256,
                 "layout": loaded.layout,
@@ -146,20 +154,26 @@ def convert(
             plain_text = _plain_config_text(cfg, certificate)
             write_atomically(folder / PLAIN_CONFIG_FILE, plain_text.encode())
         write_certificate(certificate, folder / CERTIFICATE_FILE)
-    return Converted(output, certificate, cfg, loaded.said)
+    warning = optimizer_warning(cfg, backbone, about.arch)
+    return Converted(output, certificate, cfg, (*loaded.said, *([warning] if warning else [])))
 
 
-def _fetched(source: str | Path) -> str | Path:
-    """Return a source as it is, or the cached file of an address that only Detectron2 knows."""
-    if not str(source).startswith(Detectron2Handler.PREFIX):
-        return source
-    try:
-        return PathManager.get_local_path(str(source))
-    except OSError as error:  # HTTP and connection errors are among them
-        raise DetectionError(
-            f"{source} cannot be fetched ({type(error).__name__}: {error}). Check the address and "
-            "the connection, or download it by hand and give the file's path."
-        ) from error
+def optimizer_warning(cfg: CfgNode, backbone: nn.Module, arch: str) -> str:
+    """Return a warning if the protocol's optimizer does not suit the network, else ""."""
+    wants_adamw = any(isinstance(module, nn.LayerNorm) for module in backbone.modules())
+    wanted = ADAMW if wants_adamw else SGD
+    if wanted == cfg.KSCL.OPTIMIZER or cfg.MODEL.BACKBONE.FREEZE_AT == ALL_FROZEN:
+        return ""
+    is_tiny = cfg.KSCL.PROTOCOL.startswith("shapes-tiny")
+    suffix = "_fpn" if is_tiny else ""
+    if wants_adamw:
+        family = "_convnext" if "convnext" in arch else "_swin"
+        suffix = "_vit" if is_plain(backbone, arch) else family
+    better = f"configs/detection/{'shapes_tiny' if is_tiny else 'coco_fpn_1x'}{suffix}.yaml"
+    return (
+        f"Warning: {arch} trains better with KSCL.OPTIMIZER {wanted} than with this protocol's "
+        f"{cfg.KSCL.OPTIMIZER}. Use --protocol {better}, or its keys of SOLVER and KSCL in yours."
+    )
 
 
 def _check_output(output: Path, tensors_sha256: str, force: bool) -> None:

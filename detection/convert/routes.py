@@ -28,15 +28,15 @@ from detection.backbones import (
     PROTOCOL_BUILDERS,
     TIMM_BUILDERS,
     TimmBackbone,
-    any_size_arguments,
     find_levels,
     is_plain,
 )
+from detection.config import of_timm_only
 from detection.convert.weights import UNDER_FPN, UNDER_PLAIN_PYRAMID, is_counter
 from detection.errors import DetectionError
 from kscl.backbone_file.detectron2 import detectron2_name
 from kscl.config import plain
-from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
+from kscl.methods.encoder import STRIDE_IN_1X1, any_size_arguments, build_backbone
 
 EXACT, TIMM = "exact", "timm"
 DEPTHS: dict[
@@ -118,6 +118,12 @@ def choose_route(
         raise DetectionError(
             f"{arch} has basic blocks: the C4 head of Detectron2 is always three bottleneck "
             f"blocks, so res5 would not fit. {USE_FPN}, or pretrain a narrow resnet50."
+        )
+    if keys_of_timm := of_timm_only(cfg):
+        raise DetectionError(
+            f"{arch} becomes Detectron2's own ResNet, which has no use for "
+            f"{' and '.join(keys_of_timm)} of this protocol. Use a protocol for ResNets "
+            "(configs/detection/coco_fpn_1x.yaml), or --route timm."
         )
     state = backbone.state_dict()
     names = {ours: theirs for ours in state if (theirs := detectron2_name(ours)) is not None}

@@ -29,7 +29,7 @@ PYRAMIDS = (
     *("backbone.fpn_lateral", "backbone.fpn_output", "backbone.simfp_", "backbone.top_block."),
 )
 INPUT_BUFFERS = ("pixel_mean", "pixel_std")  # set from the config
-CONVERT_IT = "Convert the source: python tools/convert.py FILE --output-dir FOLDER"
+CONVERT_IT = "Convert the source: kscl convert FILE --output-dir FOLDER"
 # Where a built detector has its timm network, whose tensors keep timm's names behind it: under an
 # FPN, under a simple feature pyramid. A file of converted weights has the whole name.
 UNDER_FPN, UNDER_PLAIN_PYRAMID = "backbone.bottom_up.network.", "backbone.net.network."

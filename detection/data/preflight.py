@@ -238,7 +238,7 @@ def _check_classes(
         by_case.setdefault(name.casefold(), []).append(name)
     for alike in (found for found in by_case.values() if len(found) > 1):
         where = " and ".join(_place(name, [*sets["train"], *sets["test"]]) for name in alike)
-        fix = "Give them one name, or let tools/prepare_data.py own --merge-case do it"
+        fix = "Give them one name, or let kscl prepare own --merge-case do it"
         report.add("case of a class", where, "differ only in upper and lower case", fix)
     for role, found in sets.items():
         if not names or not found or not all(annotated.usable for _, annotated in found):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.build import filter_images_with_only_crowd_annotations
 from detectron2.structures import BoxMode
 
-from detection.config import META_ARCHITECTURES
+from detection.config import FRACTION_KEY, META_ARCHITECTURES
 from detection.data.preflight import Part, Report, preflight
 from detection.errors import DetectionError
 from detection.scoring.boxes import GroundTruth, make_ground_truth, segmentation
@@ -32,6 +32,7 @@ from kscl.data.annotations import (
     is_set_name,
     parse_source,
 )
+from kscl.data.labeled import OF_SEED, draw_labeled
 from kscl.records.fingerprint import fingerprint
 
 Dicts = list[dict[str, Any]]
@@ -50,6 +51,15 @@ class RunSets:
     fingerprints: dict[str, dict[str, Any]]  # by role, taken before the start
     # Training images that cannot be read, with reasons: skipped, or met in training and replaced.
     bad_images: dict[str, str] = field(default_factory=dict)
+
+    def labeled(self, cfg: CfgNode) -> RunSets:
+        """Return the sets with the training images that KSCL.FRACTION and KSCL.DRAW choose."""
+        return replace(self, train=draw_parts(self.train, cfg))
+
+    @property
+    def num_train(self) -> int:
+        """Return the number of training images, those without objects included."""
+        return sum(len(annotated.images) for _, annotated in self.train)
 
     def train_dicts(self, cfg: CfgNode) -> Dicts:
         """Return the training images in Detectron2's format, filtered as the config asks."""
@@ -82,6 +92,29 @@ def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
         log.warning("%s %s. It is skipped.", path, reason)
     sets = RunSets(report.class_names, parts["train"], test, fingerprints, report.skipped)
     return sets, report
+
+
+def draw_of(cfg: CfgNode) -> int:
+    """Return the number of the draw of KSCL.FRACTION."""
+    return cfg.SEED if cfg.KSCL.DRAW == OF_SEED else cfg.KSCL.DRAW
+
+
+def draw_parts(train: Sequence[Part], cfg: CfgNode) -> list[Part]:
+    """Return the sets with a fraction of all their images; difficult objects show no class."""
+    if cfg.KSCL.FRACTION == 1:
+        return list(train)
+    images = [image for _, annotated in train for image in annotated.images]
+    names = sorted({thing.name for image in images for thing in image.objects})
+    shown = [
+        [names.index(thing.name) for thing in image.objects if not thing.difficult]
+        for image in images
+    ]
+    drawn = draw_labeled(shown, cfg.KSCL.FRACTION, draw_of(cfg), FRACTION_KEY)
+    kept = {id(images[number]) for number in drawn}
+    return [
+        (source, replace(annotated, images=[i for i in annotated.images if id(i) in kept]))
+        for source, annotated in train
+    ]
 
 
 def check_sets(cfg: CfgNode) -> Report:

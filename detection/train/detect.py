@@ -25,7 +25,7 @@ from detectron2.engine.defaults import default_writers
 from detectron2.evaluation import inference_on_dataset
 from detectron2.modeling import build_model
 from detectron2.modeling.meta_arch import retinanet
-from detectron2.solver import build_lr_scheduler, build_optimizer
+from detectron2.solver import build_lr_scheduler
 from detectron2.utils import comm
 from detectron2.utils.events import CommonMetricPrinter, EventStorage
 from detectron2.utils.logger import setup_logger
@@ -37,7 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 from detection.config import META_ARCHITECTURES, NORM_KEYS
 from detection.convert.certificate import Certificate
 from detection.convert.weights import load_weights
-from detection.data.sets import RunSets
+from detection.data.sets import RunSets, draw_of
 from detection.errors import DetectionError
 from detection.scoring import ScorerResult, metrics_of, scorers_for
 from detection.scoring.evaluator import SavedPassEvaluator
@@ -53,6 +53,7 @@ from detection.train.detector import (
     refuse_run_folder,
 )
 from detection.train.loader import build_test_loader, build_train_loader, seed_everything
+from detection.train.optimizer import build_optimizer
 from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of
 from kscl.backbone_file import RANDOM
 from kscl.cli import WORLD_SIZE_OPTION
@@ -96,6 +97,7 @@ retinanet.sigmoid_focal_loss_jit = sigmoid_focal_loss
     title="Detector",
     prepared_by="detection.commands.convert",
     trials="num_trials",
+    labels="KSCL",
 )
 class Detection(Task):
     """Fine-tunes and scores a detector; the state between two steps is Detectron2's trainer's."""
@@ -129,7 +131,7 @@ class Detection(Task):
         lr_search: dict[str, Any] | None = None,  # what a search for the learning rate found
     ) -> None:
         super().__init__(cfg)
-        self.sets = replace(sets, bad_images=dict(sets.bad_images))
+        self.sets = replace(sets.labeled(cfg), bad_images=dict(sets.bad_images))
         self.certificate, self.scaled_from, self.lr_search = certificate, scaled_from, lr_search
         if cfg.SOLVER.REFERENCE_WORLD_SIZE:
             self.hints = {BATCH_KEY: SCALED, WORLD_SIZE: ""}
@@ -196,7 +198,7 @@ class Detection(Task):
             self.restore(saved)
         elif cfg.MODEL.WEIGHTS:
             load_weights(self.model, cfg.MODEL.WEIGHTS)
-        on_first_rank(lambda: check_room_for(self.folder, self.model))
+        on_first_rank(lambda: check_room_for(cfg, self.model))
 
     def exact_statistics(self) -> hooks.PreciseBN:
         """Return the hook that computes the statistics of BatchNorm on images anew.
@@ -307,6 +309,7 @@ class Detection(Task):
         if comm.is_main_process():
             details = {
                 CLASSES: list(self.sets.class_names),
+                "n_train": self.sets.num_train,
                 "seconds_of_training": round(trained, 1),
                 "scaled_from_processes": self.scaled_from,
                 "processes": comm.get_world_size(),
@@ -314,6 +317,8 @@ class Detection(Task):
                 DETECTOR_HASH: detector,
                 "bad_images": {name: why for found in bad_images for name, why in found.items()},
             }
+            if self.cfg.KSCL.FRACTION < 1:
+                details["draw"] = draw_of(self.cfg)
             if self.lr_search is not None:
                 details["lr_search"] = self.lr_search
             data, seconds = self.inputs.data, self.run.seconds

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 from detection.config import load_detection_config
 from detection.convert.certificate import Certificate, verify_start
 from detection.errors import DetectionError
+from detection.train.optimizer import STATES
 from detection.train.protocol import WITHOUT_EFFECT
 from kscl.backbone_file import read_plain
 from kscl.config import CONFIG_FILE, config_values
@@ -229,13 +230,15 @@ def build_on_meta(cfg: CfgNode) -> nn.Module:
         ) from error
 
 
-def check_room_for(folder: Path, model: nn.Module) -> None:
+def check_room_for(cfg: CfgNode, model: nn.Module) -> None:
     """Raise an error before training if the disk is too small for what a run writes.
 
     What a resumed run has written counts as room.
     """
+    folder = Path(cfg.OUTPUT_DIR)
     detector = bytes_of(model.state_dict()) + CONTAINER_BYTES
-    checkpoint = detector + bytes_of(list(model.parameters()))  # with the momentum
+    states = STATES.get(cfg.KSCL.OPTIMIZER, 1)
+    checkpoint = detector + states * bytes_of(list(model.parameters()))
     written = [*find_checkpoints(folder / CHECKPOINT_FOLDER), folder / DETECTOR_FILE]
     there = sum(path.stat().st_size for path in written if path.is_file())
     needed = CHECKPOINTS * checkpoint + detector - there

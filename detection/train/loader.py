@@ -111,7 +111,7 @@ def _noted(
                 raise DetectionError(
                     f"{len(known)} training images cannot be read, e.g. {name}, which is more than "
                     "KSCL.MAX_BAD_FRACTION allows. Replace them, or take them off the split; "
-                    "tools/preflight.py --full finds all such files."
+                    "kscl preflight --full finds all such files."
                 )
         yield batch
 
@@ -172,7 +172,7 @@ class _TestMapper:
                 f"{image['file_name']}, a test image, cannot be read: {error}. If it broke during "
                 "the run, put it back and continue with --resume: the training is kept. If it was "
                 "broken before, replace it and train into a new OUTPUT_DIR, as the data are then "
-                "others; tools/preflight.py --full finds all such files."
+                "others; kscl preflight --full finds all such files."
             ) from error
 
 

@@ -12,14 +12,17 @@ from detectron2.config import CfgNode
 from detection.backbones import PLAIN_BUILDERS, PROTOCOL_BUILDERS
 from detection.config import (
     DETECTOR_KEYS,
+    FRACTION_KEY,
     GRID_KEY,
     NORM_KEY,
     NORM_KEYS,
+    detection_defaults,
     load_detection_config,
 )
 from kscl.config import leaves_without, one_line, plain, shipped_configs, value_at
 from kscl.data.annotated.coco import COCO_NAMES
 from kscl.data.annotations import parse_source
+from kscl.data.labeled import FRACTION_IN_PROTOCOL, percent_words
 from kscl.records.record import Protocol
 
 BUILDER_KEY = "MODEL.BACKBONE.NAME"
@@ -51,7 +54,8 @@ OF_RESNETS = (
     "MODEL.RESNETS.RES2_OUT_CHANNELS",
     "MODEL.RESNETS.STEM_OUT_CHANNELS",
 )
-# Keys that come with the weights: contenders may have other networks under one protocol.
+# Keys that come with the weights, and those of replicates: contenders may have other networks under
+# one protocol.
 THE_CONTENDERS_OWN = (
     *OF_RESNETS,
     "MODEL.PIXEL_MEAN",
@@ -59,11 +63,13 @@ THE_CONTENDERS_OWN = (
     "KSCL.TIMM",
     "KSCL.FROM_SCRATCH",
     "SEED",
+    "KSCL.DRAW",
 )
 # The name of a protocol shows these by key and value, and the data by the names of the sets.
 NAMED_BY_VALUE = tuple(key for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY) if key != BUILDER_KEY)
 OF_DATA = ("MODEL.ROI_HEADS.NUM_CLASSES", "MODEL.RETINANET.NUM_CLASSES", "KSCL.CLASS_NAMES")
 CHANGED = " (changed)"  # what the name ends in if any other setting is not as shipped
+LATER_KEYS = ("KSCL.TF32", "KSCL.OPTIMIZER", "KSCL.LAYER_DECAY", "KSCL.DROP_PATH")
 # Without effect, but part of the definitions in results/: at a fixed value, hashes stay the same.
 FIXED = {
     "SOLVER.REFERENCE_WORLD_SIZE": 0,
@@ -91,10 +97,13 @@ def protocol_of(cfg: CfgNode, processes: Sequence[int] = (1,), iterations: int =
 
 
 def _definition(cfg: CfgNode) -> dict[str, Any]:
-    # Where it is False, records from before this key have the same protocol.
-    tf32 = () if cfg.KSCL.TF32 else ("KSCL.TF32",)
-    without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", *tf32)
+    # At their defaults, records from before these keys have the same protocol.
+    defaults = detection_defaults()
+    unset = (key for key in LATER_KEYS if value_at(cfg, key) == value_at(defaults, key))
+    without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", FRACTION_KEY, *unset)
     definition = leaves_without(plain(cfg), without) | FIXED
+    if cfg.KSCL.FRACTION < 1:
+        definition[FRACTION_IN_PROTOCOL] = cfg.KSCL.FRACTION
     if not _has_simple_pyramid(cfg):
         # The same FPN stands on Detectron2's ResNet and on a timm network.
         builder = definition[BUILDER_KEY]
@@ -115,7 +124,7 @@ def _name(cfg: CfgNode) -> str:
     """
     name = cfg.KSCL.PROTOCOL or "unnamed"
     shipped = shipped_configs() / "detection" / f"{name.replace('-', '_')}.yaml"
-    changes = ""
+    changes, fraction = "", percent_words(cfg.KSCL.FRACTION)
     if cfg.KSCL.PROTOCOL and shipped.is_file():
         shipped_cfg = load_detection_config(shipped)
         ours, theirs = _definition(cfg), _definition(shipped_cfg)
@@ -126,13 +135,15 @@ def _name(cfg: CfgNode) -> str:
         if sets != _set_names(shipped_cfg):
             names = dict.fromkeys(name for role in sets for name in role)
             changes += f"+DATASETS={','.join(names)}"
-        named = {*NAMED_BY_VALUE, *OF_DATA, BUILDER_KEY}
+        if cfg.KSCL.FRACTION == shipped_cfg.KSCL.FRACTION:  # which its name says
+            fraction = ""
+        named = {*NAMED_BY_VALUE, *OF_DATA, BUILDER_KEY, FRACTION_IN_PROTOCOL}
         if cfg.KSCL.LR_GRID:  # -lr-search
             named |= {RATE_KEY, GRID_KEY}
         if any(ours.get(key) != theirs.get(key) for key in {*ours, *theirs} - named):
             changes += CHANGED
     pyramid = SIMPLE_PYRAMID if _has_simple_pyramid(cfg) else ""
-    return name + pyramid + (LR_SEARCH if cfg.KSCL.LR_GRID else "") + changes
+    return name + fraction + pyramid + (LR_SEARCH if cfg.KSCL.LR_GRID else "") + changes
 
 
 def _set_names(cfg: CfgNode) -> list[list[str]]:

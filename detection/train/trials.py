@@ -25,7 +25,7 @@ from detectron2.engine import DefaultTrainer
 from detection.config import GRID_KEY, NORM_KEYS, WEIGHTS_KEY
 from detection.convert.certificate import verify_start
 from detection.data.preflight import Part
-from detection.data.sets import RunSets, check_sets, read_run_sets
+from detection.data.sets import RunSets, check_sets, draw_parts, read_run_sets
 from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
 from detection.train.detect import run_trial, score_detector
@@ -37,6 +37,7 @@ from detection.train.detector import (
     refuse_other_use,
     refuse_run_folder,
 )
+from detection.train.optimizer import build_optimizer
 from kscl.cli import is_later
 from kscl.config import CONFIG_FILE, value_at
 from kscl.data.annotations import AnnotatedImage, Problem
@@ -133,6 +134,7 @@ def check_trials(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
         if not any(is_later(name, later) for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
             report = check_sets(cfg)
             problems += report.problems
+            draw_parts(report.annotated["train"], cfg)
             if cfg.KSCL.LR_GRID and report.annotated["train"]:
                 images_to_divide(report.annotated["train"])
     with checking("weights", WEIGHTS_KEY):
@@ -140,8 +142,10 @@ def check_trials(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
             verify_start(cfg)
     with checking("detector", "MODEL"):
         model = build_on_meta(cfg)
+        if not is_later(WEIGHTS_KEY, later):  # else the network comes with them
+            build_optimizer(cfg, model)
         with checking("disk", "OUTPUT_DIR"):
-            check_room_for(Path(cfg.OUTPUT_DIR), model)
+            check_room_for(cfg, model)
     return problems
 
 
@@ -169,8 +173,9 @@ def run_trials(
                     find_start(Task(trial_cfg), flags)
     sets, report = read_run_sets(cfg)
     print(report, flush=True)
+    draw_parts(sets.train, cfg)  # refused before any process starts
     shared: dict[str, Any] = {"certificate": verify_start(cfg), "scaled_from": scaled_from}
-    build_on_meta(cfg)
+    build_optimizer(cfg, build_on_meta(cfg))
     if cfg.KSCL.LR_GRID:
 
         def try_rate(trial_cfg: CfgNode, parts: RunSets) -> int:

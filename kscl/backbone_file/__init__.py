@@ -16,6 +16,7 @@ from kscl.backbone_file.file import (
 )
 from kscl.backbone_file.layouts import LAYOUTS
 from kscl.backbone_file.load import OWN_LAYOUTS, RANDOM, Loaded, load_backbone, tensors_hash
+from kscl.backbone_file.named import cached_weights, checked_hash, find_weights
 from kscl.backbone_file.read import read_arrays_pickle, read_plain, read_tensors
 
 __all__ = [
@@ -27,6 +28,9 @@ __all__ = [
     "RANDOM",
     "Description",
     "Loaded",
+    "cached_weights",
+    "checked_hash",
+    "find_weights",
     "load_backbone",
     "read_arrays_pickle",
     "read_plain",

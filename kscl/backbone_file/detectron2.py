@@ -22,7 +22,7 @@ from kscl.errors import KsclError
 State = dict[str, Tensor]
 COUNTER = "num_batches_tracked"
 WRAPPERS = ("module", "_orig_mod")
-AUTHOR = "kscl"  # in files of tools/convert.py
+AUTHOR = "kscl"  # in files of kscl convert
 RGB, BGR = "RGB", "BGR"
 DETECTRON2, CAFFE2 = "detectron2", "caffe2"
 
@@ -96,7 +96,7 @@ def find_trunk(
         raise KsclError(
             f"{name} is a converted file and needs no conversion. Train from the config.yaml "
             "beside it. For another detector convert its source again; for timm convert the folder "
-            "back: tools/convert.py FOLDER --to timm --output-dir BACK."
+            "back: kscl convert FOLDER --to timm --output-dir BACK."
         )
     needed = {"conv1.weight", "layer1.0.conv1.weight"}
     for where, tensors in dicts.items():

@@ -29,7 +29,7 @@ HEADER_SIZE = 8  # bytes that hold the length of the header, little endian
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 LARGEST_SIZE = 4096  # pixels
-FIX = "Export the backbone again (tools/pretrain.py, or kscl.save_backbone)."
+FIX = "Export the backbone again (kscl pretrain, or kscl.save_backbone)."
 
 
 @dataclass(frozen=True)

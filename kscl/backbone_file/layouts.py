@@ -16,7 +16,8 @@ Color = tuple[float, ...]
 
 IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 SWAV_INPUT = (IMAGENET_MEAN, (0.228, 0.224, 0.225))  # swav/src/multicropdataset.py
-HEADS = ("fc.", "head.", "classifier.")  # classifiers of torchvision and timm
+# Classifiers of torchvision and timm
+HEADS = ("fc.", "head.", "classifier.", "head_dist.", "heads.", "heads_dist.")
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,8 @@ LAYOUTS: dict[str, Layout] = {
     "lightly (sequence)": _lightly(sequence=True),
     # facebookresearch/mae: models_mae.py, util/misc.py
     "mae": Layout(MODEL, "", ("mask_token", "decoder_"), marks=("decoder_",)),
+    # facebookresearch/dinov2: hubconf.py, dinov2/models/vision_transformer.py
+    "dinov2": Layout((), "", ("mask_token",), marks=("mask_token",)),
     # timm: utils/checkpoint_saver.py; torchvision: references/classification/train.py; files of
     # either's model zoo; VISSL's files in torchvision's names (model_state_dict).
     "plain": _plain(()),

@@ -1,4 +1,4 @@
-"""Load a backbone from a file, an address or a seed, and say what it is."""
+"""Load a backbone from a file, a name or a seed, and say what it is."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import timm
 import torch
 from torch import nn
 
+from kscl.backbone_file.dinov2 import with_timm_names
 from kscl.backbone_file.file import IMAGENET_MEAN, IMAGENET_STD, Description, checksum
 from kscl.backbone_file.find import Found, NotFound, find_tensors
+from kscl.backbone_file.named import checked_hash, find_weights
 from kscl.backbone_file.read import THREE_LINES, read_file, some, without_escapes
 from kscl.config import plain
-from kscl.data.source import cache_folder
 from kscl.errors import KsclError
 from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
-from kscl.runtime.files import sha256_of
-from kscl.runtime.paths import local_path
 
 RANDOM = "random"
 OUR_FILE = "kscl backbone"
@@ -28,7 +27,7 @@ TIMM_LAYOUTS = "plain"  # timm's and torchvision's files; timm knows the input o
 OTHERS_TOO = ("plain (model)", "plain (model_ema)")  # MAE and DeiT save like this
 SAME_COLOR = 1e-6  # files round
 MOST_DROPPED = 12  # names of dropped objects in a message
-NAMED = "BACKBONE.NAME resnet50 (--arch resnet50 in tools/convert.py)"
+NAMED = "BACKBONE.NAME resnet50 (--arch resnet50 in kscl convert)"
 
 Colors = dict[str, tuple[float, ...]]  # mean and std, as far as they are known
 
@@ -61,25 +60,32 @@ def load_backbone(
 ) -> Loaded:
     """Return a backbone from a file of ours or another project's, or random weights from a seed.
 
-    `source` is a path, an http(s) address, which is downloaded once and cached, or `random`. Our
-    own files say what they hold. For others, `arch` names the timm model, unless the file does, as
-    MoCo's do, and `kwargs` its arguments; `container` and `prefix` give the place in a file with
-    several networks or an unknown layout; `mean` and `std` (RGB in [0, 1]) are the input of its
-    pretraining where that is not known; `channels` (RGB or BGR) is the order in a file of
-    Detectron2, if not known. The network returned is always for RGB. What the file and the user
-    both say must agree.
+    `source` is a path, a name or address (kscl/backbone_file/named.py), which is downloaded once
+    and cached, or `random`. Our own files say what they hold, and so do names. For others, `arch`
+    names the timm model, unless the file does, as MoCo's do; `kwargs` are its arguments;
+    `container` and `prefix` give the place in a file with several networks or an unknown layout;
+    `mean` and `std` (RGB in [0, 1]) are the input of its pretraining where that is not known;
+    `channels` (RGB or BGR) is the order in a file of Detectron2, if not known. The network returned
+    is always for RGB. What the file and the user both say must agree.
     """
     given = _checked_input(mean, std)
     if str(source) == RANDOM:
         return _random_backbone(arch, kwargs, seed, given)
-    name, path = str(source), local_path(source, cache_folder())
+    name, weights = str(source), find_weights(source)
+    assert weights is not None  # it may be downloaded
+    path = weights.path
     if not path.is_file():
         raise KsclError(
-            f"{name}: there is no such file of weights. Correct the path, or say '{RANDOM}' for "
-            "random ones."
+            f"{name}: there is no such file of weights. Correct the path, name weights as in "
+            f"timm:resnet50.a1_in1k, or say '{RANDOM}' for random ones."
         )
+    file_sha256 = checked_hash(weights, name)
     content, described, dropped = read_file(path, name)
-    if described is None:
+    if described is None and weights.description is not None:
+        about = weights.description
+        known = _arch_of({"arch": about.arch}, arch, name)
+        description = replace(about, arch=known, kwargs={**about.kwargs, **(kwargs or {})})
+    elif described is None:
         description = Description(_arch_of(content, arch, name), dict(kwargs or {}))
     elif arch is None or (arch, plain(dict(kwargs or {}))) == (described.arch, described.kwargs):
         description = described
@@ -90,15 +96,16 @@ def load_backbone(
         )
     backbone = build_backbone(description.arch, description.kwargs)
     try:
-        found = find_tensors(content, backbone, name, container, prefix, channels)
+        named = with_timm_names(content)
+        found = find_tensors(named, backbone, name, container, prefix, channels)
     except NotFound as error:
         if not dropped:
             raise
         objects = f"Python objects in it ({some(dropped)}) were not read"
         raise KsclError(f"{error}\n  {objects}. {THREE_LINES}") from error
     _check_stride(found, description, name)
-    said = [found.said] if found.said else []
-    if described is not None:
+    said = [sentence for sentence in (weights.said, found.said) if sentence]
+    if described is not None or weights.description is not None:
         _check_agrees(description, given, name)
     else:
         description = _with_input(description, found, given, name)
@@ -118,7 +125,7 @@ def load_backbone(
         description,
         OUR_FILE if is_ours else found.layout,
         path,
-        sha256_of(path),
+        file_sha256,
         tensors_hash(backbone),
         found.left_behind,
         tuple(said),
@@ -180,8 +187,9 @@ def _check_agrees(description: Description, given: Colors, name: str) -> None:
         known = getattr(description, key)
         if any(abs(a - b) > SAME_COLOR for a, b in zip(value, known, strict=True)):
             raise KsclError(
-                f"{name} says that its {key} is {known}, not {value}. Leave --{key} "
-                f"(INPUT.{key.upper()}) out, or say the same."
+                f"{name} says that its {key} is {known}, not {value}. Set --{key} "
+                f"(INPUT.{key.upper()}) to that; probes and the converter also know it by "
+                "themselves."
             )
 
 

@@ -31,7 +31,7 @@ from kscl.run.task import commands
 from kscl.runtime.logs import clock
 
 PRETRAIN_SPLIT, TRAIN_SPLIT, TEST_SPLIT = "pretrain", "trainval", "test"
-TILES = "tiles"  # folder of crops to pretrain on, made by prepare_data.py where objects are small
+TILES = "tiles"  # folder of crops to pretrain on, made by kscl prepare where objects are small
 FEWEST_IMAGES = 8  # to pretrain on
 OBJECT_PIXELS = 40  # side that the median object shall have in the detector's input
 SHORT_SIDES = (128, 320)  # of the detector's input, on a CPU
@@ -124,13 +124,13 @@ def refuse_few(images: int) -> None:
 
 
 def look_at(root: Path) -> Facts:
-    """Return the facts about a folder of tools/prepare_data.py own."""
+    """Return the facts about a folder of kscl prepare own."""
     classes = root / "classes"
     has_boxes = (root / "ImageSets/Main" / f"{TRAIN_SPLIT}.txt").is_file()
     has_classes = (classes / "train").is_dir() and (classes / "val").is_dir()
     if not has_boxes and not has_classes:
         raise KsclError(
-            f"{root} is not a prepared data set. Make one: python tools/prepare_data.py own "
+            f"{root} is not a prepared data set. Make one: kscl prepare own "
             "--images DIR --annotations DIR --output-dir data/mine."
         )
     photos = f"voc:{root}:{PRETRAIN_SPLIT}" if has_boxes else str(classes / "train")
@@ -590,7 +590,7 @@ def processor_seconds(pid: int) -> float:
 def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir: Path) -> str:
     """Return the suite of a machine without GPUs."""
     lines = [
-        f"# Made by tools/start.py for {facts.root} and {minutes:g} minutes; change what you like.",
+        f"# Made by kscl start for {facts.root} and {minutes:g} minutes; change what you like.",
         f"# Estimated: {clock(plan.total)} in all, {estimate(plan)}.",
         *_head(facts, output_dir),
         "# Several seeds, so that a difference can be told from noise."
@@ -644,9 +644,9 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
     groups = batch_norm_groups(batch)
     alone = [f"  # {GROUPS}", f"  KEY_ENCODER.BATCH_NORM_GROUPS: {groups}"]
     lines = [
-        f"# Made by tools/start.py for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
-        "# They take hours to days; tools/plan.py estimates a pretraining. For a quick answer, run",
-        "# tools/start.py with --cpu.",
+        f"# Made by kscl start for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
+        "# They take hours to days; kscl plan estimates a pretraining. For a quick answer, run",
+        "# kscl start with --cpu.",
         *_head(facts, output_dir),
         "# Several seeds: with one, seed-to-seed variation is not measured.",
         f"seeds: {list(range(num_seeds))}",

@@ -8,8 +8,8 @@ from pathlib import Path
 from kscl import cli
 from kscl.benchmark.submission import RESULTS, check_results
 
-EXAMPLES = """  python tools/check_submission.py
-  python tools/check_submission.py --results results
+EXAMPLES = """  kscl check-submission
+  kscl check-submission --results results
 """
 
 

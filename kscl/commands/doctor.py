@@ -9,8 +9,8 @@ from dataclasses import asdict
 from kscl import cli
 from kscl.records.health import Finding, examine
 
-EXAMPLES = """  python tools/doctor.py          a table to read
-  python tools/doctor.py --json   the same for a script; exit code 1 if something needed is missing
+EXAMPLES = """  kscl doctor          a table to read
+  kscl doctor --json   the same for a script; exit code 1 if something needed is missing
 """
 
 

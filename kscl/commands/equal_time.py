@@ -16,8 +16,8 @@ from kscl.config import find_config, read_mapping
 from kscl.errors import KsclError
 from kscl.runtime.logs import clock
 
-EXAMPLES = """  python tools/equal_time.py configs/suites/small/screen_cifar10.yaml
-  python tools/equal_time.py configs/suites/small/screen_cifar10.yaml --epochs 60 --dry-run
+EXAMPLES = """  kscl equal-time configs/suites/small/screen_cifar10.yaml
+  kscl equal-time configs/suites/small/screen_cifar10.yaml --epochs 60 --dry-run
 """
 
 

@@ -21,10 +21,10 @@ from kscl.errors import KsclError
 if TYPE_CHECKING:  # heavy: imported where it is used, so that --help is fast
     from kscl.backbone_file import Loaded
 
-EXAMPLES = """  python tools/export.py onnx output/kscl/pretrain/backbone.safetensors \\
+EXAMPLES = """  kscl export onnx output/kscl/pretrain/backbone.safetensors \\
       --output backbone.onnx
-  python tools/export.py onnx moco_200ep.pth.tar --arch resnet50 --size 224 --output moco.onnx
-  python tools/export.py hub output/kscl/pretrain/backbone.safetensors --records output/kscl \\
+  kscl export onnx moco_200ep.pth.tar --arch resnet50 --size 224 --output moco.onnx
+  kscl export hub output/kscl/pretrain/backbone.safetensors --records output/kscl \\
       --output-dir kscl_resnet50
 """
 NEEDED = ("onnx", "onnxruntime", "onnxscript")

@@ -9,8 +9,14 @@ from pathlib import Path
 
 from kscl import cli
 from kscl.benchmark.leaderboard.answer import advice, answers, baselines_to_choose, warnings
-from kscl.benchmark.leaderboard.differences import EXPLANATION, comparison, differences
+from kscl.benchmark.leaderboard.differences import EXPLANATION, differences
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
+from kscl.benchmark.leaderboard.labels_saved import (
+    FIGURE,
+    draw_labels,
+    labels_saved,
+    labels_tables,
+)
 from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.reading import RANDOM
 from kscl.benchmark.leaderboard.rows import Board, build_board
@@ -25,12 +31,11 @@ FORMATS = ("md", "csv", "json", "html")
 NAME = "leaderboard"
 TITLE = "KSCL leaderboard"
 
-EXAMPLES = """  python tools/leaderboard.py output
-  python tools/leaderboard.py output /mnt/other_machine/output --output-dir board
-  python tools/leaderboard.py output --formats html --title "Shapes, ResNet-18"
-  python tools/leaderboard.py output/cifar10 --baseline moco_v2 --insert RESULTS.md cifar10
-  python tools/leaderboard.py output --compare moco_v2 kscl@2,K=5,40%
-  python tools/leaderboard.py output/cifar10 --figure accuracy_against_time.png
+EXAMPLES = """  kscl board output
+  kscl board output /mnt/other_machine/output --output-dir board
+  kscl board output --formats html --title "Shapes, ResNet-18"
+  kscl board output/cifar10 --baseline moco_v2 --insert docs/results/cifar10.md cifar10
+  kscl board output/cifar10 --figure accuracy_against_time.png
 """
 
 
@@ -47,17 +52,25 @@ def write_board(
     compared, unfit = compare_with(board, baselines)
     found, warned = answers(board, baselines), [*warnings(board), *unfit]
     cautions, sentences = [f"Warning: {it}" for it in warned], [it.sentence for it in found]
+    saved, tables = labels_saved(board, baselines), labels_tables(board)
+    sentences += [it.sentence for it in saved]
+    chart = draw_labels(board, saved) if tables else b""
     closing = [*advice(found), *baselines_to_choose(board, baselines)]
     first = [escaped(sentence) for sentence in (*cautions, *sentences, *closing)]
-    last = ["## Differences to the baseline", *compared.values(), EXPLANATION] if compared else []
+    last = ["## Labels saved", f"![Chart]({FIGURE})", *tables] if tables else []
+    last += ["## Differences to the baseline", *compared.values(), EXPLANATION] if compared else []
     said = {"answers": [asdict(it) for it in found], "advice": closing, "warnings": warned}
+    said["labels_saved"] = [asdict(it) for it in saved]
     make = {
         "md": lambda: markdown(board, title, first, last),
         "csv": lambda: as_csv(board, baselines or (RANDOM,)),
         "json": lambda: as_json(board, title, said),
-        "html": lambda: page(board, title, folder, cautions, sentences, closing),
+        "html": lambda: page(board, title, folder, cautions, sentences, closing, chart),
     }
     written = {}
+    if chart:
+        written["labels"] = folder / FIGURE
+        write_atomically(written["labels"], chart)
     for name in formats:
         written[name] = folder / f"{NAME}.{name}"
         # A record can contain half of a surrogate pair, which no file can.
@@ -80,13 +93,7 @@ def compare_with(board: Board, baselines: Sequence[str]) -> tuple[dict[str, str]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    parser.add_argument(
-        "folders",
-        nargs="*",
-        default=["output"],
-        metavar="FOLDER",
-        help="folders below which records are read, or files of submissions (default: output)",
-    )
+    cli.add_folders(parser, "folders")
     parser.add_argument(
         "--output-dir",
         type=Path,
@@ -98,8 +105,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--title", default=TITLE, help="default: %(default)s")
     cli.add_flag(parser, "--no-reported", "leave out published rows")
-    about = "do not compare code, data and backbone files with what was recorded"
-    cli.add_flag(parser, "--no-stale-check", about)
     parser.add_argument(
         "--baseline",
         metavar="ROW",
@@ -107,14 +112,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=[],
         help="also show how every row differs from this one: a method or, if it has several rows, "
         "as in kscl@2,K=5,40%%; may be repeated",
-    )
-    parser.add_argument(
-        "--compare",
-        metavar="ROW",
-        nargs="+",
-        default=[],
-        help="print how these rows differ from the first of them, in Markdown, and stop; a row is "
-        "named as for --baseline or by its key",
     )
     cli.add_import(parser)
     cli.add_insert(parser)
@@ -141,9 +138,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for problem in board.problems:
         print(f"Not counted: {problem}", file=sys.stderr)
-    if arguments.compare:
-        print(comparison(board, arguments.compare), end="")
-        return 0
     title, baselines = arguments.title, arguments.baseline
     written = write_board(
         board, arguments.output_dir, title=title, formats=formats, baselines=baselines
@@ -151,6 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = answers(board, baselines)
     said = [f"Warning: {warning}" for warning in warnings(board)]
     said += [answer.sentence for answer in found]
+    said += [saved.sentence for saved in labels_saved(board, baselines)]
     for line in [*said, *advice(found), *baselines_to_choose(board, baselines)]:
         print(line)
     compared, unfit = compare_with(board, baselines)

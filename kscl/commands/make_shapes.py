@@ -22,19 +22,20 @@ from kscl.runtime.machine import usable_cores
 _DESCRIPTION = """\
 Draw a data set of textured shapes: unlabeled pictures to pretrain on (unlabeled/), class folders
 for the linear probe (classes/train, classes/val) and crowded scenes for detection, in the layout of
-PASCAL VOC (VOCdevkit/VOC2007) and as COCO files with masks (coco/). The same settings give the same
-bytes on every machine, whatever the number of workers. A folder that already holds the set is left
-as it is; any other is refused.
+PASCAL VOC (VOCdevkit/VOC2007), as COCO files with masks (coco/) and, for the segmentation probe,
+each with a mask of class numbers (segmentation/trainval, segmentation/test). The same settings give
+the same bytes on every machine, whatever the number of workers. A folder that already holds the set
+is left as it is; any other is refused.
 """
 
 _EXAMPLES = """\
   the default set, in about half a minute:
-    python tools/make_shapes.py --output-dir datasets/shapes
+    kscl shapes --output-dir datasets/shapes
   five classes that differ in both form and texture, small enough for a smoke test:
-    python tools/make_shapes.py --output-dir datasets/tiny --num-classes 5 --unlabeled 100 \\
+    kscl shapes --output-dir datasets/tiny --num-classes 5 --unlabeled 100 \\
         --train 50 --val 50 --detection-train 16 --detection-test 8
   larger pictures, another seed, and one picture of it all:
-    python tools/make_shapes.py --output-dir datasets/large --seed 1 --image-size 224 \\
+    kscl shapes --output-dir datasets/large --seed 1 --image-size 224 \\
         --detection-size 320 --contact-sheet large.png
 
 classes, in the order --num-classes takes them:

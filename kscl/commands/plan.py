@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from kscl.data.source import ImageSource
 
 CPU = "cpu"
-EXAMPLES = """  python tools/plan.py --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
+EXAMPLES = """  kscl plan --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
       --gpu V100 --num-gpus 8
-  python tools/plan.py --gpu A100 --num-gpus 4 --images 100000 METHOD.NUM_SHOTS 3 SOLVER.AMP bf16
+  kscl plan --gpu A100 --num-gpus 4 --images 100000 METHOD.NUM_SHOTS 3 SOLVER.AMP bf16
 """
 
 

@@ -23,14 +23,14 @@ from pathlib import Path
 from kscl import cli
 from kscl.data.annotations import ANNOTATION_FORMATS
 
-EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
+EXAMPLES = """  kscl prepare own --images photos --annotations labels \\
       --output-dir data/mine
-  python tools/prepare_data.py own --images photos_by_class --output-dir data/classes
-  python tools/prepare_data.py voc --root datasets
-  python tools/prepare_data.py voc --root datasets --archives /mnt/downloads
-  python tools/prepare_data.py imagenet --root /data/imagenet
-  python tools/prepare_data.py cifar10 --root datasets --archives /mnt/downloads
-then, after own: python tools/start.py data/mine; after voc: export DETECTRON2_DATASETS=datasets
+  kscl prepare own --images photos_by_class --output-dir data/classes
+  kscl prepare voc --root datasets
+  kscl prepare voc --root datasets --archives /mnt/downloads
+  kscl prepare imagenet --root /data/imagenet
+  kscl prepare cifar10 --root datasets --archives /mnt/downloads
+then, after own: kscl start data/mine; after voc: export DETECTRON2_DATASETS=datasets
 """
 
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         wanted = {each.name: getattr(given, each.name) for each in fields(Request)}
         print(prepare_own(Request(**wanted | {"classes": tuple(given.classes)})))
-        print(f"Ready: {given.output_dir}. Next: python tools/start.py {given.output_dir}")
+        print(f"Ready: {given.output_dir}. Next: kscl start {given.output_dir}")
         return 0
     from kscl.datasets import public
 

@@ -8,11 +8,11 @@ from kscl import cli
 from kscl.data.annotations import Problem
 from kscl.keys import load_config, print_config
 
-EXAMPLES = """  python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml \\
+EXAMPLES = """  kscl pretrain --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled OUTPUT_DIR output/mine
-  python tools/pretrain.py --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
+  kscl pretrain --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
       --num-gpus 8 --auto-resume DATA.TRAIN /data/imagenet/train
-  torchrun --nnodes 2 --nproc-per-node 8 … tools/pretrain.py --auto-resume --config-file …
+  torchrun --nnodes 2 --nproc-per-node 8 … -m kscl pretrain --auto-resume --config-file …
 """
 
 

@@ -21,9 +21,9 @@ from kscl.keys import load_config, print_config
 if TYPE_CHECKING:
     from kscl.engine.profile import StepProfile
 
-EXAMPLES = """  python tools/profile_step.py --num-gpus 8 \\
+EXAMPLES = """  kscl profile --num-gpus 8 \\
       --config-file configs/pretrain/kscl_k5_rho40_r50_200ep_gpu8.yaml DATA.TRAIN /data/train
-  python tools/profile_step.py --config-file configs/pretrain/shapes_kscl.yaml \\
+  kscl profile --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled
 """
 

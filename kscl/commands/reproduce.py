@@ -25,9 +25,9 @@ from kscl.benchmark.reproduce import (
 from kscl.errors import KsclError
 from kscl.main import python_words
 
-EXAMPLES = """  python tools/reproduce.py output/demo/kscl/seed0/linear-1a2b3c4d/record.json
-  python tools/reproduce.py results/demo/linear-0123456789abcdef.record.json --dry-run
-  python tools/reproduce.py results/x/knn-0123456789abcdef.record.json --set knn.DATA.TRAIN=photos
+EXAMPLES = """  kscl reproduce output/demo/kscl/seed0/linear-1a2b3c4d/record.json
+  kscl reproduce results/demo/linear-0123456789abcdef.record.json --dry-run
+  kscl reproduce results/x/knn-0123456789abcdef.record.json --set knn.DATA.TRAIN=photos
 """
 
 

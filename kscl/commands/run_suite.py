@@ -23,7 +23,7 @@ from kscl.benchmark.slurm import (
     set_statuses,
     submit_all,
 )
-from kscl.benchmark.suite.check import check_stages, refuse
+from kscl.benchmark.suite.check import check_stages, fetch_weights, refuse
 from kscl.benchmark.suite.execute import (
     FAILED,
     STOPPED,
@@ -46,17 +46,19 @@ from kscl.benchmark.suite.progress import (
     table,
     tail,
 )
-from kscl.benchmark.suite.spec import Suite, read_suite
-from kscl.benchmark.suite.stages import Stage, plan
+from kscl.benchmark.suite.spec import Suite, only, read_suite
+from kscl.benchmark.suite.stages import Stage, of_contenders, plan
 from kscl.errors import KsclError
 from kscl.runtime.files import only_run_in
 from kscl.runtime.machine import usable_cores
 
-EXAMPLES = """  python tools/run_suite.py configs/suites/demo.yaml
-  python tools/run_suite.py configs/suites/own_data.yaml --dry-run
-  python tools/run_suite.py configs/suites/paper.yaml --print-commands --format sh > jobs.sh
-  python tools/run_suite.py configs/suites/paper.yaml --slurm configs/slurm/example.yaml
-  python tools/run_suite.py configs/suites/paper.yaml --status
+EXAMPLES = """  kscl run configs/suites/demo.yaml
+  kscl run output/mine/suite.yaml --num-seeds 3
+  kscl run configs/suites/own_data.yaml --dry-run
+  kscl run configs/suites/public_checkpoints.yaml --only moco_v2 swav
+  kscl run configs/suites/paper.yaml --print-commands --format sh > jobs.sh
+  kscl run configs/suites/paper.yaml --slurm configs/slurm/example.yaml
+  kscl run configs/suites/paper.yaml --status
 """
 STATE_FOLDER = ".stages"
 HOW_TO_CONTINUE = "Stopped. Run it again to continue."
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
+    about = "run these contenders alone; the leaderboard also shows what others have finished"
+    parser.add_argument("--only", nargs="+", metavar="CONTENDER", help=about)
     about = "show what is done, runs and is left, and how long it may take; with --slurm, scripts"
     cli.add_flag(parser, "--dry-run", about)
     about = "print the commands of all stages, in order, for a scheduler of your own"
@@ -75,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=about)
     about = "stages to run at the same time (default: the suite's)"
     parser.add_argument("--jobs", type=int, metavar="N", help=about)
+    about = "run seeds 0 to N - 1 instead of the suite's; what is finished is kept"
+    parser.add_argument("--num-seeds", type=int, metavar="N", help=about)
     about = "start without checking config, data and network of every stage first"
     cli.add_flag(parser, "--skip-check", about)
     cli.add_insert(parser)
@@ -83,8 +89,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_flag(parser, "--status", "show the stages of a suite that SLURM runs")
     cli.add_flag(parser, "--cancel", "cancel the jobs of a suite that SLURM runs")
     arguments = parser.parse_args(argv)
-    suite = read_suite(arguments.suite)
+    if arguments.num_seeds is not None and arguments.num_seeds < 1:
+        raise KsclError(f"--num-seeds must be at least 1, got {arguments.num_seeds}.")
+    suite = read_suite(arguments.suite, num_seeds=arguments.num_seeds)
+    chosen = only(suite, arguments.only) if arguments.only else suite
+    looks = arguments.print_commands or arguments.status or arguments.cancel
+    looks = looks or (arguments.dry_run and arguments.skip_check)
+    problems = [] if looks else fetch_weights(chosen)
+    if not arguments.dry_run:
+        refuse(problems)
     stages = plan(suite)
+    if arguments.only:
+        stages = of_contenders(stages, chosen.contenders)
     if arguments.insert:
         if arguments.slurm or arguments.print_commands:
             raise KsclError(
@@ -101,8 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _on_slurm(arguments, suite, stages, state_dir)
     states = look(stages, state_dir, suite.estimates)
     jobs = max(1, arguments.jobs or suite.jobs)
-    problems: list[str] = []
-    if not arguments.skip_check:
+    if not (problems or arguments.skip_check):
         at_once = max(jobs, usable_cores())
         try:
             problems = check_stages(
@@ -131,10 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _changed_at(board_file) != earlier:  # one of an earlier run would be taken for this one's
         _print_board(board_file, with_advice=not one_seed)
     if one_seed:
-        print(
-            f"For three seeds, write seeds: [0, 1, 2] in {arguments.suite} and run the same "
-            "command again; what is finished is kept."
-        )
+        print("For three seeds, run it again with --num-seeds 3; what is finished is kept.")
     if code and arguments.insert:
         print(f"Something failed, so nothing was written into {arguments.insert[0]}.")
     if suite.steps:

@@ -18,11 +18,11 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import clock
 from kscl.runtime.machine import usable_cores
 
-EXAMPLES = """  python tools/prepare_data.py own --images photos --annotations labels \\
+EXAMPLES = """  kscl prepare own --images photos --annotations labels \\
       --output-dir data/mine
-  python tools/start.py data/mine --minutes 30
-  python tools/start.py data/mine --minutes 60 --num-seeds 3 --output-dir output/mine3
-  python tools/run_suite.py output/mine/suite.yaml
+  kscl start data/mine --minutes 30
+  kscl start data/mine --minutes 60 --num-seeds 3 --output-dir output/mine3
+  kscl run output/mine/suite.yaml
 """
 SUITE_FILE = "suite.yaml"
 BUSY = 1.5  # a slowdown to tell of
@@ -32,7 +32,7 @@ BUSY = 1.5  # a slowdown to tell of
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    parser.add_argument("data", type=Path, help="a folder made by tools/prepare_data.py own")
+    parser.add_argument("data", type=Path, help="a folder made by kscl prepare own")
     about = "how long the comparison may take (%(default)g)"
     parser.add_argument("--minutes", type=float, default=30.0, metavar="M", help=about)
     about = "to run per contender (default: three, or one if the minutes do not allow three)"
@@ -49,9 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = output_dir / SUITE_FILE
     if file.exists():
         raise KsclError(
-            f"{file} is there already. For more seeds, edit its `seeds:` and run python "
-            f"tools/run_suite.py {file} again, which keeps what is finished. For another plan, "
-            "delete it or choose another --output-dir."
+            f"{file} is there already. For more seeds, run kscl run {file} "
+            "--num-seeds 3, which keeps what is finished. For another plan, delete it or choose "
+            "another --output-dir."
         )
 
     import torch
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = gpu_suite(facts, gpus, output_dir, given.num_seeds or 3)
         print(
             "The paper's recipes for GPUs take as long as they take, whatever the --minutes; "
-            "tools/plan.py estimates a pretraining, and --cpu keeps to the minutes."
+            "kscl plan estimates a pretraining, and --cpu keeps to the minutes."
         )
     else:
         sizes = choose_sizes(facts)
@@ -100,5 +100,5 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
     write_atomically(file, text.encode(), replace=False)
     read_suite(file)  # what is written can be read
-    print(f"Written: {file}. Next: python tools/run_suite.py {file}")
+    print(f"Written: {file}. Next: kscl run {file}")
     return 0

@@ -1,6 +1,6 @@
 """Pack records into one file under results/ for a pull request.
 
-Absolute paths and the names of user and host are taken out. What tools/check_submission.py would
+Absolute paths and the names of user and host are taken out. What kscl check-submission would
 refuse is refused here, and then nothing is written.
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from kscl import cli
 from kscl.benchmark.submission import RESULTS, submit
 
-EXAMPLES = """  python tools/submit.py output/cifar10 --name kscl_cifar10_2cores
-  python tools/submit.py output/mine/kscl/seed0 --name mine --new-protocol
+EXAMPLES = """  kscl submit output/cifar10 --name kscl_cifar10_2cores
+  kscl submit output/mine/kscl/seed0 --name mine --new-protocol
 """
 
 

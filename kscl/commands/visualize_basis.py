@@ -10,9 +10,9 @@ from kscl import cli
 from kscl.keys import PRETRAIN
 
 EXAMPLES = """\
-  python tools/visualize_basis.py --image cat.jpg --checkpoint output/pretrain/checkpoints/C.pt
-  python tools/visualize_basis.py --image cat.jpg --checkpoint C.pt METHOD.RHO 0.9 INPUT.SIZE 160
-  python tools/visualize_basis.py --image cat.jpg --random-weights --output a.png --output a.pdf
+  kscl visualize basis --image cat.jpg --checkpoint output/pretrain/checkpoints/C.pt
+  kscl visualize basis --image cat.jpg --checkpoint C.pt METHOD.RHO 0.9 INPUT.SIZE 160
+  kscl visualize basis --image cat.jpg --random-weights --output a.png --output a.pdf
 """
 
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="a checkpoint of tools/pretrain.py, or the folder of a run; its config replaces the "
+        help="a checkpoint of kscl pretrain, or the folder of a run; its config replaces the "
         "defaults",
     )
     cli.add_flag(weights, "--random-weights", "use an untrained encoder")

@@ -23,8 +23,8 @@ LABELS = {
     "embedding_spread": "spread of the embeddings",
 }
 DEFAULT = (FRACTIONS, "mean_rank", "loss")
-EXAMPLES = """  python tools/visualize_training.py output/k3 output/k5 --output runs.png
-  python tools/visualize_training.py output/k* --names K=3 K=5 --figures loss mean_rank
+EXAMPLES = """  kscl visualize training output/k3 output/k5 --output runs.png
+  kscl visualize training output/k* --names K=3 K=5 --figures loss mean_rank
 """
 
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the runs that the command line names."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument(
-        "runs", nargs="+", type=Path, metavar="FOLDER", help="output folders of tools/pretrain.py"
+        "runs", nargs="+", type=Path, metavar="FOLDER", help="output folders of kscl pretrain"
     )
     parser.add_argument("--names", nargs="+", help="names of the runs (default: their folders)")
     parser.add_argument(
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, rows in runs.items():
         if not any(curves(figure, rows) for figure in given.figures):
             raise KsclError(
-                f"{name} holds no metrics yet. Name a folder that tools/pretrain.py writes to."
+                f"{name} holds no metrics yet. Name a folder that kscl pretrain writes to."
             )
     draw(runs, given.figures, given.output)
     print(given.output)

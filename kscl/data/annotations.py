@@ -187,7 +187,7 @@ def _class_problem(name: str, classes: Sequence[str], where: str) -> Problem:
     in_case = [other for other in classes if other.casefold() == name.casefold()]
     if in_case:
         what = f"the class '{name}' differs from '{in_case[0]}' in upper and lower case"
-        fix = "Correct it, or let tools/prepare_data.py own --merge-case do it"
+        fix = "Correct it, or let kscl prepare own --merge-case do it"
         return Problem("case of a class", where, what, fix)
     near = difflib.get_close_matches(name, classes, 1, cutoff=0.7)
     fix = f"Did you mean '{near[0]}'? Correct it" if near else "Correct the name"
@@ -408,7 +408,7 @@ class AnnotationFormat:
     """How annotations of one format are recognized and read.
 
     A format must have `name`, `files`, `suffix` and `read`. With these alone, data in it can be
-    prepared (tools/prepare_data.py own) and used in configs as `NAME:ANNOTATIONS:IMAGES`.
+    prepared (kscl prepare own) and used in configs as `NAME:ANNOTATIONS:IMAGES`.
     """
 
     name: str  # for --format, and before the colon in the name of a set

@@ -32,8 +32,9 @@ from kscl.methods.keys import method_of
 from kscl.registry import import_modules
 from kscl.rng import Stream, permutation, uniforms
 from kscl.runtime.processes import obey_parent_alone, start_method
-from kscl.views.augment import Op, draws_per_view, make_views, resolve, sample_boxes
+from kscl.views.augment import LateStep, Op, draws_per_view, make_views, resolve, sample_boxes
 from kscl.views.batch import Batch, SmallViews
+from kscl.views.device import first_on_device, gather
 from kscl.views.normalize import normalize_planes
 from kscl.views.recipes import with_scale
 from kscl.views.sizes import Sizes, size_at
@@ -49,6 +50,7 @@ class _Part(NamedTuple):
     ops: list[Op]
     views: slice  # in the tensor of views of this size
     small: bool
+    late_from: int | None  # the first op that is left to the device
 
 
 class KeptPictures:
@@ -96,6 +98,7 @@ class ViewDataset(Dataset[Batch]):
     small: SmallViews | None = None
     reduced_decode: bool = False
     keep_megabytes: float = 0
+    on_device: bool = False  # leave what has a device form to the device; views are then uint8
 
     def __post_init__(self) -> None:
         # A reduced picture serves the crops of one epoch only.
@@ -123,7 +126,8 @@ class ViewDataset(Dataset[Batch]):
             ops, used = resolve(recipe), self.num_numbers.get(stream, 0)
             self.num_numbers[stream] = used + (end - first) * draws_per_view(ops)
             numbers = slice(used, self.num_numbers[stream])
-            self.parts.append(_Part(stream, numbers, ops, slice(first, end), small))
+            late_from = first_on_device(ops) if self.on_device else None
+            self.parts.append(_Part(stream, numbers, ops, slice(first, end), small, late_from))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -135,13 +139,18 @@ class ViewDataset(Dataset[Batch]):
         """Return one batch; an image that cannot be read is replaced by another."""
         views, small = self.new_tensors(len(wanted), epoch=wanted[0][0])
         shown, bad = [], []
+        late: list[LateStep] = []
+        small_late: list[LateStep] = []
         for row, epoch_index in enumerate(wanted):
             image, index, met = self.read_picture(*epoch_index)
             into = views[row].numpy(), None if small is None else small[row].numpy()
-            self.fill(image, epoch_index, *into)
+            for is_small, step in self.fill(image, epoch_index, *into):
+                count = len(small[row]) if small is not None and is_small else self.num_views
+                numbered = step._replace(view=row * count + step.view)
+                (small_late if is_small else late).append(numbered)
             shown.append(index)
             bad.extend(met)
-        return Batch(views, torch.tensor(shown), bad, small)
+        return Batch(views, torch.tensor(shown), bad, small, gather(late), gather(small_late))
 
     def new_tensors(self, batch: int, epoch: int = 0) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return room for the views of a batch: (B, V, 3, H, W), and (B, S, 3, h, w) or None."""
@@ -159,17 +168,26 @@ class ViewDataset(Dataset[Batch]):
         epoch_index: EpochIndex,
         views: np.ndarray,
         small: np.ndarray | None = None,
-    ) -> None:
-        """Write the views of one decoded image into (V, 3, H, W) and (S, 3, h, w)."""
+    ) -> list[tuple[bool, LateStep]]:
+        """Write the views of one decoded image into (V, 3, H, W) and (S, 3, h, w).
+
+        Return the steps that are left to the device, and whether each is of a small view.
+        """
+        late = []
         whole = image.height, image.width
         for part, numbers in self._numbers(epoch_index):
             tensor = small if part.small else views
             assert tensor is not None
             target = tensor[part.views]
             made = target if self.mean_std is None else np.empty(target.shape, np.uint8)
-            make_views(image.picture, part.ops, target.shape[-1], numbers, made, whole)
+            left = make_views(
+                image.picture, part.ops, target.shape[-1], numbers, made, whole, part.late_from
+            )
+            first = part.views.start
+            late += [(part.small, step._replace(view=first + step.view)) for step in left]
             if self.mean_std is not None:
                 normalize_planes(made, *self.mean_std, target)
+        return late
 
     def _numbers(self, epoch_index: EpochIndex) -> Iterator[tuple[_Part, np.ndarray]]:
         """Yield the random numbers of each part."""
@@ -347,13 +365,14 @@ def build_train_loader(
         views.count,
         cfg.INPUT.SIZE,
         cfg.SEED,
-        None if cfg.DATA.NORMALIZE_ON_DEVICE else mean_std,
+        None if cfg.DATA.NORMALIZE_ON_DEVICE or cfg.VIEWS.DEVICE else mean_std,
         cfg.DATA.MAX_PIXELS,
         num_queries=views.first,
         key_ops=views.others,
         small=views.small,
         reduced_decode=cfg.DATA.REDUCED_DECODE,
         keep_megabytes=cfg.DATA.KEEP_MEGABYTES,
+        on_device=cfg.VIEWS.DEVICE,
     )
     steps = (first_step, last_step, rank, world_size)
     sampler = StepSampler(len(source), cfg.SOLVER.BATCH_SIZE, cfg.SEED, *steps, source=source)

@@ -39,6 +39,14 @@ class RunLengths:
 Mask = Polygons | RunLengths
 
 
+def palette() -> NDArray[np.uint8]:
+    """Return VOC's colors (256, 3) of class numbers: the lowest bits of a number weigh most."""
+    numbers, colors = np.arange(256), np.zeros((256, 3), np.int64)
+    for bit in range(8):
+        colors |= ((numbers[:, None] >> (3 * bit + np.arange(3))) & 1) << (7 - bit)
+    return colors.astype(np.uint8)
+
+
 def read_mask(value: Any) -> Mask | None:
     """Return a `segmentation` of a COCO file; raise ValueError that says what is wrong with it."""
     if value is None or value == []:

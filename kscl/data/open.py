@@ -141,11 +141,14 @@ def open_list(where: str) -> FileSource:
     return FileSource(where, os.path.dirname(where), Names.pack(names), number_classes(classes))
 
 
-def open_voc_split(where: str) -> FileSource:
-    """Open `voc:FOLDER:SPLIT`: the images of one split of a VOC-layout folder, without boxes."""
+def open_voc_split(where: str, lists: str = "Main") -> FileSource:
+    """Open `voc:FOLDER:SPLIT`: the images of one split of a VOC-layout folder, without boxes.
+
+    `lists` is the folder of ImageSets/ that has the split.
+    """
     folder, _, split = where.removeprefix("voc:").rpartition(":")
     found = AnnotatedSet(where, ())
-    ids = read_split(Path(folder), split, found)
+    ids = read_split(Path(folder), split, found, lists)
     found.checked()
     images = Path(folder, "JPEGImages")
     if not images.is_dir():

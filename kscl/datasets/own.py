@@ -190,7 +190,7 @@ def _by_class(images: Path) -> dict[str, list[Path]]:
         raise KsclError(
             f"{images} does not have one folder per class, with all images inside them. Give "
             "--annotations for boxes, or sort the images into folders; unlabeled images alone can "
-            "be pretrained on (tools/pretrain.py) but not compared."
+            "be pretrained on (kscl pretrain) but not compared."
         )
     return found
 

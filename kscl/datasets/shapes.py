@@ -3,7 +3,8 @@
 20 classes, each a pair of form and texture: unlabeled pictures to pretrain on, class folders for
 the linear probe, and crowded scenes for detection, in the layout of PASCAL VOC 2007 and as COCO
 files with a mask for every object. Objects that are difficult in VOC are crowds in COCO, which
-scorers ignore as well; their masks are run lengths, as those of COCO's crowds are.
+scorers ignore as well; their masks are run lengths, as those of COCO's crowds are. The same scenes
+are in segmentation/ with a mask of class numbers each; difficult objects are 255 there, ignored.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import io
 import json
 import multiprocessing
 import signal
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -28,7 +30,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from kscl.data.annotated.voc import annotation_tree, read_voc
 from kscl.data.annotations import AnnotatedImage, AnnotatedObject
-from kscl.data.masks import run_lengths
+from kscl.data.masks import palette, run_lengths
 from kscl.datasets.drawing import (
     CLASS_NAMES,
     Chance,
@@ -43,11 +45,16 @@ from kscl.runtime.files import only_run_in, sha256_of, write_atomically
 from kscl.runtime.logs import progress
 
 VOC = "VOCdevkit/VOC2007"
+SEGMENTATION = "segmentation"
 MANIFEST = "shapes.json"  # written last: what a finished folder holds
 UNFINISHED = "shapes.unfinished.json"  # in its place while the folder is being filled
 GENERATOR_VERSION = 1  # raise it with every change that moves a pixel or a box
 # The folders that each hash of the manifest covers.
-DIGESTS = {"sha256": ("unlabeled", "classes", "VOCdevkit"), "coco_sha256": ("coco",)}
+DIGESTS = {
+    "sha256": ("unlabeled", "classes", "VOCdevkit"),
+    "coco_sha256": ("coco",),
+    "segmentation_sha256": (SEGMENTATION,),
+}
 # One random stream per part of the set; the numbers are part of the data set's identity.
 _STREAMS = {"unlabeled": 0, "train": 1, "val": 2, "trainval": 3, "test": 4}
 _PLANNING = 16  # added to a part's stream: which classes its scenes show
@@ -137,7 +144,12 @@ class Drawing:
     def paths(self) -> list[str]:
         """The files to write, the picture first."""
         if self.is_scene:
-            return [f"{VOC}/JPEGImages/{self.name}.jpg", f"{VOC}/Annotations/{self.name}.xml"]
+            return [
+                f"{VOC}/JPEGImages/{self.name}.jpg",
+                f"{VOC}/Annotations/{self.name}.xml",
+                f"{SEGMENTATION}/{self.part}/images/{self.name}.jpg",
+                f"{SEGMENTATION}/{self.part}/masks/{self.name}.png",
+            ]
         return [self.name]
 
 
@@ -233,9 +245,7 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
     """Return what a finished folder holds."""
     path = folder / name
     if not path.is_file():
-        raise KsclError(
-            f"{folder} holds no finished data set: {name} is missing. Run tools/make_shapes.py."
-        )
+        raise KsclError(f"{folder} holds no finished data set: {name} is missing. Run kscl shapes.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
@@ -357,7 +367,8 @@ def _draw_and_save(folder: Path, settings: ShapesSettings, drawing: Drawing) -> 
     )
     contents = [jpeg.getvalue()]
     if drawing.is_scene:
-        contents.append(_voc_annotation(drawing.name, width, height, objects))
+        annotation = _voc_annotation(drawing.name, width, height, objects)
+        contents += [annotation, contents[0], _class_mask(height, width, objects)]
     hashes = _save(folder, dict(zip(drawing.paths, contents, strict=True)))
     return Written(drawing, hashes, width, height, [_coco_object(each) for each in objects])
 
@@ -395,6 +406,18 @@ def _voc_annotation(name: str, width: int, height: int, objects: Sequence[SceneO
     return tostring(tree) + b"\n"
 
 
+def _class_mask(height: int, width: int, objects: Sequence[SceneObject]) -> bytes:
+    """Return a PNG of class numbers: 0 is the background, 255 a difficult object."""
+    numbers = np.zeros((height, width), np.uint8)
+    for each in objects:
+        numbers[each.shows] = 255 if each.difficult else each.label + 1
+    mask, png = Image.fromarray(numbers), io.BytesIO()
+    mask.putpalette(palette().tobytes())
+    # Runs alone: a search for longer matches may find others on another machine.
+    mask.save(png, "PNG", compress_type=zlib.Z_RLE)
+    return png.getvalue()
+
+
 def _coco_object(each: SceneObject) -> dict[str, Any]:
     xmin, ymin, xmax, ymax = each.box
     if each.difficult:
@@ -420,7 +443,8 @@ def _lists(scenes: Sequence[Written], class_names: Sequence[str]) -> dict[str, s
         "trainval": trainval,
         "test": [each for each in scenes if each.drawing.part == "test"],
     }
-    files = {}
+    numbered = "\n".join(["background", *class_names, ""])
+    files = {f"{SEGMENTATION}/{part}/masks/classes.txt": numbered for part in ("trainval", "test")}
     for split, members in splits.items():
         names = "".join(f"{each.drawing.name}\n" for each in members)
         files[f"{VOC}/ImageSets/Main/{split}.txt"] = names

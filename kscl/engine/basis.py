@@ -107,13 +107,13 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], CfgNode]:
         found = find_checkpoints(path) or find_checkpoints(path / CHECKPOINT_FOLDER)
         if not found:
             raise KsclError(
-                f"{path} holds no checkpoint of tools/pretrain.py: name the folder of a run."
+                f"{path} holds no checkpoint of kscl pretrain: name the folder of a run."
             )
         path = found[0]
     content = read_plain(path)
     if not {"learner", "config"} <= set(content):
         raise KsclError(
-            f"{path} is not a checkpoint of tools/pretrain.py, which has a learner and a config: "
+            f"{path} is not a checkpoint of kscl pretrain, which has a learner and a config: "
             "name one of those in the folder checkpoints of a run."
         )
     name = content["config"]["METHOD"].get("NAME", "kscl")

@@ -56,6 +56,7 @@ GPUS: dict[str, Gpu] = {
 # Seconds that one core takes to decode a JPEG of 87 kB, and to make a view of 224 pixels of it:
 # 1,040 views per second at K = 5.
 DECODE_SECONDS, VIEW_SECONDS = 1.21e-3, 0.76e-3
+DEVICE_PART = 0.6  # of a view's seconds that stay in the worker with VIEWS.DEVICE
 # Fractions of the peak of tensor cores at which ResNet-50 trains. Assumed, not measured here: they
 # give 900 images per second on an A100 in TF32, 2,500 there in bf16 and 1,000 on a V100 in fp16.
 # For comparison: NVIDIA/DeepLearningExamples@3bbe228 had 850 to 894 on a V100 in mixed precision.
@@ -143,7 +144,8 @@ def step_seconds(cfg: CfgNode, costs: Costs, gpu: Gpu, count: int, efficiency: f
 
 def loader_workers(cfg: CfgNode, seconds: float, count: int) -> int:
     """Return the workers per GPU that load as fast as steps of so many seconds take images."""
-    image = DECODE_SECONDS + view_pixels(cfg, method_of(cfg).views(cfg)) * VIEW_SECONDS
+    view = VIEW_SECONDS * (DEVICE_PART if cfg.VIEWS.DEVICE else 1)
+    image = DECODE_SECONDS + view_pixels(cfg, method_of(cfg).views(cfg)) * view
     return math.ceil(cfg.SOLVER.BATCH_SIZE * image / seconds / count)
 
 

@@ -13,7 +13,7 @@ import random
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -33,6 +33,7 @@ from kscl.engine.metrics_log import RunLog
 from kscl.engine.schedule import (
     build_optimizer,
     check_schedule,
+    frozen_steps,
     learning_rate_at,
     set_learning_rate,
     total_steps,
@@ -51,6 +52,7 @@ from kscl.runtime.precision import (
     warn_of_emulation,
 )
 from kscl.views.batch import Batch
+from kscl.views.device import Pending, apply_pending
 from kscl.views.sizes import size_at
 
 log = logging.getLogger(__name__)
@@ -318,24 +320,28 @@ def train_steps(
 
 
 def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the batches with their views on the device.
+    """Yield the batches with their views on the device, and finished there (VIEWS.DEVICE).
 
-    The copy to a GPU runs on a stream of its own, while the GPU still computes the step before.
+    On a GPU this runs on a stream of its own, while the GPU still computes the step before.
     """
-    if device.type == "cpu":
-        yield from batches
-        return
-    beside = torch.cuda.Stream(device)
+
+    def arrived(views: Tensor, pending: Iterable[Pending]) -> Tensor:
+        views = views.to(device, non_blocking=True)
+        return apply_pending(views, [step.to(device) for step in pending])
+
+    on_gpu = device.type == "cuda"
+    beside = torch.cuda.Stream(device) if on_gpu else None
     for batch in batches:
         with torch.cuda.stream(beside):
-            views = batch.views.to(device, non_blocking=True)
-            small = None if batch.small is None else batch.small.to(device, non_blocking=True)
-        now = torch.cuda.current_stream(device)
-        now.wait_stream(beside)
-        for copied in (views, small):
-            if copied is not None:
-                copied.record_stream(now)  # its memory is not used again before the step has ended
-        yield batch._replace(views=views, small=small)
+            views = arrived(batch.views, batch.pending)
+            small = None if batch.small is None else arrived(batch.small, batch.small_pending)
+        if beside is not None:
+            now = torch.cuda.current_stream(device)
+            now.wait_stream(beside)
+            for copied in (views, small):
+                if copied is not None:
+                    copied.record_stream(now)  # its memory is not used again before the step ends
+        yield batch._replace(views=views, small=small, pending=[], small_pending=[])
 
 
 def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) -> None:
@@ -346,15 +352,17 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
     batch = to_device(batch, cfg, state.device)
     parts = cfg.SOLVER.GRAD_ACCUM_STEPS
     totals: dict[str, Tensor] = {}
-    for number, part in enumerate(batch.chunk(parts)):
-        with without_exchange(state.model) if number + 1 < parts else nullcontext():
-            try:
-                figures = forward(state, part)
-            except KsclError as error:
-                raise stopped(state, checkpoints, str(error)) from error
-            state.scaler.scale(figures["loss"] / parts).backward()
-        for name, value in figures.items():
-            totals[name] = totals.get(name, 0) + value.detach() / parts
+    is_frozen = state.step < frozen_steps(cfg, state.steps_per_epoch)
+    with frozen_backbones(method) if is_frozen else nullcontext():
+        for number, part in enumerate(batch.chunk(parts)):
+            with without_exchange(state.model) if number + 1 < parts else nullcontext():
+                try:
+                    figures = forward(state, part)
+                except KsclError as error:
+                    raise stopped(state, checkpoints, str(error)) from error
+                state.scaler.scale(figures["loss"] / parts).backward()
+            for name, value in figures.items():
+                totals[name] = totals.get(name, 0) + value.detach() / parts
     state.window.add(totals)
     if cfg.SOLVER.CLIP_GRAD_NORM:
         state.scaler.unscale_(optimizer)
@@ -368,6 +376,25 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
     optimizer.zero_grad()
     state.step += 1
     method.after_step(state.step / state.total_steps)
+
+
+@contextmanager
+def frozen_backbones(method: Method) -> Iterator[None]:
+    """Keep the backbones as they are: no gradient is left, BatchNorm's statistics do not move.
+
+    Gradients are computed and dropped, because DistributedDataParallel waits for all of them.
+    """
+    backbones = [encoder.backbone for encoder in method.encoders()]
+    training = [it for backbone in backbones for it in backbone.modules() if it.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+    for backbone in backbones:
+        backbone.zero_grad()
 
 
 def forward(state: TrainState, batch: Batch) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from kscl.backbone_file import (
     DESCRIPTION_VERSION,
-    RANDOM,
     Description,
+    cached_weights,
     load_backbone,
     save_backbone,
 )
@@ -44,7 +44,7 @@ from kscl.engine.loop import (
 from kscl.engine.metrics_log import RunLog, means_of_last_epoch, read_metrics, thinned_curves
 from kscl.engine.schedule import learning_rate
 from kscl.errors import KsclError
-from kscl.keys import schema_of
+from kscl.keys import continues, schema_of
 from kscl.methods.base import Method
 from kscl.methods.keys import method_of
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
@@ -57,7 +57,6 @@ from kscl.run.task import Inputs, Task, task
 from kscl.runtime.distributed import device, first_rank_first, on_first_rank, rank, world_size
 from kscl.runtime.files import sha256_of
 from kscl.runtime.machine import keep_freed_memory
-from kscl.runtime.paths import is_url
 from kscl.runtime.precision import tell_of_tf32
 from kscl.views.sizes import last_size
 
@@ -100,8 +99,8 @@ class Pretraining(Task):
         self.source = first_rank_first(lambda: open_source(*where))
         data = on_first_rank(lambda: data_fingerprint(where[0], self.source, where[1]))
         weights = self.cfg.BACKBONE.WEIGHTS
-        is_file = weights and not is_url(weights) and Path(weights).is_file()
-        return Inputs({"train": data}, {"weights": sha256_of(Path(weights))} if is_file else {})
+        file = cached_weights(weights) if continues(self.cfg) else None
+        return Inputs({"train": data}, {"weights": sha256_of(file)} if file else {})
 
     def name_of(self, role: str) -> str:
         """Return the key that names an input, and its value."""
@@ -279,7 +278,15 @@ def derived_values(cfg: CfgNode) -> list[str]:
         f"{method.summary(cfg)} → {num_views(cfg)} views per image; a step costs about {cost:.2f} "
         "times that of MoCo"
     )
-    return [first, second, *method.notes(cfg)]
+    third = []
+    if continues(cfg):
+        solver, factor = cfg.SOLVER, cfg.SOLVER.CONTINUED_LR_FACTOR
+        third = [
+            f"continues from {cfg.BACKBONE.WEIGHTS}: the projector alone for "
+            f"{solver.FREEZE_BACKBONE_EPOCHS:g} epochs, then everything with {factor:g} of the "
+            "learning rate (SOLVER.FREEZE_BACKBONE_EPOCHS, SOLVER.CONTINUED_LR_FACTOR)"
+        ]
+    return [first, second, *third, *method.notes(cfg)]
 
 
 def announce(state: TrainState, data: Mapping[str, Any]) -> None:
@@ -323,13 +330,8 @@ def exported(backbone: nn.Module) -> dict[str, Tensor]:
 def start_from_weights(method: Method, cfg: CfgNode) -> dict[str, str]:
     """Load BACKBONE.WEIGHTS into all encoders; return the inputs of the record: its SHA-256."""
     weights = cfg.BACKBONE.WEIGHTS
-    if not weights:
+    if not continues(cfg):
         return {}
-    if weights == RANDOM:
-        raise KsclError(
-            f"BACKBONE.WEIGHTS is '{RANDOM}', but pretraining draws random weights from SEED by "
-            "itself: leave it empty."
-        )
     network = config_values(cfg)["BACKBONE"]
     with torch.random.fork_rng(devices=[]):  # a start from a file leaves all random streams alone
         loaded = load_backbone(

@@ -11,6 +11,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from kscl.errors import KsclError
+from kscl.keys import continues
 
 # MoCo's SGD decays every parameter; the LARS and AdamW recipes spare biases and norms.
 DECAYS_EVERYTHING = ("sgd",)
@@ -29,6 +30,8 @@ def build_optimizer(cfg: CfgNode, given: Sequence[Mapping[str, Any]]) -> torch.o
     on_cpu = all(weight.device.type == "cpu" for group in groups for weight in group["params"])
     fused = True if on_cpu else None
     if name == "sgd":
+        # torch's fused SGD fails when only some parameters have momentum, as after frozen epochs.
+        fused = fused if not (continues(cfg) and solver.FREEZE_BACKBONE_EPOCHS) else None
         return torch.optim.SGD(groups, lr=lr, momentum=solver.MOMENTUM, fused=fused)
     if name == "adamw":
         return torch.optim.AdamW(groups, lr=lr, fused=fused)
@@ -88,11 +91,23 @@ def check_schedule(cfg: CfgNode, steps_per_epoch: int) -> None:
             f"(SOLVER.MAX_STEPS, or EPOCHS) are {total / steps_per_epoch:.4g} epochs: choose "
             "earlier ones, or train longer."
         )
+    if frozen_steps(cfg, steps_per_epoch) >= total:
+        raise KsclError(
+            f"SOLVER.FREEZE_BACKBONE_EPOCHS {cfg.SOLVER.FREEZE_BACKBONE_EPOCHS:g} takes all of the "
+            f"{total} steps (SOLVER.MAX_STEPS, or EPOCHS), so the backbone would never be trained: "
+            "shorten it, or train longer."
+        )
     if round(cfg.SOLVER.WARMUP_EPOCHS * steps_per_epoch) >= total:
         raise KsclError(
             f"SOLVER.WARMUP_EPOCHS {cfg.SOLVER.WARMUP_EPOCHS:g} takes all of the {total} steps "
             "(SOLVER.MAX_STEPS, or EPOCHS): shorten it, or train longer."
         )
+
+
+def frozen_steps(cfg: CfgNode, steps_per_epoch: int) -> int:
+    """Return the number of steps at the start that train the projector alone."""
+    epochs = cfg.SOLVER.FREEZE_BACKBONE_EPOCHS if continues(cfg) else 0
+    return round(epochs * steps_per_epoch)
 
 
 def learning_rate_at(cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
@@ -101,6 +116,8 @@ def learning_rate_at(cfg: CfgNode, step: int, steps_per_epoch: int) -> float:
     epoch = step / steps_per_epoch
     warmup_steps = round(solver.WARMUP_EPOCHS * steps_per_epoch)
     base = learning_rate(cfg)
+    if continues(cfg) and step >= frozen_steps(cfg, steps_per_epoch):
+        base *= solver.CONTINUED_LR_FACTOR
     # Always by steps: by epochs, the first one would have one learning rate.
     if step < warmup_steps:
         return base * (step + 1) / warmup_steps

@@ -40,6 +40,14 @@ STRIDE_IN_1X1 = "stride_in_1x1"
 ARCHITECTURE_ARGUMENTS = frozenset(
     [*f"{SIZES} {PARTS} {STARTING_AND_DROPPING}".split(), STRIDE_IN_1X1]
 )
+# Arguments that make a network take images of any size, tried in this order.
+ANY_SIZE: tuple[dict[str, Any], ...] = (
+    {},
+    {"dynamic_img_size": True},
+    {"dynamic_img_size": True, "dynamic_img_pad": True},  # to whole patches
+    {"strict_img_size": False},
+)
+PROBE_SIZE = (96, 160)  # neither is a usual size of pretraining, both are multiples of 32
 LARGEST_ARGUMENT = 16_384  # a width or a depth beyond it is a mistake, or an attack on the memory
 LONGEST_LIST = 64
 
@@ -130,6 +138,25 @@ def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Mod
     if in_1x1:
         _stride_in_1x1(backbone, name)
     return backbone
+
+
+def any_size_arguments(
+    name: str, kwargs: Mapping[str, Any], size: tuple[int, int] = PROBE_SIZE
+) -> dict[str, Any]:
+    """Return the arguments with which a network also takes images of this size."""
+    reason = ""
+    for extra in ANY_SIZE:
+        try:
+            with torch.device("meta"), torch.no_grad():  # only shapes are computed
+                network: Any = build_backbone(name, {**kwargs, **extra}).eval()
+                network.forward_features(torch.zeros(1, 3, *size))
+            return {**kwargs, **extra}
+        except Exception as error:  # whatever a model does with a size that does not suit it
+            reason = reason or f"{type(error).__name__}: {error}"
+    raise KsclError(
+        f"{name} {dict(kwargs)} cannot take images of {size[0]} x {size[1]} ({reason}). Choose "
+        "another size (INPUT.SIZE of a probe) or another network."
+    )
 
 
 def _stride_in_1x1(backbone: nn.Module, name: str) -> None:

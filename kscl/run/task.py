@@ -150,10 +150,17 @@ class Command(NamedTuple):
     module: str  # of the command
     prepared_by: str = ""  # the module of the command that makes its weights from a backbone
     trials: str = ""  # the option of the command that repeats it with further seeds
+    labels: str = "DATA"  # the section of the keys FRACTION and DRAW
 
 
 def task(
-    name: str, *, title: str, kind: str = "", prepared_by: str = "", trials: str = ""
+    name: str,
+    *,
+    title: str,
+    kind: str = "",
+    prepared_by: str = "",
+    trials: str = "",
+    labels: str = "DATA",
 ) -> Callable[[Registered], Registered]:
     """Register a task; `kind` is that of its records if it is not its name."""
 
@@ -161,7 +168,7 @@ def task(
         packages = [base.__module__.partition(".")[0] for base in found.__mro__]
         command = next(COMMANDS[package] for package in packages if package in COMMANDS)
         found.name, found.title, found.kind = name, title, kind or name
-        found.command = Command(command, prepared_by, trials)
+        found.command = Command(command, prepared_by, trials, labels)
         TASKS.register(name, found)
         return found
 

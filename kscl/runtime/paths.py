@@ -34,6 +34,8 @@ ATTEMPTS = 5
 BACKOFF_SECONDS = 1.0  # before the second attempt, and twice as long before each further one
 TEMPORARY = (408, 425, 429)  # of the answers below 500; the others will not change
 HANDLERS_VARIABLE = "KSCL_PATH_HANDLERS"
+# Weights that have a name; kscl/backbone_file/named.py finds their files.
+TIMM, HUB, TORCHVISION, DETECTRON2 = "timm:", "hf-hub:", "torchvision:", "detectron2://"
 
 
 class CachedUrls(HTTPURLHandler):
@@ -91,6 +93,11 @@ for _name in os.environ.get(HANDLERS_VARIABLE, "").split():
 def is_url(path: str | Path) -> bool:
     """Return whether this is an http(s) address and not a local path."""
     return str(path).startswith(("http://", "https://"))
+
+
+def is_named(weights: str | Path) -> bool:
+    """Return whether weights are given by a name or an address and not by a local path."""
+    return is_url(weights) or str(weights).startswith((TIMM, HUB, TORCHVISION, DETECTRON2))
 
 
 def local_path(path: str | Path, cache: Path) -> Path:

@@ -25,6 +25,12 @@ TRACING_LOGGER = "torch.fx._symbolic_trace"
 TRACING = "is_fx_tracing will return true"
 
 
+def put_packages_before_tools() -> None:
+    """Keep linear_eval.py in tools/ from hiding the package of that name."""
+    if sys.path and Path(sys.path[0], "linear_eval.py").is_file():
+        sys.path[0] = str(HOME)
+
+
 def hidden_packages() -> dict[str, str]:
     """Return for each package of ours that another one hides the place of the other."""
     found = {}
@@ -36,10 +42,7 @@ def hidden_packages() -> dict[str, str]:
         except (ImportError, ValueError):
             continue
         places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
-        # Beside the running script is a tool of the same name, which puts the package first itself.
-        ours = (HOME, Path(sys.argv[0]).resolve().parent)
-        found_at = [Path(place).resolve() for place in places]
-        if places and not any(it.is_relative_to(own) for it in found_at for own in ours):
+        if places and not any(Path(place).resolve().is_relative_to(HOME) for place in places):
             found[name] = places[0]
     return found
 

@@ -11,7 +11,7 @@ Pictures are uint8 RGB arrays (height, width, 3), or (height, width) once they a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -97,6 +97,14 @@ class View:
         return Step(resized_crop, (Box(top, left, bottom - top, right - left), self.size))
 
 
+class LateStep(NamedTuple):
+    """A step that the training device will apply."""
+
+    view: int  # its number
+    place: tuple[int, int]  # number of the op in the recipe, and of the step within the op
+    step: Step
+
+
 Sampler = Callable[..., list[Step]]
 
 
@@ -108,6 +116,7 @@ class Augmentation:
     parameters: Mapping[str, Parameter]  # with `p` if it happens by chance
     draws: int  # numbers set aside for it: a view's start at a fixed index, whatever others used
     crops: bool
+    on_device: bool  # each of its steps has a device form: see kscl/views/device.py
 
     @property
     def doc(self) -> str:
@@ -119,18 +128,24 @@ AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
 
 
 def augmentation(
-    *, p: float | None = None, draws: int = 0, crops: bool = False, **parameters: Parameter
+    *,
+    p: float | None = None,
+    draws: int = 0,
+    crops: bool = False,
+    on_device: bool = False,
+    **parameters: Parameter,
 ) -> Callable[[Sampler], Sampler]:
     """Register a function under its name.
 
     `p` is the default chance that it happens; without `p` it always does. `draws` is the most
     random numbers that it takes from its view. One that `crops` turns a picture of any size into
-    one of the view's size by `View.crop`.
+    one of the view's size by `View.crop`. One that is `on_device` returns only steps that have a
+    device form (`kscl.views.device.device_form`).
     """
 
     def register(sample: Sampler) -> Sampler:
         chance = {} if p is None else {"p": Parameter(p, 0, 1, "Chance that it happens.")}
-        made = Augmentation(sample, {**parameters, **chance}, draws + len(chance), crops)
+        made = Augmentation(sample, {**parameters, **chance}, draws + len(chance), crops, on_device)
         AUGMENTATIONS.register(sample.__name__, made)
         return sample
 
@@ -171,18 +186,34 @@ def sample_view(
     reduced_by: int = 1,
 ) -> list[Step]:
     """Draw the steps of one view of a picture from numbers in [0, 1)."""
+    return [
+        step
+        for steps in sample_ops(ops, height, width, size, numbers, reduced_by)
+        for step in steps
+    ]
+
+
+def sample_ops(
+    ops: Sequence[Op],
+    height: int,
+    width: int,
+    size: int,
+    numbers: Iterable[float],
+    reduced_by: int = 1,
+) -> Iterator[list[Step]]:
+    """Yield the steps of one view that come before its first op, and then those of each op."""
     view = View(iter(numbers).__next__, height, width, size, reduced_by)
     steps: list[Step] = []
     if not any(op.augmentation.crops for op in ops):
         side = min(height, width)  # views must share one size: take the middle square
         steps.append(view.crop(Box((height - side) // 2, (width - side) // 2, side, side)))
+    yield steps
     for op in ops:
         try:
-            if op.p is None or view.draw() < op.p:
-                steps += op.augmentation.sample(view, **op.values)
+            happens = op.p is None or view.draw() < op.p
+            yield op.augmentation.sample(view, **op.values) if happens else []
         except StopIteration:  # a loader would take it for the end of the data
             raise RuntimeError(f"{op.name} draws more numbers than it declares") from None
-    return steps
 
 
 def sample_boxes(
@@ -203,23 +234,31 @@ def make_views(
     numbers: np.ndarray,
     views: np.ndarray,
     whole: tuple[int, int] | None = None,
-) -> None:
+    late_from: int | None = None,
+) -> list[LateStep]:
     """Fill `views` (count, 3, size, size), uint8, from one picture.
 
     `numbers` are `draws_per_view(ops)` numbers from [0, 1) for each view. `whole`: original
     (height, width) if the picture was decoded at reduced size. What is drawn does not depend on
-    the reduction.
+    the reduction. The steps of ops from `late_from` on are not applied but returned.
     """
     height, width = picture.shape[:2] if whole is None else whole
     reduced_by = round(height / picture.shape[0])
+    early = len(ops) if late_from is None else late_from
+    late: list[LateStep] = []
     rows = numbers.reshape(len(views), -1).tolist()
-    sampled = [sample_view(ops, height, width, size, row, reduced_by) for row in rows]
-    for steps, view in zip(sampled, views, strict=True):
-        made = apply_steps(picture, steps)
+    for number, (row, view) in enumerate(zip(rows, views, strict=True)):
+        made = picture
+        for index, steps in enumerate(sample_ops(ops, height, width, size, row, reduced_by)):
+            if index <= early:
+                made = apply_steps(made, steps)
+            else:
+                late += [LateStep(number, (index, i), step) for i, step in enumerate(steps)]
         if made.ndim == 2:
             view[:] = made
         else:
             cv2.split(made, list(view))  # 3.4 times as fast as a copy from a transposed view
+    return late
 
 
 def apply_steps(picture: np.ndarray, steps: Iterable[Step]) -> np.ndarray:
@@ -290,6 +329,7 @@ def resized_crop(picture: np.ndarray, box: Box, size: int) -> np.ndarray:
 @augmentation(
     p=1.0,
     draws=8,
+    on_device=True,
     brightness=Parameter(0.0, 0, 10, "Factor from [max(0, 1 - b), 1 + b]."),
     contrast=Parameter(0.0, 0, 10, "Factor, likewise."),
     saturation=Parameter(0.0, 0, 10, "Factor, likewise."),
@@ -358,7 +398,12 @@ def adjust_hue(picture: np.ndarray, turn: float) -> np.ndarray:
     torchvision on PIL truncates the turn and every pixel's hue to 1 / 255 of the circle, and wraps
     around at 256, which is one step more for the pixels that pass it.
     """
-    return turn_hue(picture, (int(turn * 255) - 0.5 - turn) * 6 / 255)
+    return turn_hue(picture, hue_sectors(turn))
+
+
+def hue_sectors(turn: float) -> float:
+    """Return the sixths of the circle that `adjust_hue` turns by."""
+    return (int(turn * 255) - 0.5 - turn) * 6 / 255
 
 
 def turn_hue(picture: np.ndarray, sectors: float) -> np.ndarray:
@@ -406,7 +451,7 @@ def turn_hue(picture: np.ndarray, sectors: float) -> np.ndarray:
     return cv2.merge([turned[order[(index - thirds) % 3]] for index in range(3)])
 
 
-@augmentation(p=0.2)
+@augmentation(p=0.2, on_device=True)
 def grayscale(view: View) -> list[Step]:
     """Replace the colors by their luma."""
     return [Step(to_grayscale)]
@@ -420,6 +465,7 @@ def to_grayscale(picture: np.ndarray) -> np.ndarray:
 @augmentation(
     p=0.5,
     draws=1,
+    on_device=True,
     sigma=Parameter((0.1, 2.0), 0, 50, "Standard deviation in pixels of the picture it meets."),
 )
 def gaussian_blur(view: View, sigma: Range) -> list[Step]:
@@ -464,7 +510,7 @@ def blur_kernel(sigma: float) -> np.ndarray:
     return ((kernel + kernel[::-1]) / 2).astype(np.float32)
 
 
-@augmentation(p=0.5)
+@augmentation(p=0.5, on_device=True)
 def horizontal_flip(view: View) -> list[Step]:
     """Mirror left and right."""
     return [Step(hflip)]
@@ -475,7 +521,11 @@ def hflip(picture: np.ndarray) -> np.ndarray:
     return cv2.flip(picture, 1)
 
 
-@augmentation(p=0.2, threshold=Parameter(128, 0, 256, "Levels at or above it are inverted."))
+@augmentation(
+    p=0.2,
+    on_device=True,
+    threshold=Parameter(128, 0, 256, "Levels at or above it are inverted."),
+)
 def solarize(view: View, threshold: float) -> list[Step]:
     """Invert bright pixels."""
     return [Step(invert_above, (threshold,))]

@@ -11,6 +11,8 @@ from kscl.views.recipes import Recipe
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kscl.views.device import Pending
+
 
 @dataclass(frozen=True)
 class SmallViews:
@@ -39,6 +41,8 @@ class Batch(NamedTuple):
     instances: Tensor  # (B,) int64, the index of the image shown
     bad: list[tuple[int, str]] = []  # noqa: RUF012  # index and reason of each unreadable image
     small: Tensor | None = None  # (B, S, 3, h, w)
+    pending: list[Pending] = []  # noqa: RUF012  # what the device still does to the views
+    small_pending: list[Pending] = []  # noqa: RUF012
 
     def chunk(self, parts: int) -> Iterator[Batch]:
         """Yield equal parts."""

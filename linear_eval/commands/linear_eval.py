@@ -1,4 +1,4 @@
-"""Evaluate a backbone on labeled images: linear probes, neighbors, SVMs, or fine-tuning."""
+"""Evaluate a backbone on labeled images: linear probes, neighbors, SVMs, masks, or fine-tuning."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from kscl.run.engine import Flags
 
-EXAMPLES = """  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml \\
+EXAMPLES = """  kscl probe --config-file configs/linear_eval/linear_cached.yaml \\
       BACKBONE.WEIGHTS output/pretrain/backbone.safetensors \\
       DATA.TRAIN /data/mine/train DATA.VAL /data/mine/val OUTPUT_DIR output/linear_eval/mine
-  python tools/linear_eval.py --config-file configs/linear_eval/linear_cached.yaml --num-seeds 3 \\
+  kscl probe --config-file configs/linear_eval/linear_cached.yaml --num-seeds 3 \\
       BACKBONE.WEIGHTS random BACKBONE.NAME resnet50 DATA.TRAIN … DATA.VAL … OUTPUT_DIR …
-  python tools/linear_eval.py --config-file configs/linear_eval/imagenet_linear_moco.yaml \\
+  kscl probe --config-file configs/linear_eval/imagenet_linear_moco.yaml \\
       --num-gpus 8 --auto-resume BACKBONE.WEIGHTS moco_v2_800ep.pth.tar BACKBONE.NAME resnet50 \\
       DATA.TRAIN /data/imagenet/train DATA.VAL /data/imagenet/val
-  torchrun --nproc-per-node 8 tools/linear_eval.py --auto-resume --config-file …
+  torchrun --nproc-per-node 8 -m kscl probe --auto-resume --config-file …
 """
 
 

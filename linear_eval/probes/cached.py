@@ -37,6 +37,7 @@ from linear_eval.linear import (
     Rows,
     Solution,
     fit_logistic,
+    on_raw_features,
     outputs_of,
     solutions_of,
     standardized,
@@ -271,7 +272,7 @@ class Cached(Probe):
             details["epochs"] = cfg.SOLVER.EPOCHS
         result = score(ranked_classes(outputs), val.targets, val.classes)
         remark = f"{in_words(points[self.chosen])}, chosen of {len(points)} within train"
-        return [Outcome(result, details, remark, _on_raw_features(*solution, self.rows))]
+        return [Outcome(result, details, remark, on_raw_features(*solution, self.rows))]
 
 
 def stored_views(cfg: CfgNode) -> list[str]:
@@ -332,12 +333,3 @@ def rows_like(rows: Rows, features: Features, labels: np.ndarray, images: np.nda
     indices = (slot(CENTER) * features.count + images)[None]
     targets = torch.from_numpy(labels[images])
     return replace(rows, table=features.rows, indices=indices, labels=targets)
-
-
-def _on_raw_features(weight: Tensor, bias: Tensor, rows: Rows) -> Solution:
-    """Return the same classifier on features as the backbone gives them: W (x − m) s + b."""
-    weight, bias = weight.double().cpu(), bias.double().cpu()
-    if rows.center is not None and rows.scale is not None:
-        weight = weight * rows.scale
-        bias = bias - weight @ rows.center.double()
-    return weight.float(), bias.float()

@@ -94,7 +94,7 @@ class Finetune(ViewTraining):
             return "finetune-list"
         if data.IMAGES_PER_CLASS:
             return f"finetune-{data.IMAGES_PER_CLASS}-per-class"
-        return f"finetune-{100 * data.FRACTION:g}percent"
+        return "finetune"
 
     def build(self) -> tuple[nn.Module, dict[str, nn.Module]]:
         """Return a copy of the backbone, with a new head."""

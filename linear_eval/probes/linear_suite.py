@@ -36,6 +36,7 @@ from linear_eval.images import (
     hold_out,
     open_annotated,
     open_class_folders,
+    rarest_class,
 )
 from linear_eval.linear import Rows, Solution, fit_binary, fit_logistic, outputs_of
 from linear_eval.probe import Data, Json, Probe
@@ -231,7 +232,7 @@ class LinearSuite(Probe):
             features = torch.cat([fit_on.features, choose_on.features])
             whole = Split(features, np.concatenate([fit_on.labels, choose_on.labels]))
         else:
-            labels = train.labels if train.labels.ndim == 1 else _rarest(train.labels)
+            labels = train.labels if train.labels.ndim == 1 else rarest_class(train.labels)
             kept, held = hold_out(labels, suite.HOLD_OUT, self.cfg.SEED)
             fit_on, choose_on, whole = train.part(kept), train.part(held), train
         if not len(choose_on.labels):
@@ -309,13 +310,6 @@ def score_of(metric: str, solution: Solution, split: Split) -> float:
     if metric == TOP1:
         return 100 * float(right.mean())
     return 100 * float(np.mean([right[labels == c].mean() for c in np.unique(labels)]))
-
-
-def _rarest(labels: np.ndarray) -> np.ndarray:
-    """Return for each image its rarest class, or -1, to hold out some of every class."""
-    counts = (labels == PRESENT).sum(0)
-    rarity = np.where(labels == PRESENT, 1 / np.maximum(counts, 1), 0)
-    return np.where(rarity.any(1), rarity.argmax(1), -1)
 
 
 def _at_edge(scores: Sequence[float], best: int, images: int) -> bool:

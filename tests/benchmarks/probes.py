@@ -7,14 +7,18 @@ import warnings
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
+from kscl.rng import Stream, permutation
 from linear_eval.images import PRESENT
+from linear_eval.linear import Rows, new_head, solutions_of, standardized, start_grid
 from linear_eval.probe import load_linear_eval_config
+from linear_eval.probes.segmentation import VOID, train_maps
 from linear_eval.probes.svm import Machines, drawn_images
 from linear_eval.score import interpolated_precision
-from tests.benchmarks.harness import figure, seconds
+from tests.benchmarks.harness import figure, seconds, time_ratio
 
 CLASSES, IMAGES, TEST_IMAGES, DIM = 20, 5011, 1000, 2048
 TIMED_FITS = 40
@@ -102,3 +106,73 @@ def _check_equal(cfg, table, labels, test) -> None:  # type: ignore[no-untyped-d
             )
         difference = abs(found["exact"] - found["liblinear"])
         assert difference <= 0.1, f"k = {k}: the mAP differs by {difference:.3f}"
+
+
+def segmentation_ratio(rates: tuple[float, ...]) -> float:
+    """Return the time of one plain PyTorch loop per learning rate over that of the probe's grid.
+
+    One epoch on maps of 16 images, as of a ViT-S/16 at 512 pixels; equal weights to 0.001.
+    """
+    torch.set_num_threads(2)
+    classes, images, side, dim, size = 21, 16, 32, 384, 128
+    words = ["SOLVER.EPOCHS", "1", "SOLVER.MILESTONES", "[]", "SOLVER.BATCH_SIZE", "8"]
+    solver = load_linear_eval_config(None, words).SOLVER
+    random = torch.Generator().manual_seed(0)
+    table = torch.randn(images * side * side, dim, generator=random)
+    targets = torch.randint(0, classes, (images, 8, 8), generator=random).to(torch.uint8)
+    targets = F.interpolate(targets[None], (size, size))[0]
+    targets[:, :4] = VOID
+    rows = standardized(Rows(table, np.arange(len(table))[None], torch.empty(0)))
+    assert rows.center is not None
+    assert rows.scale is not None
+    center, scale = rows.center[:, None, None], rows.scale[:, None, None]
+    maps = table.view(images, side, side, dim).permute(0, 3, 1, 2).contiguous()
+    order = torch.from_numpy(permutation(0, 0, Stream.ORDER, images))
+    start = new_head(classes, dim, 0.01, 0)
+
+    def ours() -> list[torch.Tensor]:
+        state = start_grid(len(rates), classes, dim, 0.01, 0, torch.device("cpu"))
+        points = [{"lr": lr, "weight_decay": 0.0} for lr in rates]
+        list(train_maps(rows, targets, points, state, solver, 0))
+        return [weight for weight, _ in solutions_of(state, len(rates))]
+
+    def plain() -> list[torch.Tensor]:
+        found = []
+        for lr in rates:
+            conv = torch.nn.Conv2d(dim, classes, 1)
+            conv.load_state_dict({"weight": start[0][:, :, None, None], "bias": start[1]})
+            sgd = torch.optim.SGD(conv.parameters(), lr, momentum=solver.MOMENTUM)
+            for batch in order.split(solver.BATCH_SIZE):
+                outputs = conv((maps[batch] - center) * scale)
+                outputs = F.interpolate(outputs, (size, size), mode="bilinear")
+                loss = F.cross_entropy(outputs, targets[batch].long(), ignore_index=VOID)
+                sgd.zero_grad()
+                loss.backward()
+                sgd.step()
+            found.append(conv.weight.detach().flatten(1))
+        return found
+
+    for mine, theirs in zip(ours(), plain(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-3)
+    return time_ratio(plain, ours, rounds=5)
+
+
+@figure(
+    "segmentation_one_rate",
+    "time of a plain PyTorch loop (1x1 conv, interpolate, cross-entropy) over the segmentation "
+    "probe, one learning rate, the same features",
+    at_least=1,
+    alone=True,
+)
+def segmentation_one_rate() -> float:
+    return segmentation_ratio((0.1,))
+
+
+@figure(
+    "segmentation_grid",
+    "the same with the five learning rates of the default grid, one loop for each",
+    at_least=1,
+    alone=True,
+)
+def segmentation_grid() -> float:
+    return segmentation_ratio((0.01, 0.03, 0.1, 0.3, 1.0))

@@ -142,6 +142,26 @@ def views_uint8() -> float:
     return times_as_fast(None)
 
 
+@figure(
+    "views_on_device",
+    "CPU time of a view in a worker with VIEWS.DEVICE, over without",
+    at_most=0.65,
+)
+def views_on_device() -> float:
+    whole, part = (
+        ViewDataset(photos(), MOCO_V2, NUM_VIEWS, SIZE, 0, keep_megabytes=512, on_device=on)
+        for on in (False, True)
+    )
+    epoch = iter(range(1, 1000))
+
+    def made(dataset: ViewDataset) -> None:
+        now = next(epoch)
+        dataset.__getitems__([(now, index) for index in range(len(dataset))])
+
+    with one_core():
+        return 1 / time_ratio(lambda: made(whole), lambda: made(part), rounds=15)
+
+
 def of_large_photos(reduced: bool, source: InMemory | None = None) -> ViewDataset:
     source = large_photos() if source is None else source
     return ViewDataset(source, MOCO_V2, NUM_VIEWS, SIZE, 0, reduced_decode=reduced)

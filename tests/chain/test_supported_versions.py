@@ -1,4 +1,4 @@
-"""The versions that `make test-versions` tries are those that setup.py promises."""
+"""The versions that `make test-versions` tries are those that pyproject.toml promises."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def test_the_oldest_set_is_at_the_lower_bounds(requirement, pinned):
 
 
 def test_the_oldest_python_tried_is_the_oldest_promised():
-    promised = re.search(r'python_requires=">=3\.(\d+)"', (ROOT / "setup.py").read_text())
+    promised = re.search(r'requires-python = ">=3\.(\d+)"', (ROOT / "pyproject.toml").read_text())
     assert promised is not None
     assert int(promised.group(1)) == MINORS[0]

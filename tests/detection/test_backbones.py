@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from detectron2.layers import NaiveSyncBatchNorm
 from detectron2.modeling import build_backbone
 from timm.layers import FrozenBatchNormAct2d, SyncBatchNormAct
 from torch import Tensor, nn
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from detection.backbones import LAST, STRIDES, TimmBackbone, any_size_arguments
+from detection.backbones import LAST, STRIDES, TimmBackbone
 from detection.config import load_detection_config
 from detection.errors import DetectionError
+from kscl.methods.encoder import any_size_arguments
 from tests.helpers.networks.backbones import lively_backbone
 from tests.helpers.networks.small import NETWORKS
 
@@ -64,6 +67,28 @@ def test_levels_are_what_timms_modules_put_out(name):
             expected = expected.permute(0, 3, 1, 2)
         assert values.shape[2:] == (64 // STRIDES.get(level, 16),) * 2
         torch.testing.assert_close(values, expected)
+
+
+def test_patches_of_14_pixels_are_resampled_from_the_corner_to_a_stride_of_16():
+    name, kwargs = "vit_small_patch14_reg4_dinov2", {"embed_dim": 24, "depth": 1, "num_heads": 2}
+    arguments = any_size_arguments(name, kwargs)
+    backbone = TimmBackbone(name, arguments, [LAST]).eval()
+    source: Any = lively_backbone(name, arguments)
+    backbone.network.load_state_dict(source.state_dict(), strict=False)
+    images = torch.randn(2, 3, 96, 160)
+    whole = F.pad(images, (0, 12 * 14 - 160, 0, 7 * 14 - 96))  # 7 x 12 patches
+    source.norm = nn.Identity()
+    with torch.no_grad():
+        found = backbone(images)[LAST]
+        tokens = source.forward_features(whole)[:, 5:]  # after the class and four registers
+    grid = tokens.unflatten(1, (7, 12)).numpy()  # (B, 7, 12, C)
+
+    def lines(count: int, patches: int) -> np.ndarray:  # (count, patches): how much of each patch
+        centers = ((np.arange(count) + 0.5) * 16 / 14 - 0.5).clip(0, patches - 1)
+        return (1 - np.abs(centers[:, None] - np.arange(patches))).clip(0)
+
+    expected = np.einsum("yh,xw,bhwc->bcyx", lines(6, 7), lines(10, 12), grid)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -33,7 +33,7 @@ MADE = (
 CONFIG_INTRODUCTION = """
 Every tool with a config takes `--config-file FILE` and, at the end, overrides `KEY VALUE`:
 
-    python tools/pretrain.py --config-file configs/pretrain/shapes_kscl.yaml SOLVER.EPOCHS 8
+    kscl pretrain --config-file configs/pretrain/shapes_kscl.yaml SOLVER.EPOCHS 8
 
 A file may name a file that it changes: `_BASE_: other.yaml`. `--print-config` prints the resolved
 config with the sentences below, as YAML that can be fed back. An unknown key, a value of the wrong
@@ -56,7 +56,7 @@ on fewer or more processes they are scaled, which is another protocol.
 training is the same with and without it, and the record has the number at the end.
 """
 SUITE_INTRODUCTION = """
-A suite compares backbones: `python tools/run_suite.py FILE` pretrains every contender, evaluates it
+A suite compares backbones: `kscl run FILE` pretrains every contender, evaluates it
 in every way and writes one leaderboard. `--dry-run` shows what is done, runs and is left. See
 configs/suites/ for examples; own_data.yaml is a template.
 """
@@ -68,13 +68,13 @@ def config_page() -> str:
         MADE,
         "# Config reference\n",
         CONFIG_INTRODUCTION,
-        "\n## Pretraining (tools/pretrain.py)\n",
+        "\n## Pretraining (kscl pretrain)\n",
         *_sections(PRETRAIN),
         AUGMENT_INTRODUCTION,
         *_augmentations(),
-        "\n## Linear evaluation (tools/linear_eval.py)\n",
+        "\n## Linear evaluation (kscl probe)\n",
         *_sections(schema()),
-        "\n## Detection (tools/train_net.py)\n",
+        "\n## Detection (kscl train-net)\n",
         DETECTION_INTRODUCTION,
         *_sections(Schema.of(Kscl)),
     ]

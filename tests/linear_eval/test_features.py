@@ -31,7 +31,7 @@ def original(tmp_path_factory):
 def digits(original, tmp_path, monkeypatch):
     """A copy that may be changed; small pieces, so that there are several."""
     monkeypatch.setattr(features_module, "BATCH", 16)
-    monkeypatch.setattr(features_module, "PIECE", 32)
+    monkeypatch.setattr(features_module, "BATCHES", 2)
     return shutil.copytree(original, tmp_path / "digits")
 
 

@@ -12,12 +12,16 @@ import sys
 
 import pytest
 import safetensors
+import timm
 import torch
+import torch.nn.functional as F
+from timm.layers import resample_abs_pos_embed
 
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.records.record import find_records, read_record
 from kscl.runtime.files import sha256_of
+from linear_eval.backbone import load
 from linear_eval.commands.linear_eval import main
 from linear_eval.probe import load_linear_eval_config, registered
 from tests.helpers.commands import ROOT
@@ -77,6 +81,25 @@ def test_the_record_holds_what_a_reader_needs(digits, tmp_path, backbone):
     with safetensors.safe_open(tmp_path / "run/classifier.safetensors", "pt") as classifier:
         assert classifier.get_tensor("weight").shape == (10, 32)
         assert json.loads(classifier.metadata()["classes"]) == details["classes"]
+
+
+def test_a_transformer_for_one_size_takes_any_and_pads_to_whole_patches(digits, tmp_path):
+    name = "vit_small_patch14_reg4_dinov2"  # made for images of 518
+    small = {"embed_dim": 24, "depth": 1, "num_heads": 2}
+    given = ("BACKBONE.NAME", name, "BACKBONE.KWARGS", small, "PROBE", "knn", "KNN.K", "[5]")
+    assert main(overrides(digits, tmp_path / "run", *given)) == 0
+    details = read_record(tmp_path / "run/record.json")["details"]
+    assert (details["backbone"]["arch"], details["backbone"]["kwargs"]) == (name, small)
+
+    backbone = load(config(digits, tmp_path, *given)).backbone  # for images of 24
+    reference = timm.create_model(name, num_classes=0, img_size=28, **small).eval()
+    state = backbone.state_dict()
+    state["pos_embed"] = resample_abs_pos_embed(state["pos_embed"], [2, 2], num_prefix_tokens=0)
+    reference.load_state_dict(state)
+    images = torch.randn(2, 3, 24, 24)
+    with torch.no_grad():
+        expected = reference(F.pad(images, (0, 4, 0, 4)))
+        torch.testing.assert_close(backbone(images), expected)
 
 
 def test_the_same_seed_gives_the_same_number_and_another_seed_other_weights(digits, tmp_path):

@@ -15,6 +15,7 @@ from kscl.benchmark.leaderboard.differences import (
     named_rows,
     shortest_name,
 )
+from kscl.benchmark.leaderboard.labels_saved import with_all_labels
 from kscl.benchmark.leaderboard.reading import RANDOM
 from kscl.benchmark.leaderboard.rows import Board, Row, Section
 from kscl.benchmark.leaderboard.statistics import LEVEL
@@ -22,8 +23,8 @@ from kscl.benchmark.leaderboard.tables import row_name, section_names
 
 ONE_SEED = "One seed: seed-to-seed variation not measured."
 ADVICE = (
-    "For three seeds, write seeds: [0, 1, 2] in the file of the suite and run it again; what is "
-    "finished is kept. Without a suite, repeat pretraining and evaluation with SEED 1 and SEED 2."
+    "For three seeds, run the suite again with --num-seeds 3; what is finished is kept. Without a "
+    "suite, repeat pretraining and evaluation with SEED 1 and SEED 2."
 )
 MORE_SEEDS = 3
 POWER = 0.8  # chance to detect a difference of the size that is told
@@ -46,10 +47,14 @@ class Answer:
 
 
 def answers(board: Board, baselines: Sequence[str] = ()) -> list[Answer]:
-    """Return an answer for every row and protocol; the baseline is random weights unless named."""
+    """Return an answer for every row and protocol; the baseline is random weights unless named.
+
+    `labels_saved` answers for protocols with a part of another one's labels.
+    """
+    sections = with_all_labels(board)
     return [
         answer
-        for section, of in zip(board.sections, section_names(board.sections), strict=True)
+        for section, of in zip(sections, section_names(sections), strict=True)
         for answer in _of_section(section, of, baselines or (RANDOM,), board)
     ]
 
@@ -57,7 +62,7 @@ def answers(board: Board, baselines: Sequence[str] = ()) -> list[Answer]:
 def warnings(board: Board) -> list[str]:
     """Return what makes numbers unusable or doubtful, one sentence each."""
     found = []
-    for section in board.sections:
+    for section in with_all_labels(board):  # few labels are meant to give low scores
         low = [row for row in section.rows if row.results[section.protocol].too_low]
         who = [f"{row_name(row)}, whose {_lowest(row, section)}, is" for row in low]
         who = ["every row is"] if len(low) == len(section.rows) else who

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from kscl.benchmark.leaderboard.reading import RecordFile, inside, number
+from kscl.benchmark.leaderboard.reading import RecordFile, image_count, inside, number
 from kscl.benchmark.leaderboard.rows import Row
 from kscl.registry import Registry
 
@@ -78,6 +78,28 @@ def minutes_per_epoch(row: Row) -> Value:
 def views_per_second(row: Row) -> Value:
     """Return the throughput of pretraining."""
     return row.figure("views_per_second")
+
+
+@column(
+    "rankme",
+    label="RankMe",
+    digits=1,
+    hint="Effective rank of the features of a probe's val images, at most the smaller of images "
+    "and dimensions: compare it on the same images",
+)
+def rankme(row: Row) -> Value:
+    """Return the mean over the probes; where they had several val sets, one mean for each."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for record in (file.record for file in row.records):
+        value = number(record.details.get("rankme"))
+        if value is not None:
+            images = (image_count(record) or 0, str(inside(record.data, "val", "hash")))
+            found.setdefault(images, []).append(value)
+    means = {images: fmean(values) for images, values in sorted(found.items())}
+    if len(means) == 1:
+        return next(iter(means.values()))
+    shown_each = (f"{mean:.1f} ({count:,} images)" for (count, _), mean in means.items())
+    return ", ".join(shown_each) or None
 
 
 def figures(row: Row) -> dict[str, float | str]:

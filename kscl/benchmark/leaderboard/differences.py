@@ -267,7 +267,7 @@ def class_means(result: Result, metric: str) -> dict[str, float]:
 
 def _rows(board: Board, names: Sequence[str]) -> list[Row]:
     if len(names) < 2:
-        raise KsclError("--compare: Name two or more rows.")
+        raise KsclError("kscl compare needs two or more rows.")
     found: list[Row] = []
     for wanted in names:
         rows = named_rows(board.rows, wanted)
@@ -276,11 +276,10 @@ def _rows(board: Board, names: Sequence[str]) -> list[Row]:
             listed = "; ".join(f"{_name(row)} is {row.entry.key}" for row in known[:20])
             reason = "It fits several rows" if rows else "There is no such row"
             raise KsclError(
-                f"--compare {wanted}: {reason}. Name a row as in kscl@2,K=5,40%, or by its key: "
-                f"{listed}."
+                f"{wanted}: {reason}. Name a row as in kscl@2,K=5,40%, or by its key: {listed}."
             )
         if rows[0] in found:
-            raise KsclError(f"--compare {wanted}: The row is named twice.")
+            raise KsclError(f"{wanted}: The row is named twice.")
         found += rows
     return found
 

@@ -358,9 +358,9 @@ def _protocol(file: RecordFile) -> ProtocolKey:
 
 
 def _trial_key(file: RecordFile, found: Link) -> tuple[str, str]:
-    seed = file.record.seed
+    seed, draw = file.record.seed, file.record.details.get("draw", "")
     # Detectron2's seed -1 means "any": two such runs are two trials.
-    return found.replicate, str(seed) if seed >= 0 else file.id
+    return found.replicate, f"{seed} {draw}".strip() if seed >= 0 else file.id
 
 
 def _trial_order(key: tuple[str, str]) -> tuple[int, str, int, str]:

@@ -9,11 +9,11 @@ ended without an answer runs again in a process of its own.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import multiprocessing
 import os
 import signal
-import sys
 import time
 import traceback
 import warnings
@@ -23,9 +23,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import kscl
 from kscl.benchmark.suite.execute import DONE, State
-from kscl.benchmark.suite.spec import override_words
+from kscl.benchmark.suite.spec import Suite, override_words
 from kscl.benchmark.suite.stages import Stage
 from kscl.config import plain
 from kscl.data.annotations import Problem
@@ -33,11 +32,12 @@ from kscl.errors import KsclError
 from kscl.keys import load_config
 from kscl.registry import import_modules
 from kscl.runtime.files import write_atomically
+from kscl.runtime.paths import is_named
 
 PASSED_FILE = "checked.txt"  # keys of stages whose check has passed
 TIMEOUT = 1800.0  # seconds of one check; a preflight decodes thousands of images
 # Settings that a check does not depend on.
-OF_ONE_STAGE = ("SEED", "LABEL", "KSCL.LABEL", "OUTPUT_DIR")
+OF_ONE_STAGE = ("SEED", "LABEL", "KSCL.LABEL", "OUTPUT_DIR", "DATA.DRAW", "KSCL.DRAW")
 
 Show = Callable[[int, int, str], None]  # checks that are done, all of them, the last one's stage
 
@@ -108,6 +108,45 @@ def check_stages(
         write_atomically(state_dir / PASSED_FILE, "\n".join(sorted(passed)).encode())
     in_order = [request.stages[0].name for request in requests.values()]
     return [text for name in in_order for text in problems[name]]
+
+
+def fetch_weights(suite: Suite) -> list[str]:
+    """Fetch the weights that the suite names; return what is wrong, one text per contender.
+
+    Their hashes are part of the stages' keys, so this comes before the plan.
+    """
+    problems = []
+    for contender in suite.contenders:
+        weights = contender.file
+        if contender.pretrain:
+            words = override_words({**suite.pretrain_overrides, **contender.overrides})
+            weights = load_config(contender.pretrain, words).BACKBONE.WEIGHTS
+        if not is_named(weights) and not contender.checksum:
+            continue
+        from kscl.backbone_file import checked_hash, find_weights  # slow to import
+
+        try:
+            found = find_weights(weights)
+            assert found is not None  # it may be downloaded
+            checked_hash(found, weights)
+            check_checksum(found.path, contender.checksum)
+        except KsclError as error:
+            problems.append(f"contender {contender.name}: {error}")
+    return problems
+
+
+def check_checksum(path: Path, checksum: str) -> None:
+    """Raise unless a file's hash begins as `checksum`, written md5:… or sha256:…, says."""
+    kind, _, digits = checksum.partition(":")
+    if not kind:
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, kind).hexdigest()
+    if not found.startswith(digits):
+        raise KsclError(
+            f"{path} is not the published file: its {kind} is {found}, not {digits}…. Delete it to "
+            "fetch it again, or correct the checksum."
+        )
 
 
 def check_of(stage: Stage, missing: set[str], output_dir: str) -> Request | None:
@@ -243,8 +282,6 @@ def _work(requests: Sequence[Request], answers: Connection) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
-    # Or tools/linear_eval.py, beside the command, would hide the package of its name.
-    sys.path.insert(0, str(Path(kscl.__file__).resolve().parent.parent))
     for request in requests:
         answers.send(_check(request))
 

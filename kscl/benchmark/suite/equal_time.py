@@ -23,7 +23,7 @@ from kscl.errors import KsclError
 from kscl.keys import load_config
 from kscl.views.batch import Batch
 
-MARK = "# Equal time, as tools/equal_time.py measured it; everything below is written by it."
+MARK = "# Equal time, as kscl equal-time measured it; everything below is written by it."
 WARM_UP, PER_TURN = 3, 4  # steps before anything is measured, and steps of a contender's turn
 
 

@@ -89,8 +89,8 @@ def look(
             and any(state_dir.glob(f"{_base_name(stage)}-????????.json"))
         ):
             log.warning(
-                "%s is run again: its settings or its data have changed since, or its result or "
-                "that of a stage before it is gone.",
+                "%s is run again: its settings, data or weights have changed since, or its result "
+                "or that of a stage before it is gone.",
                 stage.name,
             )
         expected = (estimates or {}).get(stage.kind)

@@ -227,6 +227,6 @@ def report_seconds(seconds: Mapping[str, float]) -> str:
         text += (
             f"\nWarning: the time is not equal. {slowest} took {over[slowest]:.0%} longer than "
             f"{fastest}. If other work ran beside some of them, the steps may still be right; if "
-            "not, measure again with tools/equal_time.py and run the suite again."
+            "not, measure again with kscl equal-time and run the suite again."
         )
     return text

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
@@ -17,6 +17,7 @@ from kscl.errors import ConfigError
 from kscl.keys import load_config
 from kscl.registry import import_modules
 from kscl.run.task import PRETRAIN, commands, evaluation_kinds
+from kscl.runtime.paths import is_named
 
 Overrides = dict[str, Any]
 
@@ -29,8 +30,11 @@ class Contender:
     name: str
     # The config file of a pretraining.
     pretrain: str = ""
-    # A file of weights, of this project or another one, instead of a pretraining.
+    # Weights instead of a pretraining: a file of this project or another one, timm:NAME,
+    # hf-hub:OWNER/NAME, torchvision:ENUM.MEMBER or an http(s) address.
     file: str = ""
+    # How a published hash of the file begins, e.g. md5:59fd9945 or sha256:….
+    checksum: str = ""
     # The timm model: of a file that does not name it, or else of random weights.
     arch: str = ""
     # Arguments for timm.create_model, with arch.
@@ -72,6 +76,8 @@ class Evaluation:
     trials: int = 1
     # Processes of this evaluation; 0 means those of the suite.
     num_gpus: int = 0
+    # Fractions of the labels for this evaluation, instead of those of the suite.
+    fractions: tuple[float, ...] = ()
     # Settings that differ from the config, by full key.
     overrides: Overrides = field(default_factory=dict)
 
@@ -90,23 +96,28 @@ class Suite:
     evaluations: tuple[Evaluation, ...]
     # Seeds of every contender: each is pretrained and evaluated once per seed.
     seeds: tuple[int, ...] = (0,)
+    # Fractions of the labeled training images, 1 among them: every evaluation is made with each,
+    # and the leaderboard shows how many labels a pretraining saves.
+    fractions: tuple[float, ...] = (1,)
+    # Random draws of each fraction below 1, per seed; all contenders get the same images.
+    draws: int = 1
     # Modules with parts of your own, imported in every stage; see docs/extending.md.
     import_: tuple[str, ...] = ()
     # Processes per stage, on GPUs or else on cores.
     num_gpus: int = 1
     # Number of stages to run at the same time.
     jobs: int = 1
-    # Options of tools/make_shapes.py, if the suite needs the drawn data set.
+    # Options of kscl shapes, if the suite needs the drawn data set.
     shapes: dict[str, Any] = field(default_factory=dict)
     # Settings of every pretraining, by full key.
     pretrain_overrides: Overrides = field(default_factory=dict)
     # Steps of each pretraining (its SOLVER.MAX_STEPS), by contender, for comparisons at equal time:
-    # tools/equal_time.py measures and writes them.
+    # kscl equal-time measures and writes them.
     steps: dict[str, Any] = field(default_factory=dict)
     # Multiples of `steps`: every pretraining that has steps is made once per length.
     lengths: tuple[int, ...] = (1,)
     # Seconds of one stage, by kind, to show the time to go until a stage of that kind has finished:
-    # tools/start.py measures and writes them.
+    # kscl start measures and writes them.
     estimates: dict[str, Any] = field(default_factory=dict)
     # An image whose basis images are shown on the page for every pretrained contender.
     basis_image: str = ""
@@ -130,19 +141,27 @@ KEYS_OF_CONTENDER = types_of_keys(Contender, "name") | {"lengths": list | dict}
 KEYS_OF_EVALUATION = types_of_keys(Evaluation, "name")
 IN_WORDS: dict[Any, str] = {str: "text", int: "a whole number", list: "a list", dict: "a mapping"}
 IN_WORDS |= {list | dict: "a list or a mapping"}
-OF_FILES = ("file", "arch", "kwargs", "container", "prefix", "mean", "std")
+OF_FILES = ("file", "checksum", "arch", "kwargs", "container", "prefix", "mean", "std")
 OTHER_STAGES = (PRETRAIN, "basis", "convert")
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 ROW_KEY = re.compile(r"[0-9a-f]{8}")  # as the page of a board shows it
+CHECKSUM = re.compile(r"(md5|sha256):[0-9a-f]{8,64}")
 RANDOM = "random"
 SHAPES_FOLDER = "datasets/shapes"  # where shapes are drawn unless the suite says otherwise
 MAX_STEPS = "SOLVER.MAX_STEPS"
 
 
-def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
-    """Return the suite in this file, or a shipped one; raise one error with all that is wrong."""
+def read_suite(
+    name: str | Path, *, with_lengths: bool = True, num_seeds: int | None = None
+) -> Suite:
+    """Return the suite in this file, or a shipped one; raise one error with all that is wrong.
+
+    `num_seeds` replaces the suite's `seeds`; contenders with seeds of their own keep them.
+    """
     path = find_config(name)
     values = read_mapping(path)
+    if num_seeds is not None:
+        values["seeds"] = list(range(num_seeds))
     import_modules([str(module) for module in _sequence(values, "import")])
     raise_problems(list(_problems(values, with_lengths)), f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
@@ -161,6 +180,14 @@ def read_suite(name: str | Path, *, with_lengths: bool = True) -> Suite:
         import_=tuple(values.get("import", ())),
         **(others | {"seeds": seeds}),
     )
+
+
+def only(suite: Suite, names: Sequence[str]) -> Suite:
+    """Return the suite with these contenders alone."""
+    known = {contender.name: contender for contender in suite.contenders}
+    if unknown := [name for name in names if name not in known]:
+        raise ConfigError(f"--only {unknown[0]}: no such contender; {_hint(unknown[0], known)}")
+    return replace(suite, contenders=tuple(known[name] for name in dict.fromkeys(names)))
 
 
 def stage_kinds() -> tuple[str, ...]:
@@ -211,6 +238,8 @@ def _problems(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
         if not values.get(key):
             yield f"{key} is missing or empty."
     yield from _number_lists("the suite", values)
+    yield from _fractions("the suite", values)
+    yield from too_small("the suite", values, {"draws": 1})
     shared = _mapping(values, "pretrain_overrides")
     if "LABEL" in shared:
         yield "pretrain_overrides: LABEL is for one contender: write it into its overrides."
@@ -259,6 +288,15 @@ def _number_lists(where: str, about: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where}: {key} must be a list of different whole numbers, got {given!r}."
 
 
+def _fractions(where: str, about: Mapping[str, Any]) -> Iterator[str]:
+    """Yield fractions that are not different numbers in (0, 1], with 1 among them."""
+    given = about.get("fractions", [1])
+    good = isinstance(given, list) and all(type(n) in (int, float) and 0 < n <= 1 for n in given)
+    if not good or 1 not in given or len(set(given)) != len(given):
+        expected = "a list of different numbers in (0, 1], 1 among them"
+        yield f"{where}: fractions must be {expected}, got {given!r}."
+
+
 def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
     if not isinstance(about, dict):
         yield f"{where} must be a mapping with pretrain, file or arch."
@@ -284,8 +322,11 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
         if not is_color and ("mean" in about or "std" in about):
             yield f"{where}: {key} must be three numbers (mean and std go together)."
     if "file" in about:
-        if isinstance(about["file"], str) and not Path(about["file"]).is_file():
-            yield f"{where}: file {about['file']}: no such file."
+        file = about["file"]
+        if isinstance(file, str) and not is_named(file) and not Path(file).is_file():
+            yield f"{where}: file {file}: no such file."
+        if not CHECKSUM.fullmatch(str(about.get("checksum", "md5:00000000"))):
+            yield f"{where}: checksum must be md5: or sha256: and 8 or more digits of it."
     elif "arch" not in about:
         yield f"{where} has no backbone: set pretrain, file, or arch (random weights)."
 
@@ -306,7 +347,7 @@ def _steps(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
         if pretrained and key not in given and ("lengths" in about or "lengths" in values):
             yield (
                 f"contender {key}: lengths multiply steps, and it has none: let "
-                "tools/equal_time.py write them, or remove the lengths."
+                "kscl equal-time write them, or remove the lengths."
             )
 
 
@@ -326,6 +367,7 @@ def _evaluation(name: str, about: object) -> Iterator[str]:
         yield f"{where}: trials is only for {with_trials}: remove it, or use more seeds."
     yield from key_problems(where, about, KEYS_OF_EVALUATION)
     yield from too_small(where, about, {"num_gpus": 0, "trials": 1})
+    yield from _fractions(where, about)
     try:
         find_config(str(about.get("config", "")))
     except ConfigError as error:

@@ -20,6 +20,7 @@ from kscl.benchmark.suite.spec import (
 )
 from kscl.config import file_values, leaves, one_line
 from kscl.data.annotations import is_set_name, parse_source
+from kscl.data.labeled import percent_words
 from kscl.data.source import is_remote
 from kscl.data.tar import expand_shards, is_shard_pattern
 from kscl.errors import KsclError
@@ -27,6 +28,7 @@ from kscl.main import VERB_OF, python_words
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.run.task import PRETRAIN, Command, commands
 from kscl.runtime.files import sha256_of
+from kscl.runtime.paths import is_named
 
 MAKE_SHAPES, LEADERBOARD = "kscl.commands.make_shapes", "kscl.commands.leaderboard"
 VISUALIZE_BASIS = "kscl.commands.visualize_basis"
@@ -37,7 +39,7 @@ PATH_KEYS = (
     *("DATA.SUBSET", "DATASETS.TRAIN", "DATASETS.TEST"),
 )
 SETS, PARTS = "SETS.", (".train", ".val", ".test")  # of the linear suite
-PHOTOS = "JPEGImages"  # of a set of prepare_data.py, which cuts them into a folder of tiles
+PHOTOS = "JPEGImages"  # of a set of kscl prepare, which cuts them into a folder of tiles
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,21 @@ def plan(suite: Suite) -> list[Stage]:
     return [*stages, _keyed(board)]
 
 
+def of_contenders(stages: Sequence[Stage], contenders: Sequence[Contender]) -> list[Stage]:
+    """Return the stages of these contenders, and the leaderboard, which waits for them alone.
+
+    It compares with a baseline only if that is one of them.
+    """
+    *others, board = stages
+    names = {contender.name for contender in contenders}
+    labels = {contender.label for contender in contenders}
+    kept = [it for it in others if it.kind == "shapes" or it.name.partition("/")[0] in names]
+    mine = {it.name for it in kept}
+    needs = tuple(it for it in board.needs if it.name in mine)
+    options = [(key, value) for key, value in board.options if key != "baseline" or value in labels]
+    return [*kept, replace(board, needs=needs, options=tuple(options))]
+
+
 @dataclass
 class _Backbone:
     """One contender and seed, and the stages that make and measure it."""
@@ -143,12 +160,30 @@ class _Backbone:
                 yield self.basis(pretrain)
         for evaluation in self.suite.evaluations:
             command = commands()[evaluation.kind]
+            parts = list(self.fractions(evaluation, command))
             if command.prepared_by:
                 convert = self.convert(evaluation, command)
                 yield convert
-                yield self.fine_tune(evaluation, command, convert)
+                yield from (self.fine_tune(part, command, convert) for part in parts)
             else:
-                yield self.probe(evaluation, command)
+                yield from (self.probe(part, command) for part in parts)
+
+    def fractions(self, evaluation: Evaluation, command: Command) -> Iterator[Evaluation]:
+        """Yield the evaluation with each fraction of the labels and each draw of it."""
+        for fraction in evaluation.fractions or self.suite.fractions:
+            if fraction == 1:
+                yield evaluation
+                continue
+            for number in range(self.suite.draws):
+                # Every seed has draws of its own, and all contenders have the same.
+                draw = self.seed * self.suite.draws + number
+                name = f"{evaluation.name}{percent_words(fraction)}"
+                chosen = {f"{command.labels}.FRACTION": fraction, f"{command.labels}.DRAW": draw}
+                yield replace(
+                    evaluation,
+                    name=f"{name}-draw{draw}" if self.suite.draws > 1 else name,
+                    overrides={**evaluation.overrides, **chosen},
+                )
 
     @property
     def weights(self) -> str:
@@ -319,6 +354,11 @@ def _content(name: str, made: Sequence[str]) -> str:
     if is_set_name(name):
         source = parse_source(name)
         return "/".join([source.split, *(_content(str(part), made) for part in source.parts)])
+    if is_named(name):
+        from kscl.backbone_file import cached_weights  # slow to import
+
+        file = cached_weights(name)
+        return name if file is None else sha256_of(file)
     path = Path(name)
     if any(path.is_relative_to(folder) for folder in made):
         return name

@@ -90,7 +90,7 @@ class Voc(AnnotationFormat):
         if source.official and not os.path.isdir(source.root):
             now = os.getenv(DATASETS_VARIABLE)
             fix = (
-                f"Run python tools/prepare_data.py voc --root {source.root.parent} to download it; "
+                f"Run kscl prepare voc --root {source.root.parent} to download it; "
                 f"if you have it, set {DATASETS_VARIABLE} to the folder that holds "
                 f"{source.root.name} ({f'now {now}' if now else 'not set, so ./datasets is used'})"
             )
@@ -285,13 +285,13 @@ def _check_layout(root: Path, split: str, with_images: bool, found: AnnotatedSet
         found.note("layout", path, f"there is no split '{split}'", fix)
 
 
-def _split_file(root: Path, split: str) -> Path:
-    return root / "ImageSets" / "Main" / f"{split}.txt"
+def _split_file(root: Path, split: str, lists: str = "Main") -> Path:
+    return root / "ImageSets" / lists / f"{split}.txt"
 
 
-def read_split(root: Path, split: str, found: AnnotatedSet) -> list[str]:
+def read_split(root: Path, split: str, found: AnnotatedSet, lists: str = "Main") -> list[str]:
     """Read the image ids of a split; those of a per-class list that hold the class (not -1)."""
-    path = _split_file(root, split)
+    path = _split_file(root, split, lists)
     try:
         ids = read_lines(path)
     except KsclError as error:

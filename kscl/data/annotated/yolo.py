@@ -90,7 +90,7 @@ def _listed_classes(files: Files) -> tuple[str, ...]:
     raise KsclError(
         f"{folder} has YOLO labels, whose classes are numbers, but neither it nor the folders "
         "around it have a classes.txt, obj.names or data.yaml with their names. Write one, or give "
-        "the names in order to prepare_data.py with --classes NAME NAME …"
+        "the names in order to kscl prepare with --classes NAME NAME …"
     )
 
 

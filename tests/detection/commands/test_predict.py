@@ -56,13 +56,13 @@ def test_the_tool_and_python_leave_out_the_same_low_scores(finished, shop, tmp_p
     assert 0 < len(expected) < len(every)
 
 
-def test_the_readme_s_python_and_command_find_the_same(
+def test_the_python_and_command_of_the_docs_find_the_same(
     finished, shop, tmp_path, monkeypatch, capsys
 ):
-    """As the README has them, on the folder around a run and with every score."""
-    readme = (ROOT / "README.md").read_text()
-    (code,) = re.findall(r"```py\n(.*?)```", readme, re.S)
-    (command,) = re.findall(r"^\$ python tools/predict.py (.*)$", readme, re.M)
+    """As docs/own_data.md has them, on the folder around a run and with every score."""
+    page = (ROOT / "docs" / "own_data.md").read_text()
+    (code,) = re.findall(r"```py\n(.*?)```", page, re.S)
+    (command,) = re.findall(r"^\$ kscl predict (.*)$", page, re.M)
     run = tmp_path / "output/mine/kscl/seed0"
     shutil.copytree(finished, run / "detection-mine")
     (tmp_path / "new_photos").mkdir()

@@ -46,18 +46,23 @@ RETINANET = (
     *("INPUT.MIN_SIZE_TRAIN", "(128,)", "INPUT.MIN_SIZE_TEST", "128"),
 )
 QUICK = ("resnet18", "convnext_atto", "vit_tiny_patch16_224")
+ADAMW = ("convnext", "swin", "vit")  # networks, and the protocols for them
 ROUTES = [
-    pytest.param(name, protocol, marks=[] if name in quick else pytest.mark.slow)
-    for protocol, quick in (("fpn", QUICK), ("retinanet", ()))
+    pytest.param(
+        name,
+        family if (family := name.partition("_")[0]) in ADAMW else "fpn",
+        marks=[] if name in QUICK else pytest.mark.slow,
+    )
     for name in NETWORKS
 ]
+ROUTES += [pytest.param(name, "retinanet", marks=pytest.mark.slow) for name in NETWORKS]
 STAGES = FROZEN | {"regnetx_002": ["stem.", "s1.", "s2.", "s3.", "s4."]}
 NARROW = ("random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}")
 KILLS = 10
 KILLED_ROUTES = {  # name: network, its arguments, protocol
     "fpn": ("resnet50", NARROW_KWARGS, "shapes_tiny_fpn"),
     "timm": ("convnext_atto", NETWORKS["convnext_atto"], "shapes_tiny_fpn"),
-    "vit": ("vit_tiny_patch16_224", NETWORKS["vit_tiny_patch16_224"], "shapes_tiny_fpn"),
+    "vit": ("vit_tiny_patch16_224", NETWORKS["vit_tiny_patch16_224"], "shapes_tiny_vit"),
     "mask": ("convnext_atto", NETWORKS["convnext_atto"], "shapes_tiny_mask"),
     "retinanet": ("resnet50", NARROW_KWARGS, "shapes_tiny_retinanet"),
 }
@@ -78,9 +83,9 @@ def convert_for(
     return json.loads((folder / "certificate.json").read_text())
 
 
-def convert_random(shop: Path, name: str, protocol: str) -> None:
+def convert_random(shop: Path, name: str, protocol: str, kwargs: Any = None) -> None:
     """Convert a small network with random weights into the shop."""
-    words = ["random", "--arch", name, "--arch-kwargs", str(NETWORKS[name]), "--force"]
+    words = ["random", "--arch", name, "--arch-kwargs", str(kwargs or NETWORKS[name]), "--force"]
     words += ["--protocol", f"detection/shapes_tiny_{protocol}.yaml"]
     assert convert([*words, "--output-dir", str(shop / f"weights-{name}-{protocol}")]) == 0
 
@@ -105,6 +110,20 @@ def test_a_network_goes_from_pretraining_to_a_score(name, protocol, shop, tmp_pa
     pyramid = "-simple-pyramid" if name.startswith("vit") else ""
     assert record["protocol"]["id"] == f"shapes-tiny-{protocol}{pyramid}+DATASETS=voc (changed)"
     assert {"AP", "AP50", "AP75"} <= set(record["metrics"])
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_dinov2_trains_whole_or_only_the_detector_on_it(frozen, shop, tmp_path):
+    name = "vit_small_patch14_reg4_dinov2"  # patches of 14 pixels, made for images of 518
+    convert_random(shop, name, "vit", {"embed_dim": 24, "depth": 1, "num_heads": 2})
+    record = train(
+        *(shop, tmp_path / "run", name, "vit", "MODEL.BACKBONE.FREEZE_AT", "5" if frozen else "0")
+    )
+    assert record["details"]["backbone"]["arch"] == name
+    files = (shop / f"weights-{name}-vit" / "weights.pth", tmp_path / "run" / "model_final.pth")
+    before, after = (read_plain(path)["model"] for path in files)
+    kept = {key for key in before if torch.equal(before[key], after[key])}
+    assert kept == (set(before) if frozen else set())
 
 
 @pytest.mark.slow
@@ -242,7 +261,7 @@ def test_a_detector_that_was_not_certified_is_refused_by_key(shop, tmp_path, cap
         ("resnet18", "c4", "three bottleneck blocks"),
         ("regnetx_002", "c4", "FPN or RetinaNet protocol"),
         ("convit_tiny", "fpn", "has no feature_info"),
-        ("vit_tiny_patch16_224 {patch_size: 14}", "fpn", "needs 16"),
+        ("resnet18", "vit", "KSCL.LAYER_DECAY and KSCL.DROP_PATH"),
         ("nest_tiny", "fpn", "strides 4, 8, 16, and"),
     ],
 )

@@ -78,7 +78,7 @@ def test_room_is_asked_for_all_checkpoints_less_what_is_there(tmp_path, monkeypa
 
     def check(free: int) -> None:
         monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free))
-        check_room_for(tmp_path, model)
+        check_room_for(load_detection_config(None, ["OUTPUT_DIR", str(tmp_path)]), model)
 
     check(3 * checkpoint + detector)
     with pytest.raises(DetectionError, match="3 checkpoints and the trained detector take"):

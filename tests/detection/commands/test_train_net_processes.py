@@ -112,17 +112,8 @@ def test_the_moco_protocol_is_scaled_to_the_gpus_there_are_only_on_request(
     assert (solver["CHECKPOINT_PERIOD"], printed["TEST"]["EVAL_PERIOD"]) == (5000, 500)
 
 
-@pytest.mark.parametrize(
-    ("url", "program", "script"),
-    [
-        ("--dist-url=tcp://10.0.0.1:1234", "tools/train_net.py", ["tools/train_net.py"]),
-        ("--dist-url=auto", "/usr/bin/kscl train-net", ["-m", "kscl", "train-net"]),
-    ],
-)
-def test_detectron2s_options_for_several_machines_name_the_command_of_torchrun(
-    url, program, script, capsys, monkeypatch
-):
-    monkeypatch.setattr(sys, "argv", [program])
+@pytest.mark.parametrize("url", ["--dist-url=tcp://10.0.0.1:1234", "--dist-url=auto"])
+def test_detectron2s_options_for_several_machines_name_the_command_of_torchrun(url, capsys):
     words = ["--num-gpus", "8", "--num-machines", "2", "--machine-rank=1", url]
     words += ["--config-file", "x.yaml", "--resume", "DATASETS.TEST", "('voc:a b:test',)"]
     assert main(words) == 2
@@ -130,7 +121,7 @@ def test_detectron2s_options_for_several_machines_name_the_command_of_torchrun(
     host, port = ("10.0.0.1", "1234") if "10" in url else ("HOST_OF_MACHINE_0", "29500")
     assert shlex.split(command) == [
         *("torchrun", "--nnodes=2", "--node-rank=1", "--nproc-per-node=8"),
-        *(f"--master-addr={host}", f"--master-port={port}", *script),
+        *(f"--master-addr={host}", f"--master-port={port}", "-m", "kscl", "train-net"),
         *("--config-file", "x.yaml", "--resume", "DATASETS.TEST", "('voc:a b:test',)"),
     ]
     # On one machine they change nothing.

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from detection.commands import convert as convert_cli
-from detection.config import load_detection_config
+from detection.config import load_detection_config, of_timm_only
 from detection.convert import converter, proof, routes
 from detection.convert.certificate import read_certificate, verify_start
 from detection.convert.converter import convert
@@ -21,8 +21,10 @@ from detection.errors import DetectionError
 from kscl.backbone_file import Description, save_backbone
 from kscl.config import shipped_configs
 from kscl.errors import KsclError
+from kscl.methods.encoder import build_backbone
 from tests.helpers.commands import run, tool
 from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backbone
+from tests.helpers.networks.small import NETWORKS
 
 QUARTER = {"channels": [16, 32, 64, 128]}
 FAMILIES = [
@@ -44,7 +46,7 @@ QUICK = ("voc0712_c4_18k_d2", "coco_fpn_1x", "coco_retinanet_1x", "cityscapes_fp
 SLOW = [
     pytest.param(path.stem, marks=pytest.mark.slow)
     for path in sorted((shipped_configs() / "detection").glob("[!_]*.yaml"))
-    if path.stem not in QUICK
+    if path.stem not in QUICK and not of_timm_only(load_detection_config(path))
 ]
 # What a user of Detectron2 writes, with a data set of two images in memory.
 TRAIN = """
@@ -97,6 +99,23 @@ def test_a_backbone_fits_every_shipped_protocol(protocol, narrow_file, converted
     fitted = convert(narrow_file, tmp_path / "out", protocol=f"detection/{protocol}.yaml")
     assert fitted.certificate.weights_sha256 == converted.certificate.weights_sha256
     assert verify_start(load_detection_config(fitted.folder / "config.yaml")) is not None
+
+
+@pytest.mark.parametrize(
+    ("arch", "protocol", "better"),
+    [
+        ("vit_tiny_patch16_224", "shapes_tiny_fpn", "shapes_tiny_vit"),
+        ("swin_tiny_patch4_window7_224", "coco_fpn_1x", "coco_fpn_1x_swin"),
+        ("convnext_atto", "coco_retinanet_1x", "coco_fpn_1x_convnext"),
+        ("regnetx_002", "shapes_tiny_swin", "shapes_tiny_fpn"),
+        ("resnet18", "coco_fpn_1x", None),
+        ("convnext_atto", "shapes_tiny_convnext", None),
+    ],
+)
+def test_an_optimizer_that_does_not_suit_the_network_is_a_warning(arch, protocol, better):
+    cfg = load_detection_config(f"detection/{protocol}.yaml")
+    found = converter.optimizer_warning(cfg, build_backbone(arch, NETWORKS[arch]), arch)
+    assert (f"--protocol configs/detection/{better}.yaml" in found) if better else found == ""
 
 
 def test_the_three_files_say_what_they_are(converted):

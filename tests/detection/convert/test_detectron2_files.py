@@ -6,10 +6,8 @@ The references are Detectron2's: its loader reads the same file into the detecto
 from __future__ import annotations
 
 import functools
-import http.server
 import json
 import pickle
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,6 @@ import safetensors.torch
 import torch
 from detectron2.checkpoint import DetectionCheckpointer
 from detectron2.modeling import build_model
-from detectron2.utils.file_io import Detectron2Handler
 
 from detection.commands.convert import main
 from detection.config import load_detection_config, set_network
@@ -26,8 +23,9 @@ from detection.convert.certificate import verify_start
 from detection.convert.converter import BACKBONE_FILE, convert, convert_back
 from detection.convert.proof import draw_images, preprocessed
 from detection.convert.weights import load_weights, read_weights
-from kscl.backbone_file import load_backbone
+from kscl.backbone_file import load_backbone, named
 from kscl.errors import KsclError
+from tests.helpers.hub import serve_files
 from tests.helpers.networks.backbones import NARROW, lively_backbone
 from tests.helpers.networks.checkpoints import some
 
@@ -229,19 +227,14 @@ def test_an_address_of_detectron2_is_fetched_and_converted(state, tmp_path, monk
     served = tmp_path / "served/ImageNetPretrained/torchvision"
     served.mkdir(parents=True)
     moco_pkl(served / "R-50.pkl", state, author="torchvision")
-    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
-    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    handler = functools.partial(quiet, directory=str(tmp_path / "served"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        here = f"http://127.0.0.1:{server.server_address[1]}/"
-        monkeypatch.setattr(Detectron2Handler, "S3_DETECTRON2_PREFIX", here)
+    monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
+    with serve_files(tmp_path / "served") as here:
+        monkeypatch.setattr(named, "DETECTRON2_FILES", here)
         words = [*network(), "--protocol", C4, "--output-dir", str(tmp_path / "out")]
         missing = "detectron2://ImageNetPretrained/none.pkl"
         assert main([missing, *words]) == 2
         assert missing in capsys.readouterr().err
         assert main(["detectron2://ImageNetPretrained/torchvision/R-50.pkl", *words]) == 0
-        server.shutdown()
     assert_starts_from(tmp_path / "out", state)
     certificate = json.loads((tmp_path / "out/certificate.json").read_text())
     source = certificate["source"]

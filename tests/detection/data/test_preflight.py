@@ -227,7 +227,7 @@ def test_a_missing_voc_says_how_to_get_it_and_where_it_is_looked_for(tmp_path, m
     report = preflight(["voc_2007_trainval", "voc_2012_trainval"], ["voc_2007_test"])
     for year, problem in zip((2007, 2012, 2007), report.fatal, strict=True):
         assert problem.where == f"{looked}/VOC{year}"
-        assert f"tools/prepare_data.py voc --root {looked} " in problem.fix
+        assert f"kscl prepare voc --root {looked} " in problem.fix
         assert f"DETECTRON2_DATASETS to the folder that holds VOC{year}" in problem.fix
     (own,) = [p for p in preflight(["voc:nowhere:x"], []).fatal if p.where == "nowhere"]
     assert "prepare_data" not in own.fix

@@ -34,6 +34,15 @@ def column(page: Any, key: str) -> list[str]:
     return page.execute_script(script % ROWS, key)
 
 
+def follow(page: Any, link: str) -> None:
+    """Follow a link within the page, and wait until the page has acted on it."""
+    script = """
+    addEventListener("hashchange", () => setTimeout(arguments[1]), {once: true});
+    location.hash = arguments[0];
+    """
+    page.execute_async_script(script, link)
+
+
 def choose(page: Any, name: str) -> None:
     """The protocol whose name starts so."""
     (option,) = [o for o in all_of(page, "#protocol option") if o.text.startswith(name)]

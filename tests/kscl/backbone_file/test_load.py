@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from timm.models.vision_transformer import checkpoint_filter_fn
 
 from kscl.backbone_file import LAYOUTS, Description, load_backbone, save_backbone, tensors_hash
 from kscl.backbone_file.layouts import SWAV_INPUT
@@ -60,6 +61,37 @@ def container_of(content: dict, layout: str) -> dict:
     return content
 
 
+@pytest.mark.parametrize(
+    ("arch", "registers", "kwargs"),
+    [
+        ("vit_small_patch14_dinov2", 0, {}),
+        ("vit_small_patch14_reg4_dinov2", 4, {}),
+        ("vit_giant_patch14_reg4_dinov2", 4, {"mlp_ratio": 4}),
+    ],
+)
+def test_a_file_of_dinov2_is_read_as_timm_reads_it(saved, arch, registers, kwargs):
+    kwargs = {**kwargs, "img_size": 28, "depth": 1, "embed_dim": 12, "num_heads": 2}
+    torch.manual_seed(0)
+    network = build_backbone(arch, kwargs)
+    names = {"fc1": "w12", "fc2": "w3"} if "giant" in arch else {}
+    content = {"mask_token": torch.randn(1, 12), "pos_embed": torch.randn(1, 5, 12)}
+    content["cls_token"] = torch.randn(1, 1, 12)
+    if registers:
+        content["register_tokens"] = torch.randn(1, registers, 12)
+    for key, value in network.state_dict().items():
+        for ours, theirs in names.items():
+            key = key.replace(f".mlp.{ours}.", f".mlp.{theirs}.")
+        if key not in ("pos_embed", "cls_token", "reg_token"):
+            content[key] = torch.randn_like(value)
+    loaded = load(saved(content), arch, kwargs)
+    assert loaded.layout == "dinov2"
+    assert (loaded.description.mean, loaded.description.std) == tuple(IMAGENET.values())
+    expected = checkpoint_filter_fn(dict(content), network)
+    assert set(expected) == set(network.state_dict())
+    for key, value in loaded.backbone.state_dict().items():
+        torch.testing.assert_close(value, expected[key].view_as(value), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("project", CHECKPOINTS)
 def test_a_checkpoint_is_read_as_its_project_would(networks, states, saved, project):
     make, layout, second = CHECKPOINTS[project]
@@ -85,7 +117,7 @@ def test_a_tensor_that_its_project_does_not_know_is_refused_by_name(states, save
 
 def test_every_layout_of_others_is_tested():
     tested = {layout for _, layout, _ in CHECKPOINTS.values()}
-    elsewhere = {"kscl checkpoint", "dino (student)", "mae", "plain (model_state_dict)"}
+    elsewhere = {"kscl checkpoint", "dino (student)", "dinov2", "mae", "plain (model_state_dict)"}
     averages = {"plain (state_dict_ema)", "plain (model_ema)"}
     assert tested | elsewhere | averages == set(LAYOUTS)
 

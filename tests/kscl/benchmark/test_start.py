@@ -269,14 +269,14 @@ def test_a_suite_that_is_there_is_kept_and_how_to_add_seeds_to_it_is_said(tmp_pa
     (tmp_path / "suite.yaml").write_text("name: mine\n")
     assert start.main([str(tmp_path), "--output-dir", str(tmp_path)]) == 2
     told = capsys.readouterr().err
-    for part in ("is there already", "`seeds:`", f"tools/run_suite.py {tmp_path}/suite.yaml"):
+    for part in ("--num-seeds", f"kscl run {tmp_path}/suite.yaml"):
         assert part in told
     assert (tmp_path / "suite.yaml").read_text() == "name: mine\n"
 
 
 def test_a_folder_that_is_not_prepared_is_refused(tmp_path, capsys):
     assert start.main([str(tmp_path)]) == 2
-    assert "prepare_data.py own" in capsys.readouterr().err
+    assert "kscl prepare own" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

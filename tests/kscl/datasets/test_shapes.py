@@ -50,6 +50,7 @@ SMALL_PIXELS = "6b93809add5f8feb1d545af4ab4223af08b28e5f29c606eb9d8309cbd2826b14
 SMALL_FILES = {
     "sha256": "2606abff0ff0f504d191fb6074b53c10d518e8262b0b67e2a1f0369bdbafb284",
     "coco_sha256": "bb2803e43933e5d6c4c1cf06cdc7d1838d965821fd9389dc3c03d8e50c365d06",
+    "segmentation_sha256": "4ca719c187a7d164e87f54ed7fb0d983d2fd3115d0dd9c3ec648e58af23022a4",
 }
 USUAL = ShapesSettings(
     unlabeled=20, train=100, val=60, detection_train=60, detection_test=40, image_size=64
@@ -93,6 +94,7 @@ def test_the_pixels_are_those_of_this_generator_version() -> None:
 def test_the_files_are_those_of_this_generator_version_and_the_pinned_pillow(small: Path) -> None:
     manifest = json.loads((small / "shapes.json").read_text())
     parts = {"sha256": ("unlabeled/", "classes/", "VOCdevkit/"), "coco_sha256": ("coco/",)}
+    parts |= {"segmentation_sha256": ("segmentation/",)}
     for key, folders in parts.items():
         lines = "".join(
             f"{h}  {p}\n" for p, h in sorted(bytes_of(small).items()) if p.startswith(folders)
@@ -248,6 +250,7 @@ def test_the_masks_are_what_shows_of_each_object(usual: Path) -> None:
     content = json.loads((usual / "coco/instances_test.json").read_text())
     sizes = {image["id"]: (image["height"], image["width"]) for image in content["images"]}
     taken = {key: np.zeros(size, bool) for key, size in sizes.items()}
+    classes = {key: np.zeros(size, np.uint8) for key, size in sizes.items()}
     for each in content["annotations"]:
         size, shape = sizes[each["image_id"]], each["segmentation"]
         theirs = coco_masks.frPyObjects(shape, *size)
@@ -264,6 +267,15 @@ def test_the_masks_are_what_shows_of_each_object(usual: Path) -> None:
         assert (columns.max() + 1, rows.max() + 1) == (left + width, top + height)
         assert not (taken[each["image_id"]] & mask).any()
         taken[each["image_id"]] |= mask
+        classes[each["image_id"]][mask] = 255 if each["iscrowd"] else each["category_id"]
+    home = usual / "segmentation/test"
+    assert (home / "masks/classes.txt").read_text().split() == ["background", *CLASS_NAMES]
+    for image in content["images"]:
+        with Image.open(home / "masks" / image["file_name"].replace(".jpg", ".png")) as mask:
+            assert mask.mode == "P"
+            assert (np.asarray(mask) == classes[image["id"]]).all()
+        picture = usual / "VOCdevkit/VOC2007/JPEGImages" / image["file_name"]
+        assert (home / "images" / image["file_name"]).read_bytes() == picture.read_bytes()
 
 
 def test_polygons_cover_any_mask_exactly_also_with_holes_and_touching_corners() -> None:

@@ -19,7 +19,7 @@ from kscl.views.batch import Batch
 from linear_eval import images
 from linear_eval.backbone import freeze
 from linear_eval.commands.linear_eval import main
-from linear_eval.images import fraction_of_each_class, open_data
+from linear_eval.images import open_data
 from linear_eval.probe import load_linear_eval_config
 from linear_eval.probes.finetune import Finetune, Network
 from tests.helpers.data.digits import config, overrides
@@ -101,12 +101,13 @@ def test_a_stopped_run_resumes_to_the_bit(digits, tmp_path, monkeypatch):
     assert one.details["curves"] == other.details["curves"]
 
 
-def test_a_fraction_takes_as_much_of_every_class_and_follows_the_seed():
-    labels = np.repeat([0, 1, 2], [200, 50, 3])
-    chosen = fraction_of_each_class(labels, 0.1, seed=0)
-    assert np.bincount(labels[chosen]).tolist() == [20, 5, 1]
-    assert np.array_equal(chosen, fraction_of_each_class(labels, 0.1, seed=0))
-    assert not np.array_equal(chosen, fraction_of_each_class(labels, 0.1, seed=1))
+def test_a_fraction_follows_the_draw_and_without_one_the_seed(digits, tmp_path):
+    def numbers(*words):
+        train, _ = open_data(config(digits, tmp_path, *SMALL, "DATA.FRACTION", 0.25, *words))
+        assert set(train.labels) == set(range(10))
+        return train.numbers.tolist()
+
+    assert numbers("SEED", 3) == numbers("SEED", 5, "DATA.DRAW", 3) != numbers("SEED", 5)
 
 
 def test_a_list_names_the_images_to_train_on(digits, tmp_path):

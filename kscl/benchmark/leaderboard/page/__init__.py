@@ -58,8 +58,12 @@ def page(
     warnings: Sequence[str] = (),
     answers: Sequence[str] = (),
     advice: Sequence[str] = (),
+    chart: bytes = b"",
 ) -> str:
-    """Return the page; `folder` is where it will be, and files are linked from there."""
+    """Return the page; `folder` is where it will be, and files are linked from there.
+
+    `chart` is a PNG of scores against labels, which the answers say in words.
+    """
     style = _part("page.css")
     program = "\n".join(["(() => {", '"use strict";', *map(_part, SCRIPTS), "})();\n"])
     data = json.dumps(page_data(board, title, folder), separators=(",", ":"), allow_nan=False)
@@ -72,7 +76,10 @@ def page(
             f"script-src {_digest(program)}"
         ),
         "title": html.escape(title),
-        "answer": _paragraphs([*warnings, *first]) + opened * bool(more) + _paragraphs(advice),
+        "answer": _paragraphs([*warnings, *first])
+        + opened * bool(more)
+        + _paragraphs(advice)
+        + _chart(chart),
         "style": style,
         # Nothing in the data can end its element.
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
@@ -85,6 +92,13 @@ def page(
 
 def _paragraphs(sentences: Sequence[str]) -> str:
     return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
+
+
+def _chart(content: bytes) -> str:
+    if not content:
+        return ""
+    picture = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+    return f'<img class="chart" src="{picture}" alt="Score against the number of labeled images">'
 
 
 def _part(name: str) -> str:
@@ -128,7 +142,7 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
         ],
         "costs": cost_labels(board.rows),
         "not_compared": list(SAME_FOR_ALL_SEEDS),
-        "board_command": f"python tools/leaderboard.py {shlex.join(folders)}",
+        "folders": shlex.join(folders),
         "intervals": EXPLANATION,
         "protocols": [
             {"name": name, "letter": letter, **_protocol(section, indices, pool)}
@@ -234,7 +248,7 @@ def _record(file: RecordFile, folder: Path, pool: _Pool) -> Json:
         "hardware": pool.put(record.hardware),
         "certificate": pool.put(details["certificate"]) if "certificate" in details else None,
         "file": {"shown": file.shown, "link": _link(file_and_line(file.path)[0], folder)},
-        "command": f"python tools/reproduce.py {shlex.quote(_from_here(file.path, file.shown))}",
+        "command": f"kscl reproduce {shlex.quote(_from_here(file.path, file.shown))}",
         "files": [{"shown": role, "link": _link(path, folder)} for role, path in files if path],
     }
 

@@ -129,7 +129,7 @@ function drawCompare() {
     el("h3", {}, "Settings that differ"), ...compareSettings(rows),
     el("h3", {}, "Costs"), compareCosts(rows),
     el("p", { class: "quiet" }, "The same in Markdown: ",
-      code(`${DATA.board_command} --compare ${rows.map((row) => row.key).join(" ")}`)));
+      code(`kscl compare ${rows.map((row) => row.key).join(" ")} --folders ${DATA.folders}`)));
   for (const place of byId("comparison").querySelectorAll(".compare-classes")) {
     const protocol = Number(place.dataset.protocol);
     const entries = rows.map((row, i) => ({ name: rowName(row), series: i,

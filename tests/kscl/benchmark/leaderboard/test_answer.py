@@ -158,8 +158,8 @@ def test_how_to_get_more_seeds_is_said_once_behind_the_answers_that_lack_them(tm
     }
     for text in said.values():
         assert text.count(ONE_SEED) == 2
-        assert text.count("seeds: [0, 1, 2]") == text.count("Without a suite") == 1
-        assert text.rindex(ONE_SEED) < text.index("seeds: [0, 1, 2]")
+        assert text.count("--num-seeds 3") == text.count("Without a suite") == 1
+        assert text.rindex(ONE_SEED) < text.index("--num-seeds 3")
 
 
 def test_no_seeds_are_advised_where_there_are_enough_or_they_would_not_help(tmp_path):

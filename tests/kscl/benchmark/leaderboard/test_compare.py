@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from kscl.benchmark.leaderboard.differences import comparison, difference, named_rows, pairs
-from kscl.commands.leaderboard import main
+from kscl.commands.compare import main
 from kscl.errors import KsclError
 from kscl.records.hits import to_text
 from tests.helpers.leaderboard_records import (
@@ -23,7 +23,7 @@ from tests.helpers.leaderboard_records import (
     pretraining,
     write_all,
 )
-from tests.helpers.page.board_page import HOSTILE, all_of, choose, column, one, sort_by
+from tests.helpers.page.board_page import HOSTILE, all_of, choose, column, follow, one, sort_by
 from tests.helpers.page.browser import MISSING, open_page
 
 IMAGES = 400
@@ -81,7 +81,7 @@ def test_the_intervals_are_those_of_scipys_tests(tmp_path, records, right):
 
 def test_the_command_prints_differences_classes_settings_and_costs(tmp_path, records, capsys):
     folder = write_all(tmp_path / "records", records)
-    assert main([str(folder), "--no-stale-check", "--compare", "moco_v2", "kscl"]) == 0
+    assert main(["moco_v2", "kscl", "--no-stale-check", "--folders", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert re.search(
         r"\| kscl .*\| +\+\d+\.\d\d \| +[+-]\S+ to [+-]\S+ \|.*4 and 3, 3 shared", shown
@@ -169,16 +169,14 @@ def test_a_link_shows_what_its_sender_saw(page, files):
     assert seen() == sent
     assert sent[4] == ["kscl"]
     assert sent[5] == "ascending"
-    page.execute_script(
-        "location.hash = arguments[0]", "protocol=none&sort=x&compare=zz&method=<b>"
-    )
+    follow(page, "protocol=none&sort=x&compare=zz&method=<b>")
     assert len(column(page, "method")) == len(files.board.rows)  # what is unknown is left out
 
 
 @needs_chromium
 def test_a_hostile_name_stays_text_in_a_comparison(page, files):
     keys = [row.entry.key for row in files.board.rows if row.entry.method in (HOSTILE, "moco_v2")]
-    page.execute_script("location.hash = arguments[0]", f"compare={' '.join(keys)}")
+    follow(page, f"compare={' '.join(keys)}")
     assert HOSTILE in one(page, "#comparison").text
     assert all_of(page, "img[src='x']") == []
     assert page.title == "KSCL leaderboard"
@@ -194,7 +192,7 @@ def test_rows_beyond_those_in_the_page_name_the_command(browser, tmp_path):
     file = write_board(board, tmp_path, formats=["html"])["html"]
     open_page(browser, file)
     keys = f"{board.rows[0].entry.key} {board.rows[-1].entry.key}"
-    browser.execute_script("location.hash = arguments[0]", f"compare={keys}")
+    follow(browser, f"compare={keys}")
     assert "use the command below" in one(browser, "#comparison table").text
-    command = f"python tools/leaderboard.py FOLDER --compare {keys}"
+    command = f"kscl compare {keys} --folders FOLDER"
     assert command in [code.text for code in all_of(browser, "#comparison code")]

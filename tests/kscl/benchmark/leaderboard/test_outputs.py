@@ -55,8 +55,8 @@ def test_the_overview_has_one_row_a_contender_and_one_protocol_a_column(board):
         *("top-1 (a)", "top-5 (a)", "top-1 (b)", "top-5 (b)", "kNN"),
         *("AP50 (a)", "AP (a)", "AP75 (a)", "AP50 (b)", "AP (b)"),
     ]
-    assert header[-6:] == [
-        *("mean rank kept", "min/epoch", "views/s"),
+    assert header[-7:] == [
+        *("mean rank kept", "min/epoch", "views/s", "RankMe"),
         *("n_pretrain", "n_finetune", "mark"),
     ]
     assert len(rows) == len(board.rows) == 7

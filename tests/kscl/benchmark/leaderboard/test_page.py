@@ -34,6 +34,7 @@ from tests.helpers.page.board_page import (
     all_of,
     choose,
     column,
+    follow,
     method_button,
     one,
     sort_by,
@@ -173,7 +174,7 @@ def test_a_row_opens_to_its_provenance(page, files):
         *(made.code.commit or "")[:10].split(),
         *(made.data["train"]["hash"], made.details["outputs"]["backbone"]),
         *("0, 1, 2", "tolerance", "NUM_SHOTS", "torch", "cores", "iterations"),
-        "python tools/reproduce.py FOLDER/run_",
+        "kscl reproduce FOLDER/run_",
     ]
     for words in wanted:
         assert words in told, words
@@ -387,7 +388,7 @@ def test_axe_finds_nothing_in_either_theme(browser, files, width):
     keys = [row.entry.key for row in files.board.rows[1:4]]
     with screen(browser, width):
         open_page(browser, files.page)
-        browser.execute_script("location.hash = arguments[0]", f"compare={' '.join(keys)}")
+        follow(browser, f"compare={' '.join(keys)}")
         browser.execute_script("arguments[0].click()", method_button(browser, 1))
         browser.execute_script("arguments[0].click()", one(browser, ".panel .records summary"))
         settle(browser)

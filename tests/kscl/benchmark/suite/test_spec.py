@@ -90,6 +90,13 @@ def test_a_basis_image_exists_or_is_drawn_by_the_suite(tmp_path):
         assert "basis_image" in problems_of(smoke_suite(tmp_path, **changes))
 
 
+def test_the_number_of_seeds_is_given_on_the_command_line(tmp_path):
+    suite = smoke_suite(tmp_path, seeds=[7])
+    assert {contender.seeds for contender in read_suite(suite, num_seeds=3).contenders} == {
+        (0, 1, 2)
+    }
+
+
 def labeled_suite(folder: Path, baseline: str) -> Path:
     contenders = yaml.safe_load(smoke_suite(folder).read_text())["contenders"]
     contenders["kscl_long"] = contenders.pop("kscl")

@@ -309,6 +309,8 @@ def test_every_override_of_every_shipped_suite_is_valid(path, capsys):
         elif stage.tool in mains:
             if stage.kind == "detection":  # its own config is written by the stage before
                 words[words.index("--config-file") + 1] = protocols["detection"]
+                for norm in ("MODEL.RESNETS.NORM", "MODEL.FPN.NORM"):  # SyncBN needs a GPU
+                    words += [norm, "naiveSyncBN"]
             assert mains[stage.tool](["--print-config", *words]) == 0, capsys.readouterr().err
             resolved = yaml.safe_load(capsys.readouterr().out)
             for key, value in stage.overrides.items():
