@@ -77,4 +77,6 @@ def test_the_ids_of_random_streams_never_change():
         "VIEW_OF_EPOCH": 19,
         "FIXED_CROPS": 20,
         "LOW_SHOT": 21,
+        "BOOTSTRAP": 22,
+        "LABELED": 32,
     }

@@ -27,7 +27,7 @@ def test_all_that_is_wrong_with_a_suite_is_reported_at_once(tmp_path):
     path.write_text(
         "name: x\noutput_dr: y\nseeds: [0, 0]\ncontenders:\n  a: {pretrain: nowhere.yaml}\n"
         "  b: {}\n  c: {file: nowhere.pth}\n  d: {arch: resnet50, overrides: {METHOD.RHO: 1}}\n"
-        "evaluations:\n  segmentation: {config: x}\n"
+        "evaluations:\n  panoptic: {config: x}\n"
         "  knn: {config: linear_eval/knn.yaml, trials: 2}\npretrain_overrides: {LABEL: x}\n"
         "estimates: {pretrain: soon, knn: -1, talk: 5, board: 2}\n"
     )
@@ -41,8 +41,8 @@ def test_all_that_is_wrong_with_a_suite_is_reported_at_once(tmp_path):
         "contender c: file nowhere.pth",
         "contender d: METHOD.RHO",
         "evaluation knn: trials",
-        "evaluation segmentation: kind is missing",
-        "evaluation segmentation: config: x",
+        "evaluation panoptic: kind is missing",
+        "evaluation panoptic: config: x",
         "pretrain_overrides: LABEL",
         "estimates: pretrain",
         "estimates: knn",
