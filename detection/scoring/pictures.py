@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
-from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
+from detection import MIN_SCORE
 from detection.errors import DetectionError
 from detection.scoring import score
 from detection.scoring.boxes import (
@@ -23,10 +25,16 @@ from detection.scoring.boxes import (
 )
 from detection.scoring.voc07 import best_overlaps
 from kscl.data.annotations import AnnotatedImage, parse_source, read_source
+from kscl.data.formats import decode_image
+from kscl.runtime.files import write_atomically
 
 if TYPE_CHECKING:
     from detection.predict import Found
 
+MOSAIC_FILE = "detections.jpg"  # in the folder of a run; the leaderboard's page shows it
+MOSAIC_IMAGES = 4
+MOSAIC_CELL = 256  # pixels; the page stays small
+MOSAIC_QUALITY = 82
 COLUMNS = 4  # images side by side in the sheet
 INCHES = 3.2  # width of one of them
 DOTS_PER_INCH = 130
@@ -56,6 +64,43 @@ def draw_sheet(
         )
     detections = fitted(detections, truth)
     _plot([images[name] for name in chosen], detections, truth, result, min_score, scorer, output)
+
+
+def draw_mosaic(run: Path, images: Sequence[AnnotatedImage]) -> None:
+    """Draw a few test images of a run: what is annotated above, what was found below.
+
+    They are spread evenly over those with objects, so all runs of a protocol show the same ones.
+    """
+    detections = read_detections(run / "detections.npz")
+    truth = read_ground_truth(run / "ground_truth.npz")
+    shown = [image for image in images if image.objects] or list(images)
+    indices = np.linspace(0, len(shown) - 1, min(MOSAIC_IMAGES, len(shown))).astype(int)
+    colors = _colors(len(truth.class_names))
+    wrong = best_overlaps(detections, truth)[0] <= HIT
+    columns = []
+    for image in (shown[index] for index in indices):
+        picture = _read(image)
+        scale = MOSAIC_CELL / max(picture.size)
+        everything, sure = np.ones(len(truth), bool), detections.scores >= MIN_SCORE
+        columns.append(
+            (
+                _with_boxes(picture, scale, truth, image.id, everything, truth.difficult, colors),
+                _with_boxes(picture, scale, detections, image.id, sure, wrong, colors),
+            )
+        )
+    step, height = MOSAIC_CELL + 8, max(above.height for above, _ in columns)
+    sheet = Image.new("RGB", (step * len(columns) - 8, 2 * height + 8), "white")
+    for number, cells in enumerate(columns):
+        for below, cell in enumerate(cells):
+            sheet.paste(cell, (step * number, below * (height + 8)))
+    content = io.BytesIO()
+    sheet.save(content, "JPEG", quality=MOSAIC_QUALITY)
+    write_atomically(run / MOSAIC_FILE, content.getvalue())
+
+
+def _read(image: AnnotatedImage) -> Image.Image:
+    assert image.path is not None
+    return Image.fromarray(decode_image(image.path.read_bytes()))
 
 
 def _images(run: Path, dataset: str | None, classes: tuple[str, ...]) -> list[AnnotatedImage]:
@@ -105,12 +150,11 @@ def _plot(
     grid = top.add_gridspec(rows * 2, COLUMNS)
     for number, image in enumerate(images):
         row, column = divmod(number, COLUMNS)
-        assert image.path is not None
-        with Image.open(image.path) as file:
-            picture = ImageOps.exif_transpose(file).convert("RGB")
+        picture = _read(image)
         for below, (title, table, drawn, dashed) in enumerate(parts):
             axes = top.add_subplot(grid[row * 2 + below, column])
-            axes.imshow(_with_boxes(picture, table, image.id, drawn, dashed, colors))
+            scale = INCHES * DOTS_PER_INCH / picture.width
+            axes.imshow(_with_boxes(picture, scale, table, image.id, drawn, dashed, colors))
             axes.set_title(title if below else f"{image.id}\n{title}", fontsize=7)
             axes.axis("off")
     left, right = bottom.subplots(1, 2)
@@ -123,14 +167,14 @@ def _plot(
 
 def _with_boxes(
     picture: Image.Image,
+    scale: float,
     table: Detections | GroundTruth,
     image: str,
     drawn: Array,  # (N,) bool
     dashed: Array,  # (N,) bool
     colors: list[str],
 ) -> Image.Image:
-    """Return the picture as wide as its place in the sheet, with the boxes of this image."""
-    scale = INCHES * DOTS_PER_INCH / picture.width
+    """Return the picture in its new size, with the boxes of this image."""
     mine = np.flatnonzero((table.image == table.image_ids.index(image)) & drawn)
     labels = [table.class_names[table.category[row]] for row in mine]
     if isinstance(table, Detections):

@@ -41,6 +41,7 @@ from detection.data.sets import RunSets, draw_of
 from detection.errors import DetectionError
 from detection.scoring import ScorerResult, metrics_of, scorers_for
 from detection.scoring.evaluator import SavedPassEvaluator
+from detection.scoring.pictures import MOSAIC_FILE, draw_mosaic
 from detection.scoring.result import per_class_numbers
 from detection.train.detector import (
     CLASSES,
@@ -330,6 +331,7 @@ class Detection(Task):
         scores, _ = self.infer(self.folder)
         if comm.is_main_process():
             write_atomically(self.folder / SCORES_FILE, json.dumps(scores, indent=1).encode())
+            draw_mosaic(self.folder, self.sets.test[1].images)
         return scores
 
     def infer(self, folder: Path | None) -> tuple[dict[str, ScorerResult], dict[str, float]]:
@@ -519,6 +521,7 @@ def write_trial_record(
             **details,
             "backbone": backbone,
             "scorer": cfg.KSCL.SCORER,
+            "mosaic": MOSAIC_FILE,
             "per_class": per_class[cfg.KSCL.SCORER],
             "per_class_by_scorer": per_class,
             "absent_classes": headline["absent_classes"],

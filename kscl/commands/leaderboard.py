@@ -1,18 +1,25 @@
-"""Make the leaderboard: records in, Markdown, CSV, JSON and one self-contained page out."""
+"""Make the leaderboard: records in; text, Markdown, CSV, JSON and one self-contained page out."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kscl import cli
-from kscl.benchmark.leaderboard.answer import advice, answers, baselines_to_choose, warnings
+from kscl.benchmark.leaderboard.answer import (
+    Answer,
+    advice,
+    answers,
+    baselines_to_choose,
+    warnings,
+)
 from kscl.benchmark.leaderboard.differences import EXPLANATION, differences
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.labels_saved import (
     FIGURE,
+    Saved,
     draw_labels,
     labels_saved,
     labels_tables,
@@ -20,14 +27,15 @@ from kscl.benchmark.leaderboard.labels_saved import (
 from kscl.benchmark.leaderboard.page import page
 from kscl.benchmark.leaderboard.reading import RANDOM
 from kscl.benchmark.leaderboard.rows import Board, build_board
-from kscl.benchmark.leaderboard.tables import document, insert, markdown, overview, plain
+from kscl.benchmark.leaderboard.tables import document, insert, markdown
 from kscl.benchmark.leaderboard.tables import text as escaped
+from kscl.benchmark.leaderboard.terminal import first_of_each, summary
 from kscl.benchmark.leaderboard.time_figure import draw_time
 from kscl.errors import KsclError
 from kscl.registry import import_modules
 from kscl.runtime.files import write_atomically
 
-FORMATS = ("md", "csv", "json", "html")
+FORMATS = ("txt", "md", "csv", "json", "html")
 NAME = "leaderboard"
 TITLE = "KSCL leaderboard"
 
@@ -39,6 +47,45 @@ EXAMPLES = """  kscl board output
 """
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What the board says in words, and the tables of its differences."""
+
+    answers: list[Answer]
+    labels_saved: list[Saved]
+    warnings: list[str]
+    advice: list[str]
+    compared: dict[str, str]  # baseline → Markdown
+    unfit: list[str]  # what is wrong with the baselines that do not fit
+
+    @property
+    def sentences(self) -> list[str]:
+        """Return all answers."""
+        return [it.sentence for it in self.answers] + [it.sentence for it in self.labels_saved]
+
+
+def find(board: Board, baselines: Sequence[str] = ()) -> Findings:
+    """Return what the board says; the baseline is random weights unless named."""
+    compared, unfit = {}, []
+    for name in baselines:
+        try:
+            compared[name] = differences(board, name)
+        except KsclError as error:
+            unfit.append(str(error))
+    found = answers(board, baselines)
+    closing = [*advice(found), *baselines_to_choose(board, baselines)]
+    warned = [*warnings(board), *unfit]
+    return Findings(found, labels_saved(board, baselines), warned, closing, compared, unfit)
+
+
+def summary_of(board: Board, found: Findings) -> str:
+    """Return what a terminal shows."""
+    sentences = first_of_each((it.protocol, it.sentence) for it in found.answers)
+    sentences += [it.sentence for it in found.labels_saved]
+    cautions = [f"Warning: {it}" for it in found.warnings]
+    return summary(board, cautions, sentences, found.advice)
+
+
 def write_board(
     board: Board,
     output_dir: str | Path,
@@ -46,26 +93,28 @@ def write_board(
     title: str = TITLE,
     formats: Sequence[str] = FORMATS,
     baselines: Sequence[str] = (),
+    found: Findings | None = None,
 ) -> dict[str, Path]:
     """Write the board in each format, the answer first; equal records give equal bytes."""
-    folder = Path(output_dir)
-    compared, unfit = compare_with(board, baselines)
-    found, warned = answers(board, baselines), [*warnings(board), *unfit]
-    cautions, sentences = [f"Warning: {it}" for it in warned], [it.sentence for it in found]
-    saved, tables = labels_saved(board, baselines), labels_tables(board)
-    sentences += [it.sentence for it in saved]
-    chart = draw_labels(board, saved) if tables else b""
-    closing = [*advice(found), *baselines_to_choose(board, baselines)]
-    first = [escaped(sentence) for sentence in (*cautions, *sentences, *closing)]
+    folder, found = Path(output_dir), found or find(board, baselines)
+    cautions, tables = [f"Warning: {it}" for it in found.warnings], labels_tables(board)
+    chart = draw_labels(board, found.labels_saved) if tables else b""
+    first = [escaped(it) for it in (*cautions, *found.sentences, *found.advice)]
     last = ["## Labels saved", f"![Chart]({FIGURE})", *tables] if tables else []
-    last += ["## Differences to the baseline", *compared.values(), EXPLANATION] if compared else []
-    said = {"answers": [asdict(it) for it in found], "advice": closing, "warnings": warned}
-    said["labels_saved"] = [asdict(it) for it in saved]
+    if found.compared:
+        last += ["## Differences to the baseline", *found.compared.values(), EXPLANATION]
+    said = {
+        "answers": [asdict(it) for it in found.answers],
+        "advice": found.advice,
+        "warnings": found.warnings,
+        "labels_saved": [asdict(it) for it in found.labels_saved],
+    }
     make = {
+        "txt": lambda: summary_of(board, found),
         "md": lambda: markdown(board, title, first, last),
         "csv": lambda: as_csv(board, baselines or (RANDOM,)),
         "json": lambda: as_json(board, title, said),
-        "html": lambda: page(board, title, folder, cautions, sentences, closing, chart),
+        "html": lambda: page(board, title, folder, cautions, found.sentences, found.advice, chart),
     }
     written = {}
     if chart:
@@ -76,17 +125,6 @@ def write_board(
         # A record can contain half of a surrogate pair, which no file can.
         write_atomically(written[name], make[name]().encode("utf-8", "replace"))
     return written
-
-
-def compare_with(board: Board, baselines: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the differences to each baseline, and what is wrong with those that do not fit."""
-    compared, unfit = {}, []
-    for name in baselines:
-        try:
-            compared[name] = differences(board, name)
-        except KsclError as error:
-            unfit.append(str(error))
-    return compared, unfit
 
 
 @cli.command
@@ -138,27 +176,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     for problem in board.problems:
         print(f"Not counted: {problem}", file=sys.stderr)
-    title, baselines = arguments.title, arguments.baseline
+    found = find(board, arguments.baseline)
     written = write_board(
-        board, arguments.output_dir, title=title, formats=formats, baselines=baselines
+        board,
+        arguments.output_dir,
+        title=arguments.title,
+        formats=formats,
+        baselines=arguments.baseline,
+        found=found,
     )
-    found = answers(board, baselines)
-    said = [f"Warning: {warning}" for warning in warnings(board)]
-    said += [answer.sentence for answer in found]
-    said += [saved.sentence for saved in labels_saved(board, baselines)]
-    for line in [*said, *advice(found), *baselines_to_choose(board, baselines)]:
-        print(line)
-    compared, unfit = compare_with(board, baselines)
-    if unfit:  # the board is written all the same: it may be the end of a long suite
-        raise KsclError(" ".join(unfit))
+    if arguments.figure:
+        draw_time(board, arguments.figure, arguments.title)
+        written["figure"] = arguments.figure
+    print(summary_of(board, found))
+    if found.unfit:  # the board is written all the same: it may be the end of a long suite
+        raise KsclError(" ".join(found.unfit))
     if arguments.insert:
         path, name = arguments.insert
-        insert(Path(path), name, document(board, compared, columns, EXPLANATION))
-    if arguments.figure:
-        draw_time(board, arguments.figure, title)
-        written["figure"] = arguments.figure
-    tables = [overview(board), *compared.values(), *([EXPLANATION] if compared else [])]
-    print(plain("\n\n".join(tables)))
-    for path in written.values():
-        print(path)
+        insert(Path(path), name, document(board, found.compared, columns, EXPLANATION))
+    page_file = written.pop("html", None)
+    others = ", ".join(map(str, written.values()))
+    print(f"The page is {page_file}" if page_file else f"Written: {others}")
     return 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,12 +36,11 @@ from kscl.benchmark.suite.execute import (
 )
 from kscl.benchmark.suite.progress import (
     FORMATS,
-    Lines,
-    LiveTable,
+    CheckProgress,
+    Progress,
     commands_text,
     report_seconds,
     seconds_of,
-    show_checks,
     table,
     tail,
 )
@@ -123,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             problems = check_stages(
                 *(states, state_dir, suite.output_dir, at_once),
                 estimate=arguments.dry_run,
-                show=show_checks,
+                show=CheckProgress(),
             )
         except KeyboardInterrupt:
             print(f"\n{HOW_TO_CONTINUE}")
@@ -134,23 +132,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     refuse(problems)
     if arguments.dry_run:
         return 0
-    board_file = Path(suite.output_dir) / suite.board / "leaderboard.md"
+    board_file = Path(suite.output_dir) / suite.board / "leaderboard.txt"
     earlier = _changed_at(board_file)
-    show = LiveTable(jobs) if sys.stderr.isatty() else Lines(states, jobs)
-    code = run_stages(states, state_dir, show, jobs)
+    code = run_stages(states, state_dir, Progress(jobs), jobs)
     if any(state.status == STOPPED for state in states):
         print(HOW_TO_CONTINUE)
         return code
     _print_failures(states)
-    one_seed = code == 0 and any(len(contender.seeds) == 1 for contender in suite.contenders)
-    if _changed_at(board_file) != earlier:  # one of an earlier run would be taken for this one's
-        _print_board(board_file, with_advice=not one_seed)
-    if one_seed:
-        print("For three seeds, run it again with --num-seeds 3; what is finished is kept.")
     if code and arguments.insert:
         print(f"Something failed, so nothing was written into {arguments.insert[0]}.")
     if suite.steps:
         print(report_seconds(seconds_of(suite, stages)))
+    if _changed_at(board_file) != earlier:  # one of an earlier run would be taken for this one's
+        print(f"\n{board_file.read_text()}\nThe page is {board_file.with_suffix('.html')}")
     return code
 
 
@@ -184,7 +178,7 @@ def _on_slurm(
         missing = missing_stages(states)
         if missing and not arguments.skip_check:
             cores = usable_cores()
-            refuse(check_stages(states, state_dir, suite.output_dir, cores, show=show_checks))
+            refuse(check_stages(states, state_dir, suite.output_dir, cores, show=CheckProgress()))
         if arguments.dry_run:
             return 0
         for state in states:
@@ -201,16 +195,9 @@ def _print_failures(states: list[State]) -> None:
     for state in states:
         if state.status == FAILED and state.log is not None:
             print(f"\n{state.stage.name} failed. The end of {state.log}:\n{tail(state.log)}")
+    if waiting := [state.stage.name for state in states if state.status == WAITS]:
+        print(f"\nNot run, as a stage before failed: {', '.join(waiting)}")
 
 
 def _changed_at(path: Path) -> int | None:
     return path.stat().st_mtime_ns if path.is_file() else None
-
-
-def _print_board(path: Path, with_advice: bool) -> None:
-    from kscl.benchmark.leaderboard.answer import ADVICE
-    from kscl.benchmark.leaderboard.tables import plain
-
-    shown = plain(path.read_text())
-    shown = shown if with_advice else shown.replace(f"{ADVICE}\n\n", "")
-    print(f"\n{shown}\nThe page is {path.with_suffix('.html').resolve()}")

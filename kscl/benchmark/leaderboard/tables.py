@@ -55,7 +55,6 @@ TEXT_COLUMNS = (
     *("row", "class", "setting"),
 )
 SPECIAL = r"[\\`*_{}\[\]|~#!]"  # starts markup in Markdown unless a backslash is before it
-CELL = r"(?:[^|\\]|\\.)+"  # of a table
 CLAUSE_END = r"[.:;,](?=\s|$)| \("
 MAX_DIFFERENCES = 3  # settings that tell two protocols of one id apart
 MAX_NAME = 80  # characters; one longer name would widen its column in every row
@@ -84,21 +83,6 @@ def text(words: str) -> str:
     words = "".join(c if unicodedata.category(c)[0] != "C" else " " for c in words)
     words = words.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return re.sub(f"({SPECIAL})", r"\\\1", " ".join(words.split()))
-
-
-def plain(document: str) -> str:
-    """Return Markdown for a terminal: names unescaped, in columns of the same width."""
-
-    def unescaped(words: str) -> str:
-        words = re.sub(rf"\\({SPECIAL})", r"\1", words)
-        return words.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-
-    return "\n".join(
-        re.sub(CELL, lambda cell: unescaped(cell[0]).ljust(len(cell[0])), line)
-        if line.startswith("|")
-        else unescaped(line)
-        for line in document.split("\n")
-    )
 
 
 def short(value: float | None) -> str:

@@ -20,7 +20,7 @@ from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.logs import clock
 
 WIDTH = 80  # columns that every terminal has
-LINE_SECONDS = 60.0  # between two lines where there is no terminal
+LINE_SECONDS = 60.0  # between two lines into a pipe
 GAP = 2  # columns between those of the table
 TOLERATED = 0.15  # fraction by which the slowest pretraining may take longer than the fastest
 FORMATS = ("list", "sh")
@@ -69,53 +69,46 @@ def to_go(states: Sequence[State], jobs: int = 1) -> str:
     return f"About {clock(seconds)} to go{more}; {done}"
 
 
-class LiveTable:
-    """Draw the table on a terminal, over the one before."""
+class Line:
+    """One line on stderr: a terminal updates it, a pipe gets it once per minute."""
+
+    def __init__(self) -> None:
+        self.is_live, self.last = sys.stderr.isatty(), -LINE_SECONDS
+
+    def __call__(self, text: str, is_last: bool) -> None:
+        """Show the text if it is due; the last one is always shown."""
+        if self.is_live:
+            room = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\033[2K{text[:room]}" + "\n" * is_last)
+        elif is_last or time.monotonic() - self.last >= LINE_SECONDS:
+            self.last = time.monotonic()
+            sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+class Progress:
+    """Show how far a suite is: percent, time to go, and what runs now."""
 
     def __init__(self, jobs: int) -> None:
-        self.jobs, self.height = jobs, 0
+        self.jobs, self.line = jobs, Line()
 
-    def __call__(self, states: list[State]) -> None:
+    def __call__(self, states: Sequence[State]) -> None:
         """Show the states."""
-        width = min(WIDTH, shutil.get_terminal_size().columns)
-        running = [_last_line(state, width) for state in states if state.status == RUNNING]
-        lines = table(states, self.jobs, width).splitlines() + running
-        sys.stderr.write(f"\033[{self.height}F" if self.height else "")
-        sys.stderr.write("".join(f"\033[2K{line}\n" for line in lines) + "\033[J")
-        sys.stderr.flush()
-        self.height = len(lines)
+        names = [state.stage.name for state in states if state.status == RUNNING]
+        now = f"; now {', '.join(names)}" if names else ""
+        self.line(f"{_done(states):.0%}: {to_go(states, self.jobs)}{now}", not names)
 
 
-def show_checks(done: int, total: int, name: str) -> None:
-    """Show how many checks are done, on stderr: one line that grows on a terminal, else many."""
-    last = f": {name}" if name else ", most import PyTorch first …"
-    line = f"Checking the stages before the first one starts: {done} of {total} checks done{last}"
-    if sys.stderr.isatty():
-        room = min(WIDTH, shutil.get_terminal_size().columns) - 1
-        sys.stderr.write(f"\r\033[2K{line[:room]}" + ("\n" if done == total else ""))
-    else:
-        sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+class CheckProgress:
+    """Show how many stages were checked before the first one starts."""
 
+    def __init__(self) -> None:
+        self.line = Line()
 
-class Lines:
-    """Print a line whenever a stage begins or ends, and one per minute; without a terminal."""
-
-    def __init__(self, states: list[State], jobs: int) -> None:
-        self.shown = {state.stage.name: state.status for state in states}
-        self.jobs, self.last = jobs, time.monotonic()
-
-    def __call__(self, states: list[State]) -> None:
-        """Print what has changed, or how far the suite is if nothing was said for a minute."""
-        for state in states:
-            if state.status != self.shown[state.stage.name]:
-                self.shown[state.stage.name] = state.status
-                print(f"{state.stage.name}: {state.status} {_time(state)}".rstrip(), flush=True)
-        running = [state for state in states if state.status == RUNNING]
-        if running and time.monotonic() - self.last >= LINE_SECONDS:
-            self.last = time.monotonic()
-            words = [f"{state.stage.name} {_time(state)}".rstrip() for state in running]
-            print(f"{to_go(states, self.jobs)}; {', '.join(words)}", flush=True)
+    def __call__(self, done: int, total: int, name: str) -> None:
+        """Show that `name` was checked; it is empty before the first."""
+        last = f": {name}" if name else ", most import PyTorch first …"
+        self.line(f"Checking the stages: {done} of {total} checks done{last}", done == total)
 
 
 def tail(path: Path, lines: int = 15) -> str:
@@ -125,6 +118,16 @@ def tail(path: Path, lines: int = 15) -> str:
     except OSError:
         return ""
     return "\n".join(text.replace("\r", "\n").rstrip().splitlines()[-lines:])
+
+
+def _done(states: Sequence[State]) -> float:
+    """Return the fraction that is done: of the time, or of the stages if a time is not known."""
+    left = [_left(state) for state in states if state.status != DONE]
+    if None in left:
+        return sum(state.status == DONE for state in states) / len(states)
+    spent = sum(state.seconds or 0.0 for state in states if state.status in (DONE, RUNNING))
+    rest = sum(it for it in left if it is not None)
+    return spent / (spent + rest) if rest else 1.0
 
 
 def _longest_chain(left: Sequence[State]) -> float:
@@ -151,11 +154,6 @@ def _time(state: State) -> str:
             note += f" of about {clock(state.expected)}"
         return note
     return f"about {clock(state.expected)}" if state.expected else ""
-
-
-def _last_line(state: State, width: int) -> str:
-    said = tail(state.log, 1) if state.log else ""
-    return f"{state.stage.name}: {said}"[: width - 1]
 
 
 def _cut(name: str, room: int) -> str:

@@ -124,6 +124,19 @@ def test_a_run_is_drawn_beside_its_annotations(run, tmp_path, capsys):
     assert len(colors) > 100
 
 
+def test_the_mosaic_has_what_is_annotated_above_what_was_found(run, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(pictures, "draw_boxes", lambda *it: drawn.append(it[2]) or draw_boxes(*it))
+    annotated = read_voc(tmp_path / "voc", "test", ("cat", "dog"))
+    pictures.draw_mosaic(run, annotated.images)
+    count = min(pictures.MOSAIC_IMAGES, sum(bool(image.objects) for image in annotated.images))
+    with Image.open(run / pictures.MOSAIC_FILE) as sheet:
+        assert sheet.width == count * (pictures.MOSAIC_CELL + 8) - 8
+    assert len(drawn) == 2 * count
+    assert set(drawn[0]) <= {"cat", "dog"}
+    assert drawn[1] == ["cat 0.90"]
+
+
 def test_boxes_that_are_right_or_wrong_are_told_apart_and_weak_ones_left_out(run, monkeypatch):
     drawn = []
 

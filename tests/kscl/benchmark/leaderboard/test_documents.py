@@ -209,7 +209,7 @@ def test_the_running_time_leaves_pauses_out_and_counts_overlaps_once():
     assert running_time([(100, 160), (0, 60), (30, 90), (40, 50)]) == 150
 
 
-def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp_path, capsys):
+def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp_path):
     document = tmp_path / "RESULTS.md"
     document.write_text(DOCUMENT)
     output = ["--output-dir", str(tmp_path / "board"), "--baseline", "moco"]
@@ -220,7 +220,6 @@ def test_the_board_goes_between_its_marks_and_says_where_it_is_from(records, tmp
     assert text.endswith("<!-- end of board one -->\nafter\n")
     assert "outdated" not in text
     assert text.count("From 7 records; seeds 0; code ") == 1
-    assert capsys.readouterr().out.count("+1.00") == 2
 
 
 def test_a_document_gets_the_named_columns_in_their_order(tmp_path, capsys):

@@ -123,6 +123,26 @@ def test_one_long_name_does_not_widen_the_table_for_all(tmp_path):
     assert max(map(len, overview(board).splitlines())) < 500
 
 
+@pytest.mark.parametrize("rows", [1, 2, 40])
+def test_a_terminal_gets_25_lines_of_100_columns_and_the_answer_last(tmp_path, capsys, rows):
+    records = [linear(20.0, sha("random"), details=described("random", 0))]
+    for number in range(rows):
+        name = f"method_{number}_" + "x" * 90 * (number % 2)
+        records += [linear(50.0 + number, sha(number), details=described(name, 0))]
+        records += [detection(30.0 + number, sha(number), details=described(name, 0))]
+    folder = write_all(tmp_path / "records", records)
+    assert main([str(folder), "--output-dir", "board", "--no-stale-check"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 100
+    assert lines[0].split()[:2] == ["method", "top-1"]  # nothing else varies but AP50 and AP
+    assert lines[-1] == "The page is board/leaderboard.html"
+    table, _, rest = "\n".join(lines).partition("All rows: backbone resnet50")
+    assert "random" in table
+    assert "random weights" in rest
+    assert ("more rows" in "\n".join(lines)) is (rows == 40)
+
+
 def test_a_board_that_does_not_fit_on_the_disk_is_one_line(tmp_path, capsys):
     folder = write_all(tmp_path / "records", [linear(50, sha(1))])
     with small_files(500):
@@ -131,7 +151,8 @@ def test_a_board_that_does_not_fit_on_the_disk_is_one_line(tmp_path, capsys):
     error = capsys.readouterr().err
     assert str(tmp_path / "board" / "leaderboard.md") in error
     assert error.count("\n") == 1
-    assert not list((tmp_path / "board").iterdir())  # nothing half-written is left
+    (whole,) = (tmp_path / "board").iterdir()  # nothing half-written is left
+    assert whole.name == "leaderboard.txt"
 
 
 def test_the_page_names_no_other_place(board, tmp_path):
@@ -173,7 +194,7 @@ def test_the_command_writes_every_format_and_prints_the_table(tmp_path):
     assert sorted(p.name for p in (tmp_path / "board").iterdir()) == sorted(
         f"leaderboard.{name}" for name in FORMATS
     )
-    assert done.stdout.startswith("| method")
+    assert done.stdout.startswith((tmp_path / "board" / "leaderboard.txt").read_text())
     assert done.stdout.endswith("leaderboard.html\n")
     assert "Not counted: run_0000/record.json: It is not a record" in done.stderr
 
@@ -182,8 +203,8 @@ def test_the_command_writes_every_format_and_prints_the_table(tmp_path):
     ("arguments", "reason"),
     [
         (["nowhere"], "nowhere: There is no such folder"),
-        ([".", "--formats", "pdf"], "--formats must be some of md, csv, json, html, got pdf"),
-        ([".", "--formats", ","], "--formats must be some of md"),
+        ([".", "--formats", "pdf"], "--formats must be some of txt, md, csv, json, html, got pdf"),
+        ([".", "--formats", ","], "--formats must be some of txt"),
     ],
 )
 def test_what_a_user_can_get_wrong_is_said_in_one_line(

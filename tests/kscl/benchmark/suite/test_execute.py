@@ -26,8 +26,7 @@ from kscl.benchmark.suite.execute import (
 )
 from kscl.benchmark.suite.progress import (
     FORMATS,
-    Lines,
-    LiveTable,
+    Progress,
     board_command,
     commands_text,
     table,
@@ -275,30 +274,45 @@ def test_a_stage_past_its_estimate_has_an_unknown_time_to_go():
     assert to_go([late]) == "Time to go not known yet; 0 of 1 stages done"
 
 
-def test_a_terminal_is_never_wider_than_80_columns(states, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_a_terminal_has_one_line_that_is_updated(states, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
     written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", written)
-    LiveTable(1)(states)
-    shown = [line.replace("\x1b[2K", "") for line in written.getvalue().splitlines()[:-1]]
-    assert shown[0].startswith("About 5:40 to go")
-    assert max(map(len, shown)) <= 80
+    show = Progress(1)
+    show(states)
+    show(states)
+    first, second = written.getvalue().split("\r\x1b[2K")[1:]
+    # The time of the leaderboard is not known, so the stages are counted.
+    assert first == second
+    assert first.startswith("25%: About 5:40 to go and 1 of unknown time; 1 of 4 stages done; now")
+    assert len(first) < 70
+    for it in states:
+        it.status = DONE
+    show(states)
+    assert written.getvalue().endswith("100%: 4 of 4 stages done\n")
 
 
-def test_a_log_gets_a_line_per_minute_beside_those_of_the_stages(states, monkeypatch, capsys):
+def test_the_percentage_is_of_the_time(states):
+    show, states[3].expected = Progress(1), 5.0
+    lines = []
+    show.line = lambda text, is_last: lines.append(text)
+    show(states)
+    # 5 and 60 seconds are spent; 240, 100 and 5 are left.
+    assert lines[0].startswith("16%: About 5:45 to go; 1 of 4 stages done; now ")
+    assert lines[0].endswith("seed0/pretrain")
+
+
+def test_a_pipe_gets_a_line_per_minute(states, monkeypatch, capsys):
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    show = Lines(states, jobs=1)
+    show = Progress(jobs=1)
     for _ in range(130):  # seconds
         now[0] += 1
         show(states)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
-    assert all(line.startswith("About 5:40 to go") for line in lines)
-    assert "pretrain 1:00 of about 5:00" in lines[0]
-    states[1].status, states[1].seconds = DONE, 301.0
-    show(states)
-    assert capsys.readouterr().out.splitlines() == [f"{states[1].stage.name}: done 5:01"]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all("About 5:40 to go" in line for line in lines)
 
 
 # The commands of a suite as a shell script
