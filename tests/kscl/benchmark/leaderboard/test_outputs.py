@@ -124,7 +124,10 @@ def test_one_long_name_does_not_widen_the_table_for_all(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [1, 2, 40])
-def test_a_terminal_gets_25_lines_of_100_columns_and_the_answer_last(tmp_path, capsys, rows):
+def test_a_terminal_gets_25_lines_of_100_columns_and_the_answer_last(
+    tmp_path, monkeypatch, capsys, rows
+):
+    monkeypatch.chdir(tmp_path)
     records = [linear(20.0, sha("random"), details=described("random", 0))]
     for number in range(rows):
         name = f"method_{number}_" + "x" * 90 * (number % 2)
