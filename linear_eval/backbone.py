@@ -1,4 +1,4 @@
-"""The frozen backbone: loaded whole, calibrated if requested, and proven unchanged at the end."""
+"""The frozen backbone: loaded whole, calibrated if requested, and checked at the end."""
 
 from __future__ import annotations
 
@@ -43,26 +43,25 @@ log = logging.getLogger(LOGGER)
 
 @dataclass(frozen=True)
 class Frozen:
-    """A backbone that gives features and never changes."""
+    """A backbone that is not trained."""
 
     loaded: Loaded
     module: nn.Module
-    dim: int  # of its pooled features
+    dim: int  # of its features
     mean: Tensor  # (3, 1, 1)
     std: Tensor
     amp: torch.dtype | None  # of kscl.runtime.precision.AMP_TYPES
-    calibrated_on: int  # images that BatchNorm statistics were taken from; 0 if they were kept
+    calibrated_on: int  # number of images behind the BatchNorm statistics; 0 if they were kept
     tensors_sha256: str  # when the probe began
-    decoded: int = 0  # images, for the calibration
+    decoded: int = 0  # images decoded for the calibration
     levels: tuple[int, ...] = ()  # whose maps are the features, row by row; () is pooled features
 
     @property
     def device(self) -> torch.device:
-        """Return the device it is on."""
         return self.mean.device
 
     def inputs(self, images: Tensor) -> Tensor:
-        """Return uint8 images (B, 3, H, W) as its input."""
+        """Normalize uint8 images (B, 3, H, W)."""
         images = images.to(self.device, non_blocking=True)
         inputs = normalize_exactly(images, self.mean, self.std)
         return inputs.contiguous(memory_format=fast_layout(self.device, self.amp))
@@ -75,14 +74,14 @@ class Frozen:
             features: Tensor = self.maps(inputs).flatten(1) if self.levels else self.module(inputs)
         features = features.float()
         if not torch.isfinite(features).all():
-            cause = "its weights are broken, or its BatchNorm statistics (BACKBONE.BATCH_NORM)"
+            cause = "its weights or BatchNorm statistics (BACKBONE.BATCH_NORM) are broken"
             if self.amp is torch.float16:
-                cause = "fp16 overflows in it: set SOLVER.AMP bf16 or off"
-            raise KsclError(f"The backbone gives features that are not finite: {cause}.")
+                cause = "fp16 overflows: set SOLVER.AMP bf16 or off"
+            raise KsclError(f"The backbone's features are not finite: {cause}.")
         return features
 
     def maps(self, inputs: Tensor) -> Tensor:
-        """Return the maps of its levels side by side, as fine as the finest: (B, h, w, C)."""
+        """Return the maps of its levels, concatenated at the finest resolution: (B, h, w, C)."""
         network: Any = self.module
         maps = network.forward_intermediates(
             inputs, indices=list(self.levels), norm=True, intermediates_only=True
@@ -92,19 +91,16 @@ class Frozen:
         return torch.cat(resized, 1).permute(0, 2, 3, 1)
 
     def check_unchanged(self) -> None:
-        """Raise an error if a tensor differs from when the probe began."""
+        """Raise an error if a tensor changed since the probe began."""
         if tensors_hash(self.module) != self.tensors_sha256:
             raise KsclError(
-                "The backbone's tensors changed while it was probed, so no record was written: "
+                "The backbone's tensors changed during the evaluation, so no record was written: "
                 "something trained it or ran it in training mode. Report this as a bug."
             )
 
 
 def freeze(cfg: CfgNode, train: LabeledImages, loaded: Loaded | None = None) -> Frozen:
-    """Return the backbone that the config names, ready to be probed.
-
-    `train` is for calibration only. `loaded` is the backbone if it was loaded already.
-    """
+    """Return the config's backbone, frozen; `train` is for calibration only."""
     if cfg.SOLVER.AMP == "fp16" and device().type == "cpu":
         raise KsclError("SOLVER.AMP fp16 needs a GPU: on a CPU set bf16 or off.")
     loaded = loaded or load(cfg)
@@ -124,21 +120,18 @@ def freeze(cfg: CfgNode, train: LabeledImages, loaded: Loaded | None = None) -> 
 
 
 def fast_layout(device: torch.device, amp: torch.dtype | None) -> torch.memory_format:
-    """Return channels last on a CPU, where a ResNet-50 then takes two thirds of the time.
-
-    A GPU wants it in half precision only.
-    """
+    """Return channels last on CPUs (a third less time for a ResNet-50) and for mixed precision."""
     channels_last = device.type == "cpu" or amp is not None
     return torch.channels_last if channels_last else torch.contiguous_format
 
 
 def load(cfg: CfgNode) -> Loaded:
-    """Return the backbone that the config names."""
+    """Load the config's backbone, for images of INPUT.SIZE."""
     given = cfg.BACKBONE
     if not given.WEIGHTS:
         raise KsclError(f"BACKBONE.WEIGHTS must be a file, a name or '{RANDOM}', got ''.")
     if given.KWARGS and not given.NAME:
-        raise KsclError("BACKBONE.KWARGS are arguments of a network: set BACKBONE.NAME as well.")
+        raise KsclError("BACKBONE.KWARGS needs BACKBONE.NAME: set both.")
     loaded = load_backbone(
         given.WEIGHTS,
         given.NAME or None,
@@ -151,22 +144,15 @@ def load(cfg: CfgNode) -> Loaded:
     )
     for sentence in loaded.said:
         log.info(sentence)
-    return _for_size(loaded, cfg.INPUT.SIZE)
-
-
-def _for_size(loaded: Loaded, size: int) -> Loaded:
-    """Return the same network for images of this size.
-
-    A transformer made for another size (DINOv2: 518) has its position embeddings interpolated by
-    timm, and images are padded to whole patches.
-    """
-    about = loaded.description
+    # For a transformer made for another size (DINOv2: 518), timm interpolates the position
+    # embeddings and pads images to whole patches.
+    about, size = loaded.description, cfg.INPUT.SIZE
     kwargs = any_size_arguments(about.arch, about.kwargs, (size, size))
     if kwargs == about.kwargs:
         return loaded
     backbone = build_backbone(about.arch, kwargs)
     backbone.load_state_dict(loaded.backbone.state_dict(), strict=True)
-    log.info("%s takes images of INPUT.SIZE %d with %s.", about.arch, size, kwargs)
+    log.info("%s is built for INPUT.SIZE %d with %s.", about.arch, size, kwargs)
     return replace(loaded, backbone=backbone.eval())
 
 
@@ -175,7 +161,7 @@ def calibrate(
 ) -> tuple[int, int]:
     """Take BatchNorm statistics from training images, or from the cache.
 
-    Return the number of images they are from, and of images that were decoded for them.
+    Return the number of images behind them, and how many of these were decoded now.
     """
     order = permutation(cfg.SEED, 0, Stream.CALIBRATION, len(train))
     indices = order[: cfg.BACKBONE.CALIBRATION_IMAGES]
@@ -199,8 +185,8 @@ def calibrate(
         except FileNotFoundError:
             pass
         except (OSError, RuntimeError, safetensors.SafetensorError) as error:
-            log.warning("%s is damaged and is made again: %s", path, error)
-        # Batches of about one size, as each counts the same.
+            log.warning("%s is damaged and will be recomputed: %s", path, error)
+        # Batches of about equal size, since each counts the same.
         parts = np.array_split(indices, max(1, len(indices) // BATCH))
         crops = (part.to(device()) for part in load_center_crops(cfg, train, parts))
         inputs = (normalize_exactly(part, mean, std) for part in crops)
@@ -208,13 +194,13 @@ def calibrate(
         tensors = {name: value.contiguous() for name, value in norms.state_dict().items()}
         try:
             write_atomically(path, safetensors.torch.save(tensors))
-        except KsclError as error:  # the next probe takes them again; this one has its result
+        except KsclError as error:  # only the next probe needs the file
             log.warning("%s", error)
         return len(indices), len(indices)
 
 
 def cache_name(about: dict[str, Any]) -> str:
-    """Return a name that is different for everything that differs in its description."""
+    """Return a hash of a description."""
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -224,7 +210,7 @@ def my_turn(path: Path, while_waiting: Callable[[], None] = lambda: None) -> Ite
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("w")
-    except OSError:  # whoever writes there next says what is wrong
+    except OSError:  # the next write reports it
         yield
         return
     with lock:
@@ -235,6 +221,6 @@ def my_turn(path: Path, while_waiting: Callable[[], None] = lambda: None) -> Ite
             except BlockingIOError:
                 while_waiting()
                 time.sleep(POLL_SECONDS)
-            except OSError:  # a file system without locks: both make them, which is only slower
+            except OSError:  # no locks on this file system: two runs may do the same work
                 break
         yield

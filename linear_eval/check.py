@@ -1,7 +1,4 @@
-"""Look for all that would stop an evaluation, without starting it or writing anything.
-
-A probe that is evaluated on the images it was trained on is refused here too.
-"""
+"""Find what would stop an evaluation before it starts, e.g. training images in val."""
 
 from __future__ import annotations
 
@@ -27,14 +24,14 @@ from linear_eval.images import LabeledImages
 from linear_eval.probe import probe_of
 
 WEIGHTS_KEY = "BACKBONE.WEIGHTS"
-MOST_COMPARED = 200_000  # images of both sets; of larger ones only folders and paths are compared
-ALLOWED = 0.01  # fraction of the second set: public sets have a few duplicates of their own
+MOST_COMPARED = 200_000  # images of both sets; for larger sets only folders and paths are compared
+ALLOWED = 0.01  # fraction of the second set: public sets contain a few duplicates
 
 log = logging.getLogger(LOGGER)
 
 
 def find_problems(cfg: CfgNode, later: Sequence[str], allow_overlap: bool) -> Iterator[Problem]:
-    """Yield the problems of data and weights."""
+    """Yield the problems of data and weights; nothing is written."""
     probe = probe_of(cfg)
     trained_on = [next(iter(group.values())) for group in probe.sources()]
     if not any(is_later(where, later) for where in trained_on):
@@ -54,22 +51,22 @@ def find_problems(cfg: CfgNode, later: Sequence[str], allow_overlap: bool) -> It
 
 
 def _unreadable(images: LabeledImages, most: int) -> Iterator[Problem]:
-    """Decode the images of a set, or a fixed sample of many, and say which."""
+    """Decode a set, or a fixed sample of a large one; report what cannot be read."""
     source, numbers = images.source, images.numbers.tolist()
     num_decoded, reasons, notes = find_unreadable(source, numbers, most, images.max_pixels)
     yield from notes
-    for number, reason in reasons.items():
+    if reasons:
+        number, reason = next(iter(reasons.items()))
         what = (
-            f"{len(reasons)} of the {num_decoded:,} images that were decoded cannot be read, e.g. "
+            f"{len(reasons)} of the {num_decoded:,} decoded images cannot be read, e.g. "
             f"{source.name(number)} ({reason})"
         )
         fix = "A score counts every image, so none is skipped: fix or remove them"
         yield Problem("unreadable image", source.where, what, fix)
-        return
 
 
 def refuse_overlap(cfg: CfgNode) -> None:
-    """Raise an error if two sets that must differ share images, by file or by content."""
+    """Raise an error if two sets that must be disjoint share files or equal images."""
     probe = probe_of(cfg)
     paths_of = functools.cache(lambda where: _paths(where, cfg.DATA.CACHE_DIR, probe.voc_lists))
     for group in probe.sources():
@@ -83,11 +80,11 @@ def refuse_overlap(cfg: CfgNode) -> None:
 
 
 def _paths(where: str, cache_dir: str, voc_lists: str) -> list[str]:
-    """Return the files of a set; none if it cannot be opened, which is told where it is."""
+    """Return the files of a set; none if it cannot be opened, which is reported elsewhere."""
     if os.path.isdir(where):
         source = open_source(where, cache_dir)
         if len(source) > MOST_COMPARED:
-            return []  # of so many images only the folders are compared
+            return []
     elif is_set_name(where):
         try:
             named = parse_source(where)
@@ -119,6 +116,6 @@ def _compare(train_key: str, train: list[str], val_key: str, val: list[str]) -> 
 
 def _refused(what: str) -> KsclError:
     return KsclError(
-        f"{what}: a score on training images says nothing. Separate them, or insist with "
-        "--allow-overlap, an option of kscl probe: a suite must name other images."
+        f"{what}: a score on training images is meaningless. Separate them, or run kscl probe "
+        "--allow-overlap (suites do not have this option)."
     )

@@ -1,7 +1,4 @@
-"""The keys that all probes share; each probe declares its own in its file.
-
-The defaults are exactly MoCo's ImageNet probe.
-"""
+"""The keys that all probes share; the defaults are exactly MoCo's ImageNet probe."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from kscl.data.labeled import OF_SEED
 from kscl.keys import WeightsFile
 
 CENTER, FLIP = "center", "flip"
-WHOLE = "whole"  # all of a picture, made square; of maps, not of pooled features
+WHOLE = "whole"  # the whole picture, resized to a square; for maps, not for pooled features
 SUBSET_KEYS = ("DATA.IMAGES_PER_CLASS", "DATA.FRACTION", "DATA.SUBSET")
 
-where = partial(key, effect=False)  # a key that says where or how, and changes no result
+where = partial(key, effect=False)  # a key that changes no result
 
 
 def _numbers_or_none(values: Sequence[float]) -> str | None:
@@ -37,14 +34,8 @@ class LinearEval(Section):
     """Keys of `kscl probe`."""
 
     OUTPUT_DIR = where("output/linear_eval", "The folder for log, classifier and record.")
-    LABEL = where(
-        "",
-        """The name of the row on the leaderboard; "" is the method that the file of weights
-        names.""",
-    )
-    SEED = key(
-        0, "Seeds the classifier, the order of images, random crops and random weights.", at_least=0
-    )
+    LABEL = where("", 'Name of the leaderboard row; "" is the method named in the weights file.')
+    SEED = key(0, "Seeds classifier, image order, random crops and random weights.", at_least=0)
     PROBE = key("online", "How the backbone is evaluated.")  # see linear_eval.probe.schema
 
     class BACKBONE(WeightsFile):
@@ -58,42 +49,40 @@ class LinearEval(Section):
         BATCH_NORM = key(
             "auto",
             """BatchNorm statistics: keep those of the weights, or calibrate them on training
-            images. Random weights have none, and without them are not a fair baseline: auto
-            calibrates these only.""",
+            images. auto calibrates random weights only, which would be an unfair baseline without
+            statistics.""",
             choices=("auto", "keep", "calibrate"),
         )
         CALIBRATION_IMAGES = key(1024, "Training images for the calibration.", at_least=1)
 
     class DATA(Section):
-        TRAIN = where(  # the fingerprints of the data stand for these two
+        TRAIN = where(  # fingerprints of the data are recorded instead of these two
             "",
-            """To train on: a folder with one folder per class. For svm and low_shot an annotated
-            set: voc:FOLDER:SPLIT, coco:FILE.json:IMAGES or a name such as voc_2007_trainval. For
-            segmentation a set in VOC's layout, or a folder with images/ and masks/.""",
+            """Training images: a folder with one folder per class. For svm and low_shot, an
+            annotated set: voc:FOLDER:SPLIT, coco:FILE.json:IMAGES or a name such as
+            voc_2007_trainval. For segmentation, a set in VOC's layout, or a folder with images/
+            and masks/.""",
         )
-        VAL = where("", "To evaluate on: the same with the same classes.")
+        VAL = where("", "Images to evaluate on, in the same form and with the same classes.")
         IMAGES_PER_CLASS = key(
-            0,
-            "Training images per class; 0 is all of them, n draws n of each class (low-shot).",
-            at_least=0,
+            0, "Training images drawn from each class (low-shot); 0 uses all.", at_least=0
         )
         FRACTION = key(
             1.0,
-            """Fraction of the training images, drawn at random such that every class is shown;
-            smaller fractions are parts of larger ones.""",
+            """Fraction of the training images, drawn at random so that every class appears;
+            smaller fractions are subsets of larger ones.""",
             above=0,
             at_most=1,
         )
         DRAW = key(
             OF_SEED,
-            """Number of the random draw of FRACTION: equal numbers give equal images; -1 takes
-            SEED.""",
+            "Number of the random draw of FRACTION: equal numbers draw equal images; -1 is SEED.",
             at_least=OF_SEED,
         )
         SUBSET = key(
             "",
-            """A list of the training images to use, by file name or by path below DATA.TRAIN: a
-            file, or SimCLR's lists for ImageNet, simclr_1percent and simclr_10percent, which are
+            """A list of the training images to use, by file name or path below DATA.TRAIN: a file,
+            or simclr_1percent or simclr_10percent, SimCLR's lists for ImageNet, which are
             downloaded.""",
         )
         NUM_WORKERS = where(
@@ -101,14 +90,13 @@ class LinearEval(Section):
         )
         MAX_PIXELS = where(
             178_956_970,
-            "A larger image is not decoded, which is an error here.",
+            "An image with more pixels is an error.",
             at_least=1,
             at_most=178_956_970,  # Pillow's limit
         )
         CACHE_DIR = where(
             "",
-            """The folder for the index of image files and for features; "" is the user's cache
-            folder.""",
+            'The folder for the image index and for features; "" is the user\'s cache folder.',
         )
 
     class INPUT(Section):
@@ -117,8 +105,7 @@ class LinearEval(Section):
         INTERPOLATION = key("bilinear", "How images are resized.", choices=("bilinear", "bicubic"))
         MEAN = key(
             [],
-            """Mean of red, green and blue; [] is what the file of weights says, or that of its
-            project.""",
+            "Mean of red, green and blue; [] is that of the weights file, or of its project.",
             check=_numbers_or_none,
         )
         STD = key(
@@ -129,17 +116,17 @@ class LinearEval(Section):
         )
         AUGMENT = key(
             "random_resized_crop",
-            "Training view of the online probe: a random crop with a flip, or the center crop.",
+            "Training view of the online probe: a random crop and flip, or the center crop.",
             choices=("random_resized_crop", CENTER),
         )
         SCALE = key(
             [0.08, 1.0],
-            "Smallest and largest fraction of the area of a random crop.",
+            "Smallest and largest area of a random crop, as a fraction of the image.",
             check=partial(_interval, 1.0),
         )
         RATIO = key(
             [3 / 4, 4 / 3],
-            "Smallest and largest width over height of a random crop.",
+            "Smallest and largest aspect ratio (width / height) of a random crop.",
             check=partial(_interval, 100.0),
         )
         FLIP = key(0.5, "Probability of a horizontal flip.", at_least=0, at_most=1)
@@ -149,8 +136,7 @@ class LinearEval(Section):
         BATCH_SIZE = key(256, "Images per step, over all ranks.", at_least=1)
         BASE_LR = key(
             30.0,
-            """Learning rate of the online probe, never scaled; the cached probe searches
-            CACHED.LRS.""",
+            "Learning rate of the online probe, never scaled; the cached probe has CACHED.LRS.",
             above=0,
         )
         MOMENTUM = key(0.9, "Momentum of SGD.", at_least=0, below=1)
@@ -159,22 +145,20 @@ class LinearEval(Section):
         )
         SCHEDULE = key(
             "step",
-            "How the learning rate falls, once per epoch: in steps, or along a cosine.",
+            "How the learning rate decays, once per epoch: in steps, or along a cosine.",
             choices=("step", "cosine"),
         )
-        MILESTONES = key([60, 80], "Epochs after which the step schedule lowers it.")
+        MILESTONES = key([60, 80], "Epochs after which the step schedule lowers the rate.")
         GAMMA = key(0.1, "Factor of the step schedule at each milestone.", above=0)
         INIT_STD = key(
             0.01, "Standard deviation of the initial weights; biases start at 0.", at_least=0
         )
         AMP = key(
             "off",
-            "Mixed precision of the backbone; the classifier has full precision.",
+            "Mixed precision of the backbone; the classifier stays in full precision.",
             choices=("off", "bf16", "fp16"),
         )
-        TF32 = key(
-            False, "Let GPUs multiply float32 numbers rounded to 10 bits: TF32, another precision."
-        )
+        TF32 = key(False, "Let GPUs multiply in TF32 (10-bit mantissa); part of the protocol.")
 
     class CHECKPOINT(Section):
         SECONDS = where(60.0, "Seconds between two checkpoints.", at_least=0)
@@ -184,15 +168,12 @@ def rules(cfg: CfgNode) -> Iterator[Broken]:
     """Yield every broken rule between these keys."""
     data, given, solver = cfg.DATA, cfg.INPUT, cfg.SOLVER
     if given.RESIZE < given.SIZE:
-        yield (
-            ("INPUT.RESIZE", "INPUT.SIZE"),
-            "the center crop must fit into the resized image: make RESIZE at least SIZE",
-        )
+        yield ("INPUT.RESIZE", "INPUT.SIZE"), "RESIZE must be at least SIZE, the center crop"
     if bool(given.MEAN) != bool(given.STD):
         yield ("INPUT.MEAN", "INPUT.STD"), "set both or neither"
     epochs = list(solver.MILESTONES)
     inside = all(0 < epoch < solver.EPOCHS for epoch in epochs)
     if solver.SCHEDULE == "step" and not (inside and sorted(set(epochs)) == epochs):
-        yield ("SOLVER.MILESTONES", "SOLVER.EPOCHS"), "must be rising epochs inside the training"
+        yield ("SOLVER.MILESTONES", "SOLVER.EPOCHS"), "must be increasing and below EPOCHS"
     if (data.IMAGES_PER_CLASS > 0) + (data.FRACTION < 1) + bool(data.SUBSET) > 1:
-        yield SUBSET_KEYS, "each chooses training images: set one of them"
+        yield SUBSET_KEYS, "each chooses training images: set only one"

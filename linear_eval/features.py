@@ -1,12 +1,12 @@
-"""Features of fixed views, computed once and kept on disk.
+"""Features of fixed views, computed once and cached on disk.
 
-    <cache>/features/<key>/about.json       what the key was made from
-                           features.f32     one slot per view, (N, D) float32; mapped, not read
+    <cache>/features/<key>/about.json       what the key is a hash of
+                           features.f32     one slot per view, (N, D) float32, memory-mapped
                            center.json      this view's slot is complete; its checksum
 
-The key covers the backbone's tensors, the images and all that lies between the two, so features are
-reused only if nothing has changed. An interrupted extraction resumes with the first missing piece;
-the pieces are the same for any number of ranks.
+The key covers the backbone, the images and everything in between, so features are reused only if
+nothing changed. An interrupted extraction resumes at the first missing piece; the pieces are the
+same for any number of ranks.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from linear_eval.backbone import Frozen, cache_name, my_turn
 from linear_eval.images import LabeledImages, file_state, geometry, load_views, slot
 
 FORMAT = 1
-BATCH = 128  # images the backbone sees at a time, fewer if their features are large
-MOST_NUMBERS = 2**23  # of the features of a batch
-BATCHES = 16  # between two markers on disk
+BATCH = 128  # images; fewer if their features are large
+MOST_NUMBERS = 2**23  # in the features of a batch
+BATCHES = 16  # per piece
 LIBRARIES = ("torch", "torchvision", "timm", "numpy")
 log = logging.getLogger(LOGGER)
 
 
 @dataclass(frozen=True)
 class Features:
-    """Image i as seen in a view is row `slot(view) · count + i`."""
+    """Image i in a view is row `slot(view) · count + i`."""
 
-    rows: Tensor  # (slots · N, D), float32, mapped from the file
+    rows: Tensor  # (slots · N, D), float32, memory-mapped
     count: int  # N
-    decoded: int = 0  # images, to make what the cache did not have
+    decoded: int = 0  # images decoded because the cache did not have them
 
     def of_view(self, view: str) -> Tensor:
         """Return (N, D)."""
@@ -74,11 +74,11 @@ class _Store:
         self.pieces = range(-(-count // self.piece))
 
     def seal(self, view: str) -> Path:
-        """Return the file that says a view is complete."""
+        """Return the file that marks a view as complete."""
         return self.folder / f"{view}.json"
 
     def marker(self, view: str, piece: int) -> Path:
-        """Return the file that says a piece is done."""
+        """Return the file that marks a piece as done."""
         return self.folder / f"{view}.{piece:06d}.done"
 
     def checksum(self, view: str) -> str:
@@ -92,7 +92,7 @@ class _Store:
         return digest.hexdigest()
 
     def is_complete(self, view: str) -> bool:
-        """Return whether a view's features are all there; forget those that are damaged."""
+        """Return whether a view's features are complete; discard damaged ones."""
         try:
             sealed = json.loads(self.seal(view).read_text())["sha256"]
             good = sealed == self.checksum(view)
@@ -101,13 +101,12 @@ class _Store:
         except (OSError, ValueError, KeyError, TypeError):
             good = False
         if not good:
-            log.warning("%s: the features of view %s are damaged and made again.", self.file, view)
+            log.warning("%s: view %s is damaged and will be recomputed.", self.file, view)
             self.seal(view).unlink()
             self.forget_pieces([view])
         return good
 
     def forget_pieces(self, views: Sequence[str]) -> None:
-        """Remove the markers of all pieces of the views."""
         for view in views:
             for piece in self.pieces:
                 self.marker(view, piece).unlink(missing_ok=True)
@@ -118,7 +117,7 @@ class _Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Explain why the cache cannot be written."""
+        """Turn a failed write into an error with its fix."""
         try:
             yield
         except OSError as error:
@@ -130,7 +129,7 @@ class _Store:
             ) from error
 
     def reserve(self, views: Sequence[str]) -> None:
-        """Take the disk space now, so that a full disk is reported before hours of work."""
+        """Allocate the disk space, so that a full disk is reported before hours of work."""
         with self.writing():
             self.folder.mkdir(parents=True, exist_ok=True)
             with self.file.open("ab") as file:
@@ -139,7 +138,6 @@ class _Store:
                     os.posix_fallocate(file.fileno(), start, self.slot_bytes)
 
     def write(self, view: str, piece: int, rows: np.ndarray) -> None:
-        """Write one piece of a view's features and mark it as done."""
         with self.writing():
             with self.file.open("r+b") as file:
                 file.seek(slot(view) * self.slot_bytes + piece * self.piece * self.dim * 4)
@@ -149,12 +147,12 @@ class _Store:
             self.marker(view, piece).touch()
 
     def finish(self, views: Sequence[str]) -> None:
-        """Seal the views; raise an error unless all their pieces are there."""
+        """Mark the views as complete; raise an error if a piece is missing."""
         sealed = all(self.seal(view).exists() for view in views)  # by another run, meanwhile
         if not sealed and self.missing_pieces(views):
             raise KsclError(
-                f"{self.folder}: pieces of the features are missing that other processes wrote. "
-                "Set DATA.CACHE_DIR to a folder that all machines share."
+                f"{self.folder}: pieces written by other processes are missing. Set DATA.CACHE_DIR "
+                "to a folder that all machines share."
             )
         for view in views:
             content = json.dumps({"sha256": self.checksum(view)})
@@ -164,7 +162,7 @@ class _Store:
     def open(self, views: Sequence[str], decoded: int = 0) -> Features:
         """Map the features into memory."""
         slots = 1 + max(slot(view) for view in views)
-        # Copy-on-write: torch wants memory that could be written, and nobody writes it.
+        # Copy-on-write: torch warns about read-only memory.
         shape = (slots * self.count, self.dim)
         mapped = np.memmap(self.file, np.float32, mode="c", shape=shape)
         return Features(torch.from_numpy(mapped), self.count, decoded)
@@ -173,7 +171,7 @@ class _Store:
 def cached_features(
     cfg: CfgNode, frozen: Frozen, images: LabeledImages, views: Sequence[str], run: Run
 ) -> Features:
-    """Return the features of these views of the images, from the cache if they are in it."""
+    """Return the features of these views of the images, cached if possible."""
     about = on_first_rank(lambda: _about(cfg, frozen, images))
     folder = cache_folder(cfg.DATA.CACHE_DIR) / "features" / cache_name(about)
     store, where = _Store(folder, len(images), frozen.dim), images.source.where
@@ -195,21 +193,19 @@ def cached_features(
         run.on_first_rank(acquire)
         missing = on_first_rank(lambda: [view for view in views if not store.is_complete(view)])
         if not missing:
-            log.info("Features of %s are taken from %s.", where, folder)
+            log.info("Features of %s: reusing %s.", where, folder)
             return store.open(views)
         pieces = on_first_rank(prepare)
-        log.info("Features of %s: %s into %s.", where, " and ".join(missing), folder)
+        log.info("Features of %s: writing %s to %s.", where, " and ".join(missing), folder)
         for piece, rows in _extract(cfg, frozen, images, missing, pieces, store.batch):
             for number, view in enumerate(missing):
                 store.write(view, piece, rows[:, number])
             if run.stop:
                 break
-        run.leave_if_stopped()  # or all ranks have written
+        run.leave_if_stopped()  # waits until all ranks have written
         on_first_rank(lambda: store.finish(missing))
-        decoded = sum(
-            min(store.piece, len(images) - piece * store.piece) for piece in pieces
-        )  # by all ranks
-        return store.open(views, decoded)
+        sizes = (min(store.piece, len(images) - piece * store.piece) for piece in pieces)
+        return store.open(views, sum(sizes))
 
 
 def _about(cfg: CfgNode, frozen: Frozen, images: LabeledImages) -> dict[str, Any]:
@@ -240,7 +236,7 @@ def _extract(
     pieces: Sequence[int],
     batch_size: int,
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield (piece, rows (n, V, D)) of this rank's part of the pieces."""
+    """Yield (piece, rows (n, V, D)) for this rank's share of the pieces."""
     shape, count, size = geometry(cfg), len(images), BATCHES * batch_size
 
     def make_views(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:

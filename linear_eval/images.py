@@ -1,15 +1,13 @@
-"""Labeled images: class folders, annotated sets, parts of them, and the views that probes see.
+"""Labeled images: class folders, annotated sets, subsets, and the views that probes use.
 
-Views are torchvision's own operations on PIL images, bit for bit. Decoding is `kscl.data.formats`:
-for ordinary files the same pixels as PIL's, and files with an EXIF orientation are upright, as they
-were in pretraining.
+Views are torchvision's own operations on PIL images, bit for bit. Images are decoded and turned
+upright (EXIF) as in pretraining.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,29 +38,29 @@ from kscl.views.augment import CROP_DRAWS, sample_crop
 from kscl.views.batch import Batch
 from linear_eval.config import CENTER, FLIP, WHOLE
 
-FIXED_CROP = "crop"  # "crop0", "crop1", …: random crops that are the same in every run
+FIXED_CROP = "crop"  # crop0, crop1, …: random crops that are the same in every run
 NUM_DRAWS = CROP_DRAWS + 1
 PRESENT, ABSENT, IGNORED = 1, 0, -1  # labels of annotated sets
 
-# SHA-256 of the lists of ImageNet's training images that SimCLR's authors published.
+# SHA-256 of SimCLR's published lists of ImageNet training images.
 SIMCLR = "https://raw.githubusercontent.com/google-research/simclr"
 SIMCLR += "/383d4143fd8cf7879ae10f1046a9baeb753ff438/imagenet_subsets"
 PUBLISHED = {
     "simclr_1percent": "71e82a48ba78252683ae334c4d019ebd5c6e855b9599c1389fbe83eb9549cf17",
     "simclr_10percent": "6d09de11e7bdaf5b1f3b1f249b6183695f97310cdd20f0c03e7235b6b9392091",
 }
-SECONDS = 60  # to wait for the server
+TIMEOUT = 60  # seconds
 
 
 # Views
 
-# Makes views from a picture, the epoch, and the image's index in its source.
+# (picture, epoch, index in its source) -> views
 MakeViews = Callable[[Image.Image, int, int], Sequence[Image.Image]]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes and chances that make a view of a picture."""
+    """The sizes and probabilities that define a view."""
 
     size: int
     resize: int
@@ -72,12 +70,12 @@ class Geometry:
     interpolation: str = "bilinear"
 
     def center(self, picture: Image.Image) -> Image.Image:
-        """Resize the short side and cut out the center."""
+        """Resize the short side and crop the center."""
         resized = F.resize(picture, self.resize, InterpolationMode(self.interpolation))
         return F.center_crop(resized, [self.size, self.size])
 
     def random_crop(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
-        """Cut out a random resized crop, perhaps flipped, by NUM_DRAWS numbers in [0, 1)."""
+        """Return a random resized crop, perhaps flipped, from NUM_DRAWS numbers in [0, 1)."""
         draw = iter(numbers.tolist()).__next__
         flipped = draw() < self.flip
         box = sample_crop(picture.height, picture.width, self.scale, self.ratio, draw)
@@ -86,7 +84,7 @@ class Geometry:
         return F.hflip(view) if flipped else view
 
     def fixed(self, picture: Image.Image, view: str, image: int) -> Image.Image:
-        """Make a view by its name; a fixed crop depends only on the image's index."""
+        """Return a view by name; a fixed crop depends only on the image's index."""
         if view == CENTER:
             return self.center(picture)
         if view == FLIP:
@@ -97,20 +95,19 @@ class Geometry:
         return self.random_crop(picture, uniforms(0, turn, Stream.FIXED_CROPS, image, NUM_DRAWS))
 
     def augmented(self, picture: Image.Image, seed: int, epoch: int, image: int) -> Image.Image:
-        """Make what training sees of an image in an epoch."""
+        """Return the training view of an image in an epoch."""
         return self.random_crop(picture, uniforms(seed, epoch, Stream.VIEWS, image, NUM_DRAWS))
 
 
 def geometry(cfg: CfgNode) -> Geometry:
-    """Read the geometry of the views from a config."""
     given = cfg.INPUT
     ranges = tuple(given.SCALE), tuple(given.RATIO)
     return Geometry(given.SIZE, given.RESIZE, *ranges, given.FLIP, given.INTERPOLATION)
 
 
 def slot(view: str) -> int:
-    """Return the number of a fixed view among all that there can be."""
-    fixed = {CENTER: 0, FLIP: 1, WHOLE: 0}  # features of CENTER and of WHOLE share no file
+    """Return where in a file of features a fixed view is."""
+    fixed = {CENTER: 0, FLIP: 1, WHOLE: 0}  # CENTER and WHOLE never share a file
     return fixed[view] if view in fixed else 2 + int(view.removeprefix(FIXED_CROP))
 
 
@@ -124,12 +121,12 @@ def to_bytes(picture: Image.Image) -> Tensor:
 
 @dataclass(frozen=True)
 class LabeledImages:
-    """One split: the images used of it, their classes, and what stands for it in a record."""
+    """The images of a split that are used, with their labels and a fingerprint for records."""
 
     source: FileSource
     classes: list[str]
-    numbers: np.ndarray  # indices of the images in the source, rising
-    labels: np.ndarray  # int64, of those images: (N,), or (N, C) of an annotated set
+    numbers: np.ndarray  # ascending indices of the images in the source
+    labels: np.ndarray  # int64: (N,), or (N, C) for an annotated set
     fingerprint: dict[str, Any]
     max_pixels: int = MAX_PIXELS
 
@@ -138,7 +135,7 @@ class LabeledImages:
 
     @property
     def targets(self) -> Tensor:
-        """The classes of the images, int64."""
+        """Return the labels as a tensor."""
         return torch.from_numpy(self.labels)
 
     def part(self, chosen: np.ndarray) -> LabeledImages:
@@ -147,7 +144,7 @@ class LabeledImages:
 
 
 def open_data(cfg: CfgNode) -> tuple[LabeledImages, LabeledImages]:
-    """Open the chosen part of train, and val; raise an error unless they have the same classes."""
+    """Open the chosen subset of train, and val; both must have the same classes."""
     data = cfg.DATA
     train = open_class_folders("DATA.TRAIN", data.TRAIN, cfg)
     val = open_class_folders("DATA.VAL", data.VAL, cfg)
@@ -166,12 +163,12 @@ def open_data(cfg: CfgNode) -> tuple[LabeledImages, LabeledImages]:
 
 
 def draw_of(cfg: CfgNode) -> int:
-    """Return the number of the draw of DATA.FRACTION."""
+    """Return the number of the random draw of DATA.FRACTION."""
     return cfg.SEED if cfg.DATA.DRAW == OF_SEED else cfg.DATA.DRAW
 
 
 def open_class_folders(key: str, where: str, cfg: CfgNode) -> LabeledImages:
-    """Open a folder with one folder per class, which the config names under `key`."""
+    """Open a folder with one folder per class; `key` names it in errors."""
     if not os.path.isdir(where):
         raise KsclError(f"{key} must be a folder with one folder per class, got '{where}'.")
     cache_dir = cfg.DATA.CACHE_DIR
@@ -179,8 +176,8 @@ def open_class_folders(key: str, where: str, cfg: CfgNode) -> LabeledImages:
     labels = source.labels
     if not isinstance(source, FileSource) or labels is None:
         raise KsclError(
-            f"{where} ({key}) holds images outside of class folders. Put each into the class "
-            "folder it belongs to."
+            f"{where} ({key}) has images outside of class folders. Move each into the folder of "
+            "its class."
         )
     for lost in source.lost:
         raise _unreadable(lost.name, lost.reason)
@@ -204,20 +201,20 @@ def check_same_classes(train: LabeledImages, val: LabeledImages) -> None:
     ]
     if lines:
         raise KsclError(
-            f"{train.source.where} and {val.source.where} must have the same class folders, but "
-            f"they differ:{''.join(lines)}"
+            f"{train.source.where} and {val.source.where} must have the same class folders:"
+            f"{''.join(lines)}"
         )
     if len(train.classes) < 2:
         raise KsclError(
-            f"{train.source.where} must have at least two class folders, got {train.classes[0]} "
-            "alone."
+            f"{train.source.where} must have at least two class folders, got only "
+            f"{train.classes[0]}."
         )
 
 
 def open_annotated(where: str, classes: Sequence[str], cfg: CfgNode) -> LabeledImages:
-    """Open an annotated set of images with several classes each.
+    """Open an annotated set, whose images may have several classes each.
 
-    Labels are PRESENT, ABSENT, or IGNORED where all objects of the class are difficult.
+    A label is PRESENT, ABSENT, or IGNORED if all objects of the class are difficult.
     """
     source = parse_source(where)
     found = read_source(source, classes).checked()
@@ -229,7 +226,6 @@ def open_annotated(where: str, classes: Sequence[str], cfg: CfgNode) -> LabeledI
             row[found.class_names.index(thing.name)] = IGNORED if thing.difficult else PRESENT
 
     def print_() -> dict[str, object]:
-        """Describe the images of the folder, and which of them show what."""
         images = fingerprint(root, cfg.DATA.CACHE_DIR)
         digest = hashlib.sha256(images.hash.encode())
         digest.update("\0".join([*found.class_names, *(i.id for i in found.images)]).encode())
@@ -248,7 +244,7 @@ def open_annotated(where: str, classes: Sequence[str], cfg: CfgNode) -> LabeledI
 
 
 def file_state(images: LabeledImages) -> str:
-    """Hash the files' names, sizes and times, to notice what a fingerprint's sample may miss."""
+    """Hash the files' names, sizes and times: a fingerprint only samples their content."""
     digest = hashlib.sha256()
     for number in images.numbers.tolist():
         path = images.source.name(number)
@@ -256,7 +252,7 @@ def file_state(images: LabeledImages) -> str:
             status = os.stat(path)
         except OSError as error:
             raise KsclError(
-                f"{path} is gone: {error.strerror}. Bring it back, or start again without it."
+                f"{path} is gone: {error.strerror}. Restore it, or start again without it."
             ) from error
         name = os.path.relpath(path, images.source.root)
         line = f"{number}\0{name}\0{status.st_size}\0{status.st_mtime_ns}\0"
@@ -268,7 +264,7 @@ def file_state(images: LabeledImages) -> str:
 
 
 class _Views(Dataset[Batch]):
-    """Batches of views (uint8), each picture decoded once; `instances` are indices into the set."""
+    """Batches of views (uint8); each picture is decoded once, `instances` index the set."""
 
     def __init__(self, images: LabeledImages, make_views: MakeViews) -> None:
         self.images = images
@@ -278,7 +274,6 @@ class _Views(Dataset[Batch]):
         return len(self.images)
 
     def __getitems__(self, wanted: Sequence[EpochIndex]) -> Batch:
-        """Return one batch; it names images that cannot be read instead of their views."""
         shown: list[Tensor] = []
         bad: list[tuple[int, str]] = []
         for epoch, index in wanted:
@@ -300,7 +295,7 @@ def load_views(
     batches: Iterable[list[EpochIndex]],
     num_workers: int,
 ) -> Iterator[Batch]:
-    """Yield the views of each batch in order; an image that cannot be read is an error."""
+    """Yield the views of each batch in order; an unreadable image is an error."""
     for batch in load_in_workers(_Views(images, make_views), batches, num_workers):
         for number, reason in batch.bad:
             raise _unreadable(images.source.name(number), reason)
@@ -330,21 +325,21 @@ def _unreadable(name: str, reason: str) -> KsclError:
 
 
 def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return images (kept, held out), both ascending.
+    """Return (kept, held-out) images, both ascending.
 
-    `fraction` of each class is held out, and at least one image; a class of one image keeps it.
+    `fraction` of each class is held out, at least one image; a class of one image keeps it.
     """
     held = _sample(labels, lambda n: min(max(1, round(fraction * n)), n - 1), seed, Stream.HELD_OUT)
     return np.setdiff1d(np.arange(len(labels)), held), held
 
 
 def few_of_each_class(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """Return `count` images of each class, ascending; all images of a smaller class."""
+    """Return `count` images of each class, ascending, or all images of a smaller class."""
     return _sample(labels, lambda n: count, seed, Stream.FEW_SHOT)
 
 
 def rarest_class(labels: np.ndarray) -> np.ndarray:
-    """Return for each image (N, C) its rarest class, or -1, to hold out some of every class."""
+    """Return each image's rarest class, or -1, from labels (N, C): to hold out every class."""
     counts = (labels == PRESENT).sum(0)
     rarity = np.where(labels == PRESENT, 1 / np.maximum(counts, 1), 0)
     return np.where(rarity.any(1), rarity.argmax(1), -1)
@@ -353,14 +348,14 @@ def rarest_class(labels: np.ndarray) -> np.ndarray:
 def _sample(
     labels: np.ndarray, count: Callable[[int], int], seed: int, stream: Stream
 ) -> np.ndarray:
-    """Draw images of each class, as many as `count` says for its number of images."""
+    """Draw count(n) images of each class that has n."""
     order = permutation(seed, 0, stream, len(labels))
     classes = [order[labels[order] == number] for number in np.unique(labels)]
     return np.sort(np.concatenate([images[: count(len(images))] for images in classes]))
 
 
 def list_content(subset: str, cache_dir: str) -> bytes:
-    """Return the bytes of a list: a file, or a published list, fetched once and checked."""
+    """Return the bytes of a list: a file, or a published list, downloaded once and checked."""
     if subset not in PUBLISHED:
         try:
             return read_file(subset)
@@ -376,18 +371,17 @@ def list_content(subset: str, cache_dir: str) -> bytes:
         if where is path:
             content = read_file(path)
         else:
-            with urllib.request.urlopen(address, timeout=SECONDS) as source:
+            with urllib.request.urlopen(address, timeout=TIMEOUT) as source:
                 content = source.read()
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # a URLError is an OSError
         raise KsclError(
-            f"{where} cannot be read: {error}. Fetch {address} some other way and save it as "
-            f"{path}."
+            f"{where} cannot be read: {error}. Download {address} and save it as {path}."
         ) from error
     digest = hashlib.sha256(content).hexdigest()
     if digest != expected:
         raise KsclError(
-            f"{where} must be SimCLR's {name} with SHA-256 {expected}, got {digest}. Delete it, "
-            "and fetch it again."
+            f"{where} must be SimCLR's {name} with SHA-256 {expected}, got {digest}. Delete it "
+            "and download it again."
         )
     if where is not path:
         write_atomically(path, content)
@@ -395,38 +389,33 @@ def list_content(subset: str, cache_dir: str) -> bytes:
 
 
 def subset_hash(subset: str, cache_dir: str) -> str:
-    """Return what stands for a list in a protocol."""
+    """Return the SHA-256 of a list; that of a published one needs no download."""
     if subset in PUBLISHED:
         return PUBLISHED[subset]
     return hashlib.sha256(list_content(subset, cache_dir)).hexdigest()
 
 
 def listed_images(images: LabeledImages, content: bytes, where: str) -> np.ndarray:
-    """Return the images whose file names, or paths below the folder, are in the list."""
+    """Return the images whose file name, or path below the folder, is in the list."""
     names = content.decode("utf-8", "replace").split()
-    places: dict[str, int] = {}  # by path
-    same_name: dict[str, list[str]] = {}  # paths by file name
+    places: dict[str, list[tuple[int, str]]] = {}  # (number, path) by path and by file name
     for place, number in enumerate(images.numbers.tolist()):
         path = os.path.relpath(images.source.name(number), images.source.root)
-        places[path] = place
-        same_name.setdefault(os.path.basename(path), []).append(path)
-
-    def find(name: str) -> int | None:
-        found = [name] if name in places else same_name.get(name, [])
-        if len(found) > 1:
-            raise KsclError(
-                f"{where} lists {name}, a name of {len(found):,} images in {images.source.where}, "
-                f"e.g. {found[0]} and {found[1]}. List their paths below the folder."
-            )
-        return places[found[0]] if found else None
-
-    chosen = [find(name) for name in names]
-    missing = [name for name, place in zip(names, chosen, strict=True) if place is None]
+        for name in (path, os.path.basename(path)):  # they differ: a path has its class folder
+            places.setdefault(name, []).append((place, path))
+    missing = [name for name in names if name not in places]
     if missing or not names:
         example = f", e.g. {missing[0]}" if missing else ""
         raise KsclError(
-            f"{len(missing):,} of the {len(names):,} images that {where} lists are not in "
-            f"{images.source.where}{example}. Name the folder that the list is about, or another "
+            f"{len(missing):,} of the {len(names):,} images listed in {where} are not in "
+            f"{images.source.where}{example}. Name the folder that the list is for, or another "
             "list (DATA.SUBSET)."
         )
-    return np.unique(np.array(chosen))
+    for name in names:
+        if len(same := places[name]) > 1:
+            raise KsclError(
+                f"{where} lists {name}, the name of {len(same):,} images in "
+                f"{images.source.where}, e.g. {same[0][1]} and {same[1][1]}. List their paths "
+                "below the folder."
+            )
+    return np.unique(np.array([places[name][0][0] for name in names]))

@@ -1,13 +1,13 @@
-"""Linear classifiers on stored features: SGD for a grid of settings at once, and L-BFGS.
+"""Linear classifiers on stored features: SGD on a whole grid of settings at once, and L-BFGS.
 
 SGD trains P points of a grid on the same batches. The weights of their C classes are stacked into
-one matrix (P·C, D), so a step costs two matrix products whatever P is. Each point is updated as
-torch.optim.SGD would update it alone: v ← m v + (∇ + wd w), w ← w − lr v. The batch is the last
-axis of all activations: a softmax over ten classes is ten times slower if these are the last axis.
+one matrix (P·C, D), so a step costs two matrix products for any P. Each point is updated as by
+torch.optim.SGD: v ← m v + (∇ + wd w), w ← w − lr v. The batch is the last axis of all activations:
+softmax over ten classes is ten times slower along the last axis.
 
-L-BFGS is logistic regression on the full batch: no learning rate, no epochs, no chance. It
-minimizes  mean cross-entropy + L2/2 · ‖W‖²  (the bias is not penalized), which is scikit-learn's
-LogisticRegression at C = 1 / (L2 · rows).
+L-BFGS is full-batch logistic regression, without learning rate or randomness. It minimizes
+mean cross-entropy + L2/2 · ‖W‖²  (the bias is not penalized): scikit-learn's LogisticRegression at
+C = 1 / (L2 · rows).
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from torch import Tensor
 from kscl.engine.schedule import cosine_factor, step_factor
 from kscl.rng import Stream, permutation, random_words
 
-CHUNK = 65536  # rows of features per pass where there is no batch
-IN_MEMORY = 2**31  # bytes of features that L-BFGS gathers once
+CHUNK = 65536  # rows of features processed at once outside of SGD
+IN_MEMORY = 2**31  # bytes of features that L-BFGS keeps in memory
 HISTORY = 10
-# The end: no entry of the gradient, or no step of the loss, is larger. float32 resolves no less.
+# L-BFGS stops when the largest gradient entry or the change of the loss is below these.
 GRADIENT_TOLERANCE = 1e-6
 LOSS_TOLERANCE = 1e-10
 
-Point = dict[str, float]  # one setting of a grid, by name
+Point = dict[str, float]  # the settings at one point of a grid
 Solution = tuple[Tensor, Tensor]  # weight (C, D), bias (C,)
 Chunk = tuple[Tensor, Tensor]  # features (n, D), labels (n,)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The features to train on: chosen images of a set, in one or more views, standardized."""
+    """The features of chosen images in one or more views, standardized if `center` is set."""
 
-    table: Tensor  # (any, D), float32, perhaps mapped from disk
+    table: Tensor  # (any, D), float32, perhaps memory-mapped
     indices: np.ndarray  # (V, n): row of the table with view v of image i
     labels: Tensor  # (n,) int64
     center: Tensor | None = None  # (D,), subtracted
@@ -58,10 +58,7 @@ class Rows:
         return features.sub_(self.center).mul_(self.scale)
 
     def near(self, device: torch.device) -> Rows:
-        """Return the same rows in the memory of a GPU if they fit, so that no step waits for them.
-
-        They take at most half of what is free: a step needs memory too.
-        """
+        """Return the rows in GPU memory if they take at most half of what is free."""
         dim = self.table.shape[1]
         needed = 4 * self.indices.size * dim
         if device.type == "cpu" or needed > torch.cuda.mem_get_info(device)[0] / 2:
@@ -69,14 +66,14 @@ class Rows:
         table = torch.empty(self.indices.size, dim, device=device)
         indices = torch.from_numpy(self.indices.reshape(-1))
         for part, into in zip(indices.split(CHUNK), table.split(CHUNK), strict=True):
-            into.copy_(self.take(part))  # standardized by now
+            into.copy_(self.take(part))  # standardized
         order = np.arange(self.indices.size).reshape(self.indices.shape)
         return Rows(table, order, self.labels)
 
 
 @torch.no_grad()
 def standardized(rows: Rows) -> Rows:
-    """Return the rows with every feature at mean 0 and variance 1; constant features are 0."""
+    """Scale every feature to mean 0 and variance 1; constant features become 0."""
     total = torch.zeros(rows.table.shape[1], dtype=torch.float64)
     squares = torch.zeros_like(total)
     for part in torch.from_numpy(rows.indices.reshape(-1)).split(CHUNK):
@@ -85,7 +82,7 @@ def standardized(rows: Rows) -> Rows:
         squares += features.square_().sum(0)
     mean = total / rows.indices.size
     variance = squares / rows.indices.size - mean.square()
-    # Below this a feature is constant except for rounding, which scaling would amplify.
+    # A smaller variance is rounding noise of a constant, which scaling would amplify.
     alive = variance > 1e-10 * (squares / rows.indices.size)
     scale = torch.where(alive, variance.clamp_min(1e-38).rsqrt(), 0.0)
     return Rows(rows.table, rows.indices, rows.labels, mean.float(), scale.float())
@@ -102,7 +99,7 @@ def outputs_of(rows: Rows, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def on_raw_features(weight: Tensor, bias: Tensor, rows: Rows) -> Solution:
-    """Return the same classifier on features as the backbone gives them: W (x − m) s + b."""
+    """Return the same classifier for features that are not standardized: W (x − m) s + b."""
     weight, bias = weight.double().cpu(), bias.double().cpu()
     if rows.center is not None and rows.scale is not None:
         weight = weight * rows.scale
@@ -121,7 +118,7 @@ def new_head(classes: int, features: int, std: float, seed: int) -> Solution:
 
 
 def rate_factor(solver: CfgNode, epoch: int) -> float:
-    """Return what the learning rate is multiplied by in an epoch."""
+    """Return the factor of the learning rate in an epoch."""
     if solver.SCHEDULE == "cosine":
         return cosine_factor(epoch / solver.EPOCHS)
     return step_factor(epoch, list(solver.MILESTONES), solver.GAMMA)
@@ -132,10 +129,10 @@ def start_grid(
 ) -> dict[str, Any]:
     """Return the state of P points before the first epoch, all with the same weights."""
     weight, bias = new_head(classes, dim, init_std, seed)
-    weight, bias = weight.repeat(points, 1).to(device), bias.repeat(points)[:, None].to(device)
-    velocities = {"weight_velocity": torch.zeros_like(weight)}
-    velocities |= {"bias_velocity": torch.zeros_like(bias)}
-    return {"weight": weight, "bias": bias, **velocities, "losses": []}  # (P·C, D), (P·C, 1)
+    weight = weight.repeat(points, 1).to(device)  # (P·C, D)
+    bias = bias.repeat(points)[:, None].to(device)  # (P·C, 1)
+    zeros = {"weight_velocity": torch.zeros_like(weight), "bias_velocity": torch.zeros_like(bias)}
+    return {"weight": weight, "bias": bias, **zeros, "losses": []}
 
 
 def solutions_of(state: dict[str, Any], points: int) -> list[Solution]:
@@ -149,7 +146,7 @@ def solutions_of(state: dict[str, Any], points: int) -> list[Solution]:
 def train_grid(
     rows: Rows, points: Sequence[Point], state: dict[str, Any], solver: CfgNode, seed: int
 ) -> Iterator[int]:
-    """Train from the epoch that the state is in to the end; yield the number of each epoch."""
+    """Train from the state's epoch to the end; yield the number of each epoch."""
     weight, bias = state["weight"], state["bias"]
     device, classes = weight.device, len(weight) // len(points)
     learning_rates, decays = settings_of(points, classes, device)
@@ -175,7 +172,7 @@ def train_grid(
 def settings_of(
     points: Sequence[Point], classes: int, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """Return learning rates and weight decays (P·C, 1) of all rows; None if nothing decays."""
+    """Return learning rates and weight decays, each (P·C, 1); None if nothing decays."""
     rates, decays = (
         torch.tensor([point[name] for point in points], device=device)
         .repeat_interleave(classes)
@@ -211,8 +208,7 @@ def epoch_batches(
 ) -> Iterable[tuple[Tensor, Tensor]]:
     """Return (rows of the table, labels) of each batch of an epoch; the last may be smaller.
 
-    Each image shows one of its views. The rows' numbers are where the table is, the labels on the
-    device, copied once per epoch.
+    Each image appears in one of its views.
     """
     order = permutation(seed, epoch, Stream.ORDER, len(rows))
     words = random_words(seed, epoch, Stream.VIEW_OF_EPOCH, 0, len(rows))
@@ -235,7 +231,6 @@ def fit_logistic(
 ) -> tuple[Tensor, Tensor, float]:
     """Return weight (C, D), bias (C,) and the objective reached, over all views of the rows."""
     dim = rows.table.shape[1]
-    # Every step needs all rows, so those that fit into memory are gathered once.
     small = rows.indices.size * dim * 4 <= IN_MEMORY
     gathered = list(chunks_of(rows, device)) if small else []
 
@@ -280,11 +275,11 @@ def fit_binary(
     device: torch.device,
     start: Solution | None = None,
 ) -> Solution:
-    """Return weight (C, D) and bias (C,) of one two-class regression per column of labels (n, C).
+    """Return weight (C, D) and bias (C,) of one binary regression per column of labels (n, C).
 
-    Label 1 is a class that is there, 0 one that is not, and -1 takes no part. Each class minimizes
-    its summed loss + weight_decay/2 · ‖w‖², scikit-learn's objective at C = 1 / weight_decay, here
-    divided by the number of images; as the classes share nothing, their sum has the same minimum.
+    Labels are 1 (present), 0 (absent) or -1 (ignored). Each class minimizes its summed
+    loss + weight_decay/2 · ‖w‖², scikit-learn's objective at C = 1 / weight_decay. The classes are
+    independent, so their sum, divided by the number of images, has the same minimum.
     """
     features, known = features.to(device), torch.from_numpy(labels.T).to(device)
     truth, counted = (known == 1).float(), (known >= 0).float()  # (C, n)
@@ -309,7 +304,7 @@ def _minimize(
     max_iterations: int,
     device: torch.device,
 ) -> tuple[Tensor, Tensor, float]:
-    """Return the weight and bias at the minimum, and the objective there."""
+    """Return weight and bias at the minimum, and the objective there."""
     weight, bias = (tensor.clone().to(device) for tensor in start)
     optimizer = torch.optim.LBFGS(
         [weight, bias],

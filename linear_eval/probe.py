@@ -1,20 +1,18 @@
-"""What all probes share: a probe's way from its data to its records.
+"""What all probes share, from data to records.
 
-A probe is one file in `linear_eval/probes/` (or any module that is imported with --import): a class
-that brings its keys, its rules, its protocol, what it trains and what it reports.
+A probe is one class in `linear_eval/probes/`, or in a module imported with --import:
 
     @task("mine", title="Classifier (mine)")
     class Mine(Probe):
-        # Its docstring is what --help says of it.
+        # --help shows its docstring.
         metrics = (Metric("top1", "mine", headline=True, per_image=True),)
         class Keys(Section): ...
         def settings(self): ...     # its part of the protocol
         def outcomes(self): ...     # the scores, on rank 0, from self.data and self.features
 
-Protocols are what makes two probes comparable, written out, named and hashed. A definition has
-every setting that changes what is measured, and nothing else: not the backbone, not the seed, not
-the data (a record adds its fingerprint). Its words are hashed, so they stay as the first records
-have them: other words would make equal measurements incomparable.
+A protocol's definition has every setting that changes what is measured, but not the backbone, the
+seed or the data (a record adds their hashes). Its words are hashed: rewording them would make equal
+measurements incomparable.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from torch import Tensor
 
 import linear_eval.probes
 from kscl.backbone_file import RANDOM, Loaded
-from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values, value_at
+from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values, leaves, value_at
 from kscl.data.labeled import FRACTION_IN_PROTOCOL, percent_words
 from kscl.errors import KsclError
 from kscl.records.rankme import KEY as RANKME
@@ -69,24 +67,25 @@ log = logging.getLogger(LOGGER)
 Json = dict[str, Any]
 Data = dict[str, LabeledImages]
 CLASSIFIER_FILE = "classifier.safetensors"
+INPUT_KEYS = {"backbone": "BACKBONE.WEIGHTS", "train": "DATA.TRAIN", "val": "DATA.VAL"}  # by role
 SUBSET = "DATA.SUBSET"
-VIEW_WORDS = {CENTER: "centre"}  # see above
+VIEW_WORDS = {CENTER: "centre"}  # hashed: see above
 METRIC_WORDS = {"top1": "top-1", "top5": "top-5"}
-# What a pretraining's description says that distinguishes entries of the leaderboard; the seed.
+# Fields of a pretraining's description that tell entries of the leaderboard apart.
 DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
 
 
 class Probe(Task):
-    """An evaluation of a backbone; by default one that reads features of train and val."""
+    """Evaluate a backbone, by default on features of train and val."""
 
     class Keys(Section):
-        """The probe's own keys, inside a section of its own."""
+        """The probe's own keys, in their own section."""
 
     takes_subset: ClassVar[bool] = True  # DATA.SUBSET and the like choose its training images
     data_keys: ClassVar[str] = "DATA.TRAIN and DATA.VAL"
-    view: ClassVar[str] = CENTER  # that val is seen in
-    voc_lists: ClassVar[str] = "Main"  # the folder of ImageSets/ that has the splits
-    resumes_without_checkpoint = True  # most of its state is features in the cache
+    view: ClassVar[str] = CENTER  # the view of val
+    voc_lists: ClassVar[str] = "Main"  # the folder of ImageSets/ with the splits
+    resumes_without_checkpoint = True  # most of its state is cached features
     what_ranks_change = "Batches, their order and their views stay the same."
     data: Data  # by role
     loaded: Loaded
@@ -96,33 +95,32 @@ class Probe(Task):
         super().__init_subclass__()
         if cls.state_dict is not Probe.state_dict and cls.prepare is Probe.prepare:
             raise KsclError(
-                f"{cls.__name__} saves a state that it never restores: beside state_dict(), write "
-                "prepare(self, saved), which calls super().prepare(saved) and restores from saved."
+                f"{cls.__name__} has state_dict() but never restores it. Add prepare(self, saved), "
+                "which calls super().prepare(saved) and restores from saved."
             )
 
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__(cfg)
         self.may_change = schema().without_effect
-        self.decoded = 0  # images, for calibration and features
+        self.decoded = 0  # images decoded for calibration and features
         self.features: dict[str, Features] = {}  # by role
 
     # What it reads
 
     @staticmethod
     def rules(cfg: CfgNode) -> Iterator[Broken]:
-        """Yield every broken rule between its keys; called whichever probe is chosen."""
+        """Yield every broken rule about its keys; checked whichever probe is chosen."""
         yield from ()
 
     def sources(self) -> list[dict[str, str]]:
-        """Return groups of sets that must not share images, by key; the first is trained on."""
+        """Return groups of sets, by key, that must not share images; the first one trains."""
         return [{"DATA.TRAIN": self.cfg.DATA.TRAIN, "DATA.VAL": self.cfg.DATA.VAL}]
 
     def open_data(self) -> Data:
-        """Open the images by role, and raise an error if it cannot work with them."""
+        """Open the images by role; raise an error if this probe cannot use them."""
         return dict(zip(("train", "val"), open_data(self.cfg), strict=True))
 
     def open(self) -> Inputs:
-        """Open images and weights."""
         solver = self.cfg.SOLVER
         set_numerics(tf32=solver.TF32)
         warn_of_emulation(solver.AMP, device())
@@ -136,19 +134,14 @@ class Probe(Task):
         )
 
     def name_of(self, role: str) -> str:
-        """Return the key that names an input, and its value."""
-        named = {"backbone": "BACKBONE.WEIGHTS", "train": "DATA.TRAIN", "val": "DATA.VAL"}
-        name = named.get(role, role)
+        name = INPUT_KEYS.get(role, role)
         return f"{name} {value_at(self.cfg, name)}"
 
     def names_the_same(self, record: Record) -> bool:
-        """Return whether images and weights are named as in the record."""
-        before, cfg = record.config.values, self.cfg
-        same_data = all(before["DATA"][key] == cfg.DATA[key] for key in ("TRAIN", "VAL"))
-        return same_data and bool(before["BACKBONE"]["WEIGHTS"] == cfg.BACKBONE.WEIGHTS)
+        before = dict(leaves(record.config.values))
+        return all(before[key] == value_at(self.cfg, key) for key in INPUT_KEYS.values())
 
     def recorded(self, record: Record) -> dict[str, Any]:
-        """Return what the record's run read; the hash of its list is in its protocol."""
         return super().recorded(record) | {SUBSET: hash_of_list(record.protocol.definition)}
 
     # What it computes
@@ -159,10 +152,9 @@ class Probe(Task):
         self.decoded = self.frozen.decoded
 
     def steps(self) -> Iterator[int]:
-        """Log what is measured, and work."""
         if rank() == 0:
             self.announce()
-        torch.manual_seed(self.cfg.SEED)  # for probes of others; ours draw by kscl.rng
+        torch.manual_seed(self.cfg.SEED)  # for plug-ins; ours draw by kscl.rng
         yield from self.work()
 
     def work(self) -> Iterator[int]:
@@ -177,13 +169,13 @@ class Probe(Task):
         return [self.view]
 
     def fit(self) -> Iterator[int]:
-        """Train on rank 0; a `yield` of the step's number says that the state is complete."""
+        """Train on rank 0; yield the step number whenever the state is complete."""
         yield from ()
 
     def extract(
         self, images: LabeledImages, views: Sequence[str], frozen: Frozen | None = None
     ) -> Features:
-        """Return the features of these views of the images, from the cache if they are in it."""
+        """Return the features of these views of the images, cached if possible."""
         features = cached_features(self.cfg, frozen or self.frozen, images, views, self.run)
         self.decoded += features.decoded
         return features
@@ -193,18 +185,16 @@ class Probe(Task):
         return self.features[role].of_view(CENTER)
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is due: every so many seconds."""
         return time.monotonic() - self.run.last_saved >= self.cfg.CHECKPOINT.SECONDS
 
     def state_dict(self) -> Json:
-        """Return what a checkpoint holds."""
         return {}
 
     # What it reports
 
     @property
     def protocol_id(self) -> str:
-        """Return the name of the protocol; override it with a constant if it is another."""
+        """Return the protocol's name; override it with a constant if it differs."""
         return self.name.replace("_", "-")
 
     def settings(self) -> Json:
@@ -216,7 +206,7 @@ class Probe(Task):
         return _common_settings(self.cfg) | self.settings()
 
     def protocol(self, name: str = "", **changes: Any) -> Protocol:
-        """Return what is measured, under another name and with changed settings if given."""
+        """Return the protocol, optionally under another name or with changed settings."""
         id_ = (name or self.protocol_id) + percent_words(self.cfg.DATA.FRACTION)
         return Protocol(id_, self.definition() | changes)
 
@@ -233,20 +223,18 @@ class Probe(Task):
         )
 
     def outcomes(self) -> Iterable[Outcome]:
-        """Return the results, on rank 0 alone."""
+        """Return the results; called on rank 0 only."""
         raise NotImplementedError
 
     def finish(self) -> None:
-        """Write the records if the backbone is still what it was."""
         self.frozen.check_unchanged()
         on_first_rank(self._write)
 
     def _write(self) -> None:
-        # The one whose name says that the evaluation has ended comes last.
+        # record.json, which marks the evaluation as finished, comes last.
         for outcome in reversed(list(self.outcomes())):
             record = self.record_of(outcome)
             if outcome.classifier is not None:
-                # For features as the backbone gives them.
                 weight, bias = (part.contiguous() for part in outcome.classifier)
                 metadata = {"format": "pt", "classes": json.dumps(self.data["val"].classes)}
                 content = safetensors.torch.save({"weight": weight, "bias": bias}, metadata)
@@ -271,7 +259,7 @@ class Probe(Task):
         }
         if cfg.DATA.FRACTION < 1:
             details["draw"] = draw_of(cfg)
-        if "val" in self.features:  # not of train, whose images depend on the fraction
+        if "val" in self.features:  # not train, which depends on the fraction
             details[RANKME] = round(rankme(self.centers("val").numpy()), 3)
         if score.per_class:
             details |= {"classes": self.data["val"].classes, "per_class": score.per_class}
@@ -303,7 +291,7 @@ class Probe(Task):
         )
 
     def describe_backbone(self) -> Json:
-        """Return what a reader should know of the backbone; the leaderboard groups by it."""
+        """Describe the backbone for readers; the leaderboard groups by it."""
         frozen, loaded = self.frozen, self.frozen.loaded
         known: Mapping[str, Any] = loaded.description.source
         if self.cfg.LABEL and known.get("method") in (None, RANDOM):
@@ -327,7 +315,7 @@ class Probe(Task):
 
 
 def registered() -> dict[str, type[Probe]]:
-    """Return all probes by name: those of `linear_eval/probes/`, and what else was imported."""
+    """Return all probes by name: those in `linear_eval/probes/`, and imported ones."""
     for module in pkgutil.iter_modules(linear_eval.probes.__path__):
         importlib.import_module(f"{linear_eval.probes.__name__}.{module.name}")
     found = {name: it for name, it in TASKS.loaded().items() if issubclass(it, Probe)}
@@ -365,7 +353,7 @@ def _check_subset(cfg: CfgNode) -> Iterable[Broken]:
     limited = data.IMAGES_PER_CLASS > 0 or data.FRACTION < 1 or bool(data.SUBSET)
     if limited and chosen is not None and not chosen.takes_subset:
         keys = ("PROBE", *config.SUBSET_KEYS)
-        yield keys, "this probe takes all images of its sets: leave these as they are"
+        yield keys, "this probe uses all images of its sets: leave these unset"
 
 
 # Words of protocols
@@ -400,13 +388,12 @@ def _common_settings(cfg: CfgNode) -> Json:
 
 
 def hash_of_list(definition: Mapping[str, Any]) -> str | None:
-    """Return the hash of the list of DATA.SUBSET, which the fingerprint of the data leaves out."""
+    """Return the hash of DATA.SUBSET's list, which the data's fingerprint does not cover."""
     found: str | None = definition.get("train_subset", {}).get("sha256")
     return found
 
 
 def random_crop_words(cfg: CfgNode) -> Json:
-    """Describe a random crop."""
     given = cfg.INPUT
     return {
         "random_resized_crop": given.SIZE,
@@ -418,18 +405,17 @@ def random_crop_words(cfg: CfgNode) -> Json:
 
 
 def schedule_words(cfg: CfgNode) -> Json:
-    """Describe how the learning rate falls."""
     if cfg.SOLVER.SCHEDULE == "cosine":
         return {"name": "cosine", "by": "epoch", "warmup": 0}
     milestones, gamma = list(cfg.SOLVER.MILESTONES), cfg.SOLVER.GAMMA
     return {"name": "step", "milestones": milestones, "gamma": gamma, "by": "epoch", "warmup": 0}
 
 
-# Records and the lines that a person reads
+# Summaries
 
 
 def in_words(record: Record, remark: str = "") -> str:
-    """Return the result on one line."""
+    """Return the result as one line of text."""
     metrics, details = record.metrics, record.details
     ends = details.get("confidence_interval", {})
     values = [
@@ -444,7 +430,7 @@ def in_words(record: Record, remark: str = "") -> str:
 
 
 def summary(folders: Sequence[Path]) -> str:
-    """Return one line for one record, and mean ± standard deviation of each metric for several."""
+    """Return one line per record, or mean ± standard deviation over seeds."""
     first = read_record(folders[0] / RECORD_FILE)
     files = [sorted(folder.glob(f"*{RECORD_FILE}")) for folder in folders]
     found = [read_record(file) for of_folder in files for file in of_folder]

@@ -1,4 +1,4 @@
-"""What a probe returns: scores in percent, with what a reader needs to trust them."""
+"""Scores in percent, and what a probe returns."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ ACCURACY = (
 
 @dataclass(frozen=True)
 class Score:
-    """What is reported of a classifier."""
+    """The scores of a classifier on n images."""
 
-    metrics: dict[str, float]  # the one that ranks first; top5 if there are more than five classes
-    per_class: dict[str, Any]  # of the images of each class: top-1, or average precision
+    metrics: dict[str, float]  # the headline first; top5 if there are more than five classes
+    per_class: dict[str, Any]  # top-1 or average precision
     n: int
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)  # Wilson's, at LEVEL
-    right: str = ""  # which of the n images have their own class first (kscl.records.hits)
+    right: str = ""  # which images are classified correctly (kscl.records.hits)
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Outcome:
 
     score: Score
     details: dict[str, Any] = field(default_factory=dict)  # for the record
-    remark: str = ""  # for the line that a person reads
+    remark: str = ""  # for the log
     classifier: tuple[Tensor, Tensor] | None = None  # weight (C, D), bias (C,), on raw features
-    part: str = ""  # of a run with several records: what the file of this one is called
-    protocol: Protocol | None = None  # if it is not that of the run
-    seed: int | None = None  # if it is not that of the run
+    part: str = ""  # prefix of the record's file in a run with several
+    protocol: Protocol | None = None  # if it differs from the run's
+    seed: int | None = None  # if it differs from the run's
 
 
 def ranked_classes(logits: Tensor) -> Tensor:
-    """Return the best classes (N, at most 5) of logits (N, C), the best first."""
+    """Return the top classes (N, at most 5) of logits (N, C), best first."""
     if not torch.isfinite(logits).all():
         raise KsclError(
             "The classifier's outputs are not finite: training diverged. Lower the learning rate."
@@ -56,10 +56,10 @@ def ranked_classes(logits: Tensor) -> Tensor:
 
 
 def score(ranked: Tensor, labels: Tensor, classes: Sequence[str]) -> Score:
-    """Score the classes predicted for each image (N, 1 or more), the best first."""
+    """Score the predicted classes of each image, (N, 1 or more), best first."""
     hit = ranked == labels[:, None]  # (N, k)
     correct = {"top1": hit[:, 0]}
-    if ranked.shape[1] == TOP and len(classes) > TOP:  # with five or fewer classes it says nothing
+    if ranked.shape[1] == TOP and len(classes) > TOP:
         correct["top5"] = hit.any(1)
     n = len(labels)
     totals = torch.bincount(labels, minlength=len(classes))
@@ -77,18 +77,17 @@ def score(ranked: Tensor, labels: Tensor, classes: Sequence[str]) -> Score:
 
 
 def wilson_interval(successes: int, n: int) -> tuple[float, float]:
-    """Return Wilson's interval in percent, which holds for small n and near 0 and 100 too."""
-    from scipy.stats import binomtest  # takes half a second to import, and is needed at the end
+    """Return Wilson's interval in percent, valid for small n and near 0 and 100."""
+    from scipy.stats import binomtest  # slow to import
 
     interval = binomtest(successes, n).proportion_ci(LEVEL, method="wilson")
     return 100 * float(interval.low), 100 * float(interval.high)
 
 
 def beyond_noise(differences: np.ndarray) -> bool:
-    """Return whether the mean of differences (n,) is above 0 by more than its noise.
+    """Return whether differences (n,) on the same images or folds are clearly above 0.
 
-    They compare two settings on the same images or folds; the noise is the half-width of Student's
-    interval at LEVEL, so that two or three folds need a clear difference.
+    The mean must exceed the half-width of Student's interval at LEVEL.
     """
     from scipy.special import stdtrit
 
@@ -106,7 +105,7 @@ def average_precision(right: np.ndarray, scores: np.ndarray) -> float:
 
 
 def interpolated_precision(right: np.ndarray, scores: np.ndarray) -> float:
-    """Return the same area with each precision raised to the best at a higher recall (VOC 2010)."""
+    """Return the area under the best precision at this or a higher recall (VOC 2010)."""
     recall, _, highest = _curve(right, scores)
     return float(np.diff(recall, prepend=0) @ highest)
 
@@ -119,9 +118,9 @@ def eleven_point_precision(right: np.ndarray, scores: np.ndarray) -> float:
 
 
 def _curve(right: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return recall, precision and the best precision from there on, from the highest score."""
+    """Return recall, precision and the best precision from there on, by descending score."""
     order = np.argsort(-scores, kind="stable")
-    last = np.flatnonzero(np.diff(scores[order], append=-np.inf))  # of equal scores
+    last = np.flatnonzero(np.diff(scores[order], append=-np.inf))  # ties are one point
     found = np.cumsum(right[order])[last]
     precision = found / (last + 1)
     return found / found[-1], precision, np.maximum.accumulate(precision[::-1])[::-1]

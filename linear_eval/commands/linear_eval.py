@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="repeat with the seeds SEED, SEED + 1, …, in folders seed0, seed1, … of OUTPUT_DIR, "
         "and print mean and standard deviation",
     )
-    cli.add_flag(arguments, "--allow-overlap", "evaluate even on images that are trained on")
+    cli.add_flag(arguments, "--allow-overlap", "allow val to contain training images")
     cli.add_config_arguments(arguments, "SEED 1 DATA.NUM_WORKERS 8")
     given = arguments.parse_args(argv)
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = int(os.environ.get("RANK", 0)) == 0
     if first and not given.allow_overlap:
         refuse_overlap(cfg)
-    # Its result depends little or not at all on the number of processes, which its record names.
+    # The number of processes hardly changes the result, and the record has it.
     flags = Flags(given.resume, given.auto_resume, allow_world_size_change=True)
     for each in configs:
         if code := launch(run_probe, (each, flags), given.num_gpus):
@@ -83,7 +83,7 @@ def check(
     later: Sequence[str] = (),
     allow_overlap: bool = False,
 ) -> list[Problem]:
-    """Return all that would stop the run; `later` names what another command will make."""
+    """Return what would stop the run; `later` names what another command will make."""
     from linear_eval.check import find_problems
     from linear_eval.probe import load_linear_eval_config
 
@@ -101,9 +101,9 @@ def run_probe(job: tuple[CfgNode, Flags]) -> int:
 
 
 def with_seeds(cfg: CfgNode, num_seeds: int) -> list[CfgNode]:
-    """Return one config, or one per seed in folders seed0, seed1, … if `num_seeds` is not 0."""
+    """Return the config, or one per seed in folders seed0, seed1, … if `num_seeds` is not 0."""
     if num_seeds < 0:
-        raise KsclError(f"--num-seeds is {num_seeds}. It must be at least 1.")
+        raise KsclError(f"--num-seeds must be at least 1, got {num_seeds}.")
     found = []
     for seed in range(cfg.SEED, cfg.SEED + num_seeds):
         other = cfg.clone()

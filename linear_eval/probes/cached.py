@@ -1,12 +1,12 @@
-"""The cached probe: a grid of linear classifiers on stored features, its point chosen within train.
+"""The cached probe: a grid of linear classifiers on stored features, chosen within train.
 
 1. A fraction of train is held out, class by class.
 2. All points of the grid are trained on the rest, by SGD or L-BFGS.
-3. The point that is best on the held-out images is trained again on all of train.
+3. The best point on the held-out images is trained again on all of train.
 4. Val is used once, at the end.
 
-If the best point ends a range, and is better than its neighbor inside the range by more than the
-noise of the held-out images, a warning says so: a value beyond may be better still.
+A warning says if the best point is at the edge of its range and clearly better than its neighbor: a
+value outside the range may be better still.
 """
 
 from __future__ import annotations
@@ -64,11 +64,10 @@ class Cached(Probe):
 
             VIEWS = key(
                 [CENTER, FLIP],
-                """Fixed views whose features are stored. Other probes on stored features store all
-                of them too, in one pass, so that no image is decoded twice for two probes of one
-                backbone.""",
+                """Fixed views whose features are stored. kNN stores them too, so that two probes of
+                one backbone decode each image once.""",
             )
-            RANDOM_CROPS = key(0, "Number of fixed random crops per image in addition.", at_least=0)
+            RANDOM_CROPS = key(0, "Additional fixed random crops per image.", at_least=0)
             STANDARDIZE = key(
                 True, "Scale every feature to mean 0 and variance 1 over the training features."
             )
@@ -109,24 +108,20 @@ class Cached(Probe):
 
     @staticmethod
     def rules(cfg: CfgNode) -> Iterator[Broken]:
-        """Check the views; other probes store them too."""
         views = cfg.CACHED.VIEWS
         if not set(views) <= {CENTER, FLIP} or len(set(views)) != len(views):
             yield ("CACHED.VIEWS",), f"must be some of {CENTER}, {FLIP}, each once"
         if not views and not cfg.CACHED.RANDOM_CROPS:
-            yield ("CACHED.VIEWS", "CACHED.RANDOM_CROPS"), "no view to train on is left: name one"
+            yield ("CACHED.VIEWS", "CACHED.RANDOM_CROPS"), "there is no view to train on: name one"
 
     @property
     def protocol_id(self) -> str:
-        """Return a name for each solver."""
         return "linear-cached-lbfgs" if self.cfg.CACHED.METHOD == "lbfgs" else "linear-cached"
 
     def train_views(self) -> list[str]:
-        """Return the views to train on, and the center crops that points are compared on."""
         return stored_views(self.cfg)
 
     def settings(self) -> Json:
-        """Return grid, solver and choice."""
         cached, solver = self.cfg.CACHED, self.cfg.SOLVER
         views: list[Any] = [VIEW_WORDS.get(view, view) for view in cached.VIEWS]
         if cached.RANDOM_CROPS:
@@ -152,12 +147,11 @@ class Cached(Probe):
         }
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Start, or continue from a checkpoint."""
         super().prepare(saved)
         self.resume(saved)
 
     def resume(self, saved: Mapping[str, Any]) -> None:
-        """Take over what a checkpoint holds."""
+        """Restore a checkpoint; {} starts anew."""
         self.sweep, self.found = saved.get("sweep", []), saved.get("found", [])
         self.training = {
             name: value.to(device()) if isinstance(value, Tensor) else value
@@ -165,7 +159,6 @@ class Cached(Probe):
         }
 
     def state_dict(self) -> Json:
-        """Return the results of the grid, and how far the solver is."""
         return {"sweep": self.sweep, "training": self.training, "found": self.found}
 
     def fit(self) -> Iterator[int]:
@@ -178,9 +171,8 @@ class Cached(Probe):
             kept, held = hold_out(labels, cfg.CACHED.HOLD_OUT, cfg.SEED)
             if not len(held):
                 raise KsclError(
-                    "One train image per class leaves none to choose a point of the grid on. Use "
-                    "more images, or a grid of one point (CACHED.LRS, CACHED.WEIGHT_DECAYS, "
-                    "CACHED.L2)."
+                    "With one train image per class, none can be held out to choose a grid point. "
+                    "Use more images, or one point (CACHED.LRS, CACHED.WEIGHT_DECAYS, CACHED.L2)."
                 )
             rows = training_rows(cfg, features, labels, kept)
             yield from self.solve(rows, points)
@@ -193,11 +185,10 @@ class Cached(Probe):
 
     @property
     def chosen(self) -> int:
-        """Return the number of the chosen point."""
         return next(number for number, row in enumerate(self.sweep) if row["chosen"])
 
     def solve(self, rows: Rows, points: Sequence[Point]) -> Iterator[int]:
-        """Train points on rows, into `self.found`, from where a checkpoint is."""
+        """Train points on rows into `self.found`, continuing from a checkpoint."""
         cfg, classes = self.cfg, len(self.data["train"].classes)
         if cfg.CACHED.METHOD == "lbfgs":
             self.training.setdefault("losses", [[]])
@@ -218,9 +209,9 @@ class Cached(Probe):
         self.found = solutions_of(self.training, len(points))
 
     def compare(self, points: Sequence[Point], test: Rows) -> list[Json]:
-        """Return one row per point: its settings and its scores on the held-out part of train."""
+        """Return one row per point: its settings and scores on the held-out images."""
         sweep: list[Json] = []
-        hits: list[Tensor] = []  # (n,) of each point: which held-out images it classifies rightly
+        hits: list[Tensor] = []  # (n,) per point: which held-out images are classified correctly
         solved = zip(points, self.found, self.training["losses"][-1], strict=True)
         for point, solution, train_loss in solved:
             outputs = outputs_of(test, *solution)
@@ -242,18 +233,17 @@ class Cached(Probe):
         return sweep
 
     def edge_warnings(self) -> list[str]:
-        """Say which key's list to extend, and where, for every clear edge of the chosen point."""
+        """Return which list to extend, and how, for every clear edge of the chosen point."""
         found, row = [], self.sweep[self.chosen]
         for name in row.get("clear_edges", []):
             values = sorted(self.cfg.CACHED[KEYS[name]])
             side = "smaller" if row[name] == values[0] else "larger"
             grid = f"CACHED.{KEYS[name]} [{', '.join(f'{v:g}' for v in values)}]"
-            found.append(f"{name} {row[name]:g} at the edge of {grid}: add a {side} value")
+            found.append(f"{name} {row[name]:g} is at the edge of {grid}: add a {side} value")
             log.warning("%s.", found[-1])
         return found
 
     def outcomes(self) -> list[Outcome]:
-        """Score the chosen point on val."""
         cfg, val, (solution,) = self.cfg, self.data["val"], self.found
         points = grid_points(cfg)
         test = rows_like(self.rows, self.features["val"], val.labels, np.arange(len(val)))
@@ -276,31 +266,29 @@ class Cached(Probe):
 
 
 def stored_views(cfg: CfgNode) -> list[str]:
-    """Return the center crop and all views that the cached probe trains on."""
+    """Return the views to train on, and the center crop, on which points are compared."""
     return list(dict.fromkeys([CENTER, *cached_views(cfg)]))
 
 
 def cached_views(cfg: CfgNode) -> list[str]:
-    """Return the names of the fixed views that the cached probe trains on."""
+    """Return the views that the cached probe trains on."""
     return [*cfg.CACHED.VIEWS, *(f"{FIXED_CROP}{turn}" for turn in range(cfg.CACHED.RANDOM_CROPS))]
 
 
 def grid_points(cfg: CfgNode) -> list[Point]:
-    """Return the points of the grid that the config describes."""
     if cfg.CACHED.METHOD == "lbfgs":
-        # From strong to weak: each solution is then close to the next.
+        # From strong to weak: each solution is a good start for the next.
         return [{"l2": l2} for l2 in sorted(cfg.CACHED.L2, reverse=True)]
     pairs = itertools.product(cfg.CACHED.LRS, cfg.CACHED.WEIGHT_DECAYS)
     return [{"lr": lr, "weight_decay": decay} for lr, decay in pairs]
 
 
 def in_words(point: Point) -> str:
-    """Return the settings of a point for a person to read."""
     return ", ".join(f"{name} {value:g}" for name, value in point.items())
 
 
 def choose(sweep: Sequence[Json]) -> int:
-    """Return the point with the best held-out top-1, among equals the one with the lowest loss."""
+    """Return the point with the best held-out top-1; ties go to the lowest loss."""
     usable = [number for number, row in enumerate(sweep) if not row["diverged"]]
     if not usable:
         raise KsclError("Every point of the grid diverged. Lower CACHED.LRS.")
@@ -308,12 +296,12 @@ def choose(sweep: Sequence[Json]) -> int:
 
 
 def _clear_edges(points: Sequence[Point], hits: Sequence[Tensor], best: int) -> list[str]:
-    """Return the settings of the best point that end their range and are clearly better there."""
+    """Return the settings of the best point that are clearly better at the edge of their range."""
     found = []
     for name, value in points[best].items():
         values = sorted({point[name] for point in points})
         if len(values) < 3 or value not in (values[0], values[-1]) or value == 0:
-            continue  # nothing lies beyond 0
+            continue  # there is nothing below 0
         inside = values[1] if value == values[0] else values[-2]
         neighbor = points.index(points[best] | {name: inside})
         if beyond_noise(hits[best].double().numpy() - hits[neighbor].double().numpy()):
@@ -322,14 +310,14 @@ def _clear_edges(points: Sequence[Point], hits: Sequence[Tensor], best: int) -> 
 
 
 def training_rows(cfg: CfgNode, features: Features, labels: np.ndarray, images: np.ndarray) -> Rows:
-    """Return the chosen images in all views, standardized by themselves if the config says so."""
+    """Return the chosen images in all views, standardized if the config says so."""
     indices = np.stack([slot(view) * features.count + images for view in cached_views(cfg)])
     rows = Rows(features.rows, indices, torch.from_numpy(labels[images]))
     return standardized(rows) if cfg.CACHED.STANDARDIZE else rows
 
 
 def rows_like(rows: Rows, features: Features, labels: np.ndarray, images: np.ndarray) -> Rows:
-    """Return center crops of images to test on, standardized as the training rows were."""
+    """Return center crops of test images, standardized like the training rows."""
     indices = (slot(CENTER) * features.count + images)[None]
     targets = torch.from_numpy(labels[images])
     return replace(rows, table=features.rows, indices=indices, labels=targets)

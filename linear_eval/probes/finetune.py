@@ -1,7 +1,7 @@
-"""Fine-tuning: the whole network trained on few labels, with learning rates for trunk and head.
+"""Fine-tuning: train the whole network on few labels, with learning rates for trunk and head.
 
-The number is that of the last epoch; nothing is chosen on val, which is used once, at the end.
-BatchNorm normalizes the batch of all ranks (SyncBN), as SwAV's does.
+The last epoch is reported; val is used once, at the end. BatchNorm is synchronized over ranks, as
+in SwAV.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TEST_BATCH = 128
 
 
 class Network(nn.Module):
-    """A trunk that gives features and a linear head on them."""
+    """A trunk and a linear head on its features."""
 
     def __init__(self, trunk: nn.Module, head: nn.Linear) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Network(nn.Module):
 
 @task("finetune", title="Classifier (fine-tuned on few labels)")
 class Finetune(ViewTraining):
-    """Train the whole network further, with a new head."""
+    """Fine-tune the whole network with a new head."""
 
     metrics = (
         Metric("top1", "fine-tuned top-1", headline=True, per_image=True),
@@ -57,23 +57,18 @@ class Finetune(ViewTraining):
 
     class Keys(Section):
         class FINETUNE(Section):
-            """Fine-tuning; its epochs, batches and schedule are SOLVER's."""
+            """Fine-tuning; SOLVER has its epochs, batch size and schedule."""
 
             TRUNK_LR = key(0.02, "Learning rate of the backbone.", at_least=0)
             HEAD_LR = key(5.0, "Learning rate of the new linear layer.", above=0)
 
     @staticmethod
     def rules(cfg: CfgNode) -> Iterator[Broken]:
-        """Refuse fp16."""
         if Finetune.name == cfg.PROBE and cfg.SOLVER.AMP == "fp16":
-            yield (
-                ("PROBE", "SOLVER.AMP"),
-                "small gradients vanish in fp16, and fine-tuning does not scale its loss: set bf16 "
-                "or off",
-            )
+            why = "gradients vanish in fp16, as the loss is not scaled: set bf16 or off"
+            yield ("PROBE", "SOLVER.AMP"), why
 
     def settings(self) -> Json:
-        """Return what the online probe has, with the rates of trunk and head."""
         common = super().settings()
         common["optimizer"] |= {
             "lr": {"trunk": self.cfg.FINETUNE.TRUNK_LR, "head": self.cfg.FINETUNE.HEAD_LR}
@@ -86,7 +81,6 @@ class Finetune(ViewTraining):
 
     @property
     def protocol_id(self) -> str:
-        """Name the protocol after the part of the training images."""
         data = self.cfg.DATA
         if data.SUBSET in PUBLISHED:
             return f"finetune-imagenet-{data.SUBSET.removeprefix('simclr_')}"
@@ -97,35 +91,28 @@ class Finetune(ViewTraining):
         return "finetune"
 
     def build(self) -> tuple[nn.Module, dict[str, nn.Module]]:
-        """Return a copy of the backbone, with a new head."""
         trunk = copy.deepcopy(self.frozen.module).requires_grad_(True)
         network = Network(trunk, self.new_head())
         synchronize_batch_norm(network)
         return network, {"FINETUNE.TRUNK_LR": network.trunk, "FINETUNE.HEAD_LR": network.head}
 
     def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the network in training."""
         network = self.module.train()
         with autocast(self.frozen.device, self.frozen.amp):
             outputs = network(self.frozen.inputs(images))
         return F.cross_entropy(outputs.float(), labels, reduction="sum")
 
     def end_epoch(self, epoch: int) -> None:
-        """Note and log the loss."""
         self.epochs.append(self.loss_sum / len(self.data["train"]))
         log.info("Epoch %d: train loss %.4f.", epoch, self.epochs[-1])
 
     def outcomes(self) -> list[Outcome]:
-        """Score the network on val."""
         rates, val = self.cfg.FINETUNE, self.data["val"]
         details = {
             "reported": "last epoch",
             "learning_rates": {"trunk": rates.TRUNK_LR, "head": rates.HEAD_LR},
             "epochs": self.cfg.SOLVER.EPOCHS,
-            "curves": {
-                "epoch": list(range(1, len(self.epochs) + 1)),
-                "train_loss": self.epochs,
-            },
+            "curves": {"epoch": list(range(1, len(self.epochs) + 1)), "train_loss": self.epochs},
         }
         ranked = ranked_classes(self.outputs_on(val))
         return [Outcome(score(ranked, val.targets, val.classes), details)]

@@ -1,4 +1,4 @@
-"""Nearest neighbors on stored features: nothing is trained, nothing is chosen."""
+"""Nearest neighbors on stored features: no training, nothing to choose."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from linear_eval.score import Outcome, score
 
 @task("knn", title="Classifier (nearest neighbors)")
 class Knn(Probe):
-    """Let the k nearest train images vote, without training, for each k."""
+    """Classify by a vote of the k nearest train images, for each k."""
 
     metrics = (Metric("top1", "kNN", headline=True, per_image=True),)
 
@@ -24,29 +24,21 @@ class Knn(Probe):
         class KNN(Section):
             """The nearest-neighbor probe."""
 
-            K = key(
-                [20, 200], "Numbers of neighbors; each has a record.", distinct=True, at_least=1
-            )
-            TEMPERATURE = key(
-                0.07, "Neighbors vote with weight exp(cosine / temperature).", above=0
-            )
+            K = key([20, 200], "Numbers of neighbors; a record each.", distinct=True, at_least=1)
+            TEMPERATURE = key(0.07, "Neighbors vote with weight exp(cosine / T).", above=0)
 
     def settings(self) -> Json:
-        """Return the vote."""
         vote = {"similarity": "cosine", "vote": "exp(similarity / temperature)"}
         return {"k": self.cfg.KNN.K[0], "temperature": self.cfg.KNN.TEMPERATURE, **vote}
 
     @property
     def protocol_id(self) -> str:
-        """Return the name of the protocol of the first number of neighbors."""
         return f"knn{self.cfg.KNN.K[0]}-T{self.cfg.KNN.TEMPERATURE:g}"
 
     def train_views(self) -> list[str]:
-        """Return all views that the cached probe would store, so that it decodes nothing again."""
-        return stored_views(self.cfg)
+        return stored_views(self.cfg)  # the cached probe's, which then decodes nothing again
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield one result per number of neighbors."""
         train, val, temperature = self.data["train"], self.data["val"], self.cfg.KNN.TEMPERATURE
         features = self.centers("train"), train.targets, self.centers("val")
         for k in self.cfg.KNN.K:

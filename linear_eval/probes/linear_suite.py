@@ -1,9 +1,9 @@
 """The linear suite: logistic regression on many sets, and the mean of their scores.
 
-For each set, 45 weight decays are tried on its training images and the best on its validation
-images is trained again on both; test is used once, at the end. A set without validation images has
-LINEAR_SUITE.HOLD_OUT of its training images held out, class by class. An annotated set has one
-two-class regression per class (all with the same weight decay) and is scored by VOC's 11-point mAP.
+For each set, 45 weight decays are tried on train, and the best on val is trained again on both;
+test is used once, at the end. Without val, LINEAR_SUITE.HOLD_OUT of train is held out, class by
+class. An annotated set has one binary regression per class (all with the same weight decay) and is
+scored by VOC's 11-point mAP.
 """
 
 from __future__ import annotations
@@ -49,13 +49,12 @@ METRICS = TOP1, MEAN_PER_CLASS, VOC_MAP = "top1", "mean_per_class", "voc07_map"
 
 
 class Split(NamedTuple):
-    """Features (n, D) and labels, (n,) or (n, C), to train or to score on."""
+    """Features (n, D) and labels, (n,) or (n, C)."""
 
     features: Tensor
     labels: np.ndarray
 
     def part(self, images: np.ndarray) -> Split:
-        """Return some of the images."""
         return Split(self.features[torch.from_numpy(images)], self.labels[images])
 
 
@@ -63,7 +62,7 @@ class Split(NamedTuple):
 class LinearSuite(Probe):
     """Fit logistic regression on many sets, one after another.
 
-    The roles of the data are SET/train, SET/val and SET/test.
+    Roles of its data are SET/train, SET/val and SET/test.
     """
 
     metrics = (Metric("mean", "mean of sets", headline=True),)
@@ -73,8 +72,7 @@ class LinearSuite(Probe):
         class LINEAR_SUITE(Section):
             WEIGHT_DECAYS = key(
                 [10 ** (-6 + n / 4) for n in range(45)],
-                """The grid of weight decays: 45 from 1e-6 to 1e5, the ratio of neighbors being
-                equal.""",
+                "The grid of weight decays: 45 from 1e-6 to 1e5, equally spaced in log scale.",
                 distinct=True,
                 above=0,
             )
@@ -85,10 +83,10 @@ class LinearSuite(Probe):
 
         SETS = key(
             {},
-            """The sets of the linear suite by name; any name is allowed. Each has train, test,
-            perhaps val (folders with one folder per class, or annotated sets) and metric: top1,
-            mean_per_class, or voc07_map for annotated sets. {} leaves out a set of the config
-            file.""",
+            """The sets of the linear suite by name; any name is allowed. Each has train, test and
+            optionally val (folders with one folder per class, or annotated sets), and metric:
+            top1, mean_per_class, or voc07_map for annotated sets. {} leaves out a set of the
+            config file.""",
             any_key=True,
         )
 
@@ -99,39 +97,35 @@ class LinearSuite(Probe):
 
     @staticmethod
     def rules(cfg: CfgNode) -> Iterator[Broken]:
-        """Check the sets."""
         if LinearSuite.name == cfg.PROBE and not any(cfg.SETS.values()):
-            yield ("SETS",), "names no set: give each a train and a test folder"
+            yield ("SETS",), "must have at least one set, with a train and a test folder"
         for name, given in cfg.SETS.items():
             full = f"SETS.{name}"
             if not isinstance(given, dict) or not all(isinstance(v, str) for v in given.values()):
                 yield (full,), "must be a mapping of train, val, test and metric to text"
             elif given:
                 if not {"train", "test"} <= set(given) <= {*PARTS, "metric"}:
-                    yield (full,), "must have train and test, may have val and metric, nothing else"
+                    yield (full,), "must have train and test, and may have val and metric only"
                 if given.get("metric", TOP1) not in METRICS:
                     yield (full,), f"has the metric {given['metric']}, not {', '.join(METRICS)}"
             if "/" in name or name == "mean":
-                yield (full,), "must have another name: it is that of a column beside the mean"
+                yield (full,), "must not be called mean or have a slash: it names a column"
 
     @property
     def sets(self) -> dict[str, Mapping[str, str]]:
-        """Return the sets that are not left out, by name."""
         return {name: given for name, given in self.cfg.SETS.items() if given}
 
     def metric(self, name: str) -> str:
-        """Return how a set is scored."""
         return str(self.cfg.SETS[name].get("metric", TOP1))
 
     def sources(self) -> list[dict[str, str]]:
-        """Return the parts of each set, which must not share images."""
         return [
             {f"SETS.{name}.{part}": given[part] for part in PARTS if given.get(part)}
             for name, given in self.sets.items()
         ]
 
     def open_data(self) -> Data:
-        """Open all sets; first, raise one error that names all that are not there."""
+        """Open all sets; one error names all that are missing."""
         missing = [
             f"\n  {key}: {where}"
             for group in self.sources()
@@ -140,7 +134,7 @@ class LinearSuite(Probe):
         ]
         if missing:
             raise KsclError(
-                f"Sets of the suite are not there: {''.join(missing)}\nPut them there, name other "
+                f"Sets of the suite are missing:{''.join(missing)}\nPut them there, name other "
                 "folders, or leave out a set with SETS.NAME {}."
             )
         return {
@@ -150,14 +144,14 @@ class LinearSuite(Probe):
         }
 
     def open_set(self, name: str, given: Mapping[str, str]) -> Data:
-        """Open the parts of one set; raise an error if its metric does not fit its labels."""
+        """Open the parts of one set; its metric must fit its labels."""
         parts, metric = [part for part in PARTS if given.get(part)], self.metric(name)
         annotated = is_set_name(given["train"])
         if annotated != (metric == VOC_MAP):
             kind = "an annotated set" if annotated else "a class folder"
             raise KsclError(
-                f"SETS.{name} is {kind}, which has no {metric}. Set its metric to "
-                f"{VOC_MAP if annotated else f'{TOP1} or {MEAN_PER_CLASS}'}."
+                f"SETS.{name} is {kind}, so its metric must be "
+                f"{VOC_MAP if annotated else f'{TOP1} or {MEAN_PER_CLASS}'}, got {metric}."
             )
         if not annotated:
             key = f"SETS.{name}"
@@ -171,16 +165,14 @@ class LinearSuite(Probe):
             for number in np.flatnonzero(~(opened[part].labels == PRESENT).any(0)):
                 raise KsclError(
                     f"SETS.{name}.{part} ({given[part]}) has no image with {classes[number]}, so "
-                    "it has no average precision."
+                    "its average precision is undefined. Add some."
                 )
         return opened
 
     def name_of(self, role: str) -> str:
-        """Return the key of a set."""
         return f"SETS.{role.replace('/', '.')}" if "/" in role else super().name_of(role)
 
     def settings(self) -> Json:
-        """Return the grid, and each set with its metric."""
         suite = self.cfg.LINEAR_SUITE
         return {
             "optimizer": {"name": "lbfgs", "max_iterations": suite.ITERATIONS},
@@ -196,18 +188,16 @@ class LinearSuite(Probe):
         }
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Take over the sets that are done, and the weight decays tried on the next."""
         super().prepare(saved)
         self.done, self.tried = dict(saved.get("done", {})), dict(saved.get("tried", {}))
 
     def state_dict(self) -> Json:
-        """Return results so far."""
         return {"done": self.done, "tried": self.tried}
 
     def work(self) -> Iterator[int]:
-        """Compute the features of a set on all ranks, then probe it on rank 0.
+        """Compute the features of each set on all ranks, then fit on rank 0.
 
-        Weights that are calibrated are calibrated on the training images of each set.
+        If weights are calibrated, they are for each set, on its training images.
         """
         frozen = self.frozen
         for number, name in enumerate(self.sets):
@@ -225,7 +215,7 @@ class LinearSuite(Probe):
         yield from ()
 
     def probe_set(self, name: str, parts: Mapping[str, Split]) -> Iterator[int]:
-        """Try all weight decays on a set, and score the best one on test; each fit is a step."""
+        """Try all weight decays on a set and score the best one on test; each fit is a step."""
         suite, metric, train = self.cfg.LINEAR_SUITE, self.metric(name), parts["train"]
         if "val" in parts:
             fit_on, choose_on = train, parts["val"]
@@ -236,9 +226,12 @@ class LinearSuite(Probe):
             kept, held = hold_out(labels, suite.HOLD_OUT, self.cfg.SEED)
             fit_on, choose_on, whole = train.part(kept), train.part(held), train
         if not len(choose_on.labels):
-            raise KsclError("One train image per class leaves none to choose a weight decay on.")
+            raise KsclError(
+                f"SETS.{name} has one train image per class, so none can be held out to choose a "
+                "weight decay. Use more images, or name a val folder."
+            )
         fit = partial(_fit, metric, suite.ITERATIONS, len(self.data[f"{name}/train"].classes))
-        # From strong to weak: each solution is then close to the next.
+        # From strong to weak: each solution is a good start for the next.
         decays = sorted(suite.WEIGHT_DECAYS, reverse=True)
         before = len(self.done) * (len(decays) + 1)
         if self.tried.get("name") != name:
@@ -248,7 +241,7 @@ class LinearSuite(Probe):
             self.tried["last"] = fit(fit_on, decay, self.tried["last"])
             scores.append(score_of(metric, self.tried["last"], choose_on))
             yield before + len(scores)
-        best = max(range(len(decays)), key=lambda n: (scores[n], n))  # among equals the weakest
+        best = max(range(len(decays)), key=lambda n: (scores[n], n))  # ties go to the weakest
         result = score_of(metric, fit(whole, decays[best], None), parts["test"])
         self.done[name] = {
             "score": result,
@@ -264,14 +257,13 @@ class LinearSuite(Probe):
         yield before + len(decays) + 1
 
     def outcomes(self) -> list[Outcome]:
-        """Return the mean over sets, and each."""
         done = self.done
         scores = {name: row["score"] for name, row in done.items()}
         count = sum(len(images) for role, images in self.data.items() if role.endswith("/test"))
         key, decays = "LINEAR_SUITE.WEIGHT_DECAYS", sorted(self.cfg.LINEAR_SUITE.WEIGHT_DECAYS)
         at_edge = [
-            f"{name}: weight decay {row['weight_decay']:g} at the edge of {key} [{decays[0]:g} … "
-            f"{decays[-1]:g}]: add values beyond"
+            f"{name}: weight decay {row['weight_decay']:g} is at the edge of {key} [{decays[0]:g} "
+            f"… {decays[-1]:g}]: extend it"
             for name, row in done.items()
             if row["at_edge"]
         ]
@@ -287,17 +279,16 @@ class LinearSuite(Probe):
 def _fit(
     metric: str, iterations: int, classes: int, split: Split, decay: float, start: Solution | None
 ) -> Solution:
-    """Fit a split with a weight decay, from the solution of another one or from 0."""
+    """Fit a split with a weight decay, starting from a solution or from 0."""
     features, labels = split
     if metric == VOC_MAP:
         return fit_binary(features, labels, decay, iterations, device(), start)
     rows = Rows(features, np.arange(len(labels))[None], torch.from_numpy(labels))
-    # The source adds up the losses of the images, `fit_logistic` takes their mean.
+    # The protocol sums the losses of the images; `fit_logistic` takes their mean.
     return fit_logistic(rows, classes, decay / len(labels), iterations, device(), start)[:2]
 
 
 def score_of(metric: str, solution: Solution, split: Split) -> float:
-    """Return the metric in percent."""
     rows = Rows(split.features, np.arange(len(split.labels))[None], torch.empty(0))
     outputs, labels = outputs_of(rows, *solution).numpy(), split.labels
     if metric == VOC_MAP:
@@ -313,9 +304,9 @@ def score_of(metric: str, solution: Solution, split: Split) -> float:
 
 
 def _at_edge(scores: Sequence[float], best: int, images: int) -> bool:
-    """Return whether an end of the grid beats its neighbor by more than held-out images' noise.
+    """Return whether an end of the grid clearly beats its neighbor.
 
-    The noise is that of two independent percentages, which is more than that of the same images.
+    The noise is that of two independent percentages, an upper bound for the same images.
     """
     if len(scores) < 3 or best not in (0, len(scores) - 1):
         return False

@@ -1,10 +1,8 @@
-"""The online probe: every epoch sees new views of the images, as in MoCo's main_lincls.py.
+"""The online probe: new views in every epoch, as in MoCo's main_lincls.py.
 
-The reported number is that of the last epoch. Val is scored after every epoch for the curve only;
-as the backbone is frozen, its val features never change and are computed once.
-
-Batches, views and order do not depend on the number of ranks: each takes its part of the global
-batch, and the gradients of the parts are added.
+The last epoch is reported; val is scored after every epoch for the curve only, on features that are
+computed once. Batches, views and order do not depend on the number of ranks: each rank takes its
+share of the global batch, and the gradients are added.
 """
 
 from __future__ import annotations
@@ -20,10 +18,11 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from kscl.config import leaves, value_at
+from kscl.config import value_at
 from kscl.data.loader import StepSampler
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import SyncBatchNorm
+from kscl.run.engine import changed_keys
 from kscl.run.task import task
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
@@ -44,22 +43,22 @@ from linear_eval.score import ACCURACY, Outcome, Score, ranked_classes, score
 log = logging.getLogger(LOGGER)
 
 IMAGENET_LINEAR_MOCO = "imagenet-linear-moco"
-LINEAR_ONLINE = "linear-online"  # the same kind of probe with other settings, or on other data
+LINEAR_ONLINE = "linear-online"  # with other settings, or on other data
 IMAGENET = {"classes": 1000, "train images": 1_281_167, "val images": 50_000}
 
 
 class ViewTraining(Probe):
-    """Plain SGD on new views in every epoch: what the online probe and fine-tuning share.
+    """Plain SGD on new views in every epoch, for the online probe and fine-tuning.
 
-    The state below is the same on all ranks.
+    The state is the same on all ranks.
     """
 
     module: nn.Module
     optimizer: torch.optim.SGD
     lr_keys: list[str]  # of its parameter groups
     step = 0
-    loss_sum = 0.0  # of the images of this epoch so far
-    epochs: list[Any]  # what is reported of each
+    loss_sum = 0.0  # over the images of this epoch so far
+    epochs: list[Any]  # the report of each
 
     def build(self) -> tuple[nn.Module, dict[str, nn.Module]]:
         """Return what is trained, and its parts by the key of their learning rate."""
@@ -70,11 +69,10 @@ class ViewTraining(Probe):
         raise NotImplementedError
 
     def end_epoch(self, epoch: int) -> None:
-        """Report an epoch, in `self.epochs` too."""
+        """Log an epoch and add it to `self.epochs`."""
         raise NotImplementedError
 
     def settings(self) -> Json:
-        """Return head, views and optimizer."""
         solver = self.cfg.SOLVER
         return {
             "head": {"layer": "linear", "weight_std": solver.INIT_STD, "bias": 0},
@@ -93,7 +91,7 @@ class ViewTraining(Probe):
         }
 
     def new_head(self) -> nn.Linear:
-        """Return a new linear layer on the features, on their device."""
+        """Return a new linear layer on the backbone's features."""
         classes, dim = len(self.data["train"].classes), self.frozen.dim
         head = nn.Linear(dim, classes)
         weight, bias = new_head(classes, dim, self.cfg.SOLVER.INIT_STD, self.cfg.SEED)
@@ -101,7 +99,6 @@ class ViewTraining(Probe):
         return head.to(self.frozen.device)
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Build what is trained, or restore what was saved."""
         super().prepare(saved)
         self.start()
         if saved:
@@ -121,7 +118,6 @@ class ViewTraining(Probe):
         self.optimizer = torch.optim.SGD(groups, 1.0, **settings)
 
     def state_dict(self) -> Json:
-        """Return the state of the training."""
         return {
             "module": self.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -136,7 +132,7 @@ class ViewTraining(Probe):
             left = steps * self.cfg.SOLVER.EPOCHS - self.step
             batches = progress(batches, f"probe {self.name}", left)
         for batch in batches:
-            if not len(batch.instances):  # fewer images than ranks are left of the epoch
+            if not len(batch.instances):  # fewer images than ranks are left in this epoch
                 batch = batch._replace(views=torch.empty(0, 1, 3, size, size, dtype=torch.uint8))
             self.take_step(batch)
             if self.step % steps == 0:
@@ -146,11 +142,11 @@ class ViewTraining(Probe):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Return how many batches show every image once; the last may be smaller."""
+        """Return the number of batches per epoch; the last may be smaller."""
         return math.ceil(len(self.data["train"]) / self.cfg.SOLVER.BATCH_SIZE)
 
     def batches(self) -> Iterator[Batch]:
-        """Yield this rank's part of every batch that is left."""
+        """Yield this rank's share of every remaining batch."""
         cfg, train = self.cfg, self.data["train"]
         steps = (self.step, self.steps_per_epoch * cfg.SOLVER.EPOCHS)
         batch_size, ranks = cfg.SOLVER.BATCH_SIZE, (rank(), world_size())
@@ -158,22 +154,22 @@ class ViewTraining(Probe):
         return load_views(train, self.views_of, sampler, cfg.DATA.NUM_WORKERS)
 
     def views_of(self, picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
-        """Make the one view of a picture that an epoch sees."""
+        """Return the training view of a picture in an epoch."""
         shape = geometry(self.cfg)
         if self.cfg.INPUT.AUGMENT == CENTER:
             return [shape.center(picture)]
         return [shape.augmented(picture, self.cfg.SEED, epoch, number)]
 
     def take_step(self, batch: Batch) -> None:
-        """Take one step of SGD on the batch of all ranks."""
+        """Take one step of SGD on the global batch."""
         solver, targets = self.cfg.SOLVER, self.data["train"].targets
         epoch, place = divmod(self.step, self.steps_per_epoch)
-        in_batch = min(solver.BATCH_SIZE, len(targets) - place * solver.BATCH_SIZE)  # of all ranks
+        in_batch = min(solver.BATCH_SIZE, len(targets) - place * solver.BATCH_SIZE)  # all ranks
         for group, key in zip(self.optimizer.param_groups, self.lr_keys, strict=True):
             group["lr"] = value_at(self.cfg, key) * rate_factor(solver, epoch)
         loss = torch.zeros((), device=self.frozen.device)
         self.optimizer.zero_grad()
-        # A rank without images takes part in SyncBN's messages.
+        # A rank without images still takes part in SyncBN's collectives.
         if len(batch.instances) or synced_norms(self.module):
             labels = targets[batch.instances].to(self.frozen.device)
             loss = self.loss_of(batch.views[:, 0], labels)
@@ -189,15 +185,11 @@ class ViewTraining(Probe):
 
 
 def synced_norms(network: nn.Module) -> list[SyncBatchNorm]:
-    """Return the BatchNorm layers that are synchronized over ranks."""
     return [module for module in network.modules() if isinstance(module, SyncBatchNorm)]
 
 
 def refuse_idle_ranks(network: nn.Module, images: int, batch_size: int) -> None:
-    """Raise an error if SyncBN would run on a CPU without images: its messages do not match then.
-
-    On several threads that ends the process.
-    """
+    """Raise an error if a CPU rank would run SyncBN without images, which can crash it."""
     left = images % batch_size
     on_cpu = next(network.parameters()).device.type == "cpu"
     if synced_norms(network) and on_cpu and 0 < left < world_size():
@@ -209,7 +201,7 @@ def refuse_idle_ranks(network: nn.Module, images: int, batch_size: int) -> None:
 
 
 def _add_over_ranks(module: nn.Module, loss: Tensor) -> float:
-    """Add gradients and losses in one message; take rank 0's buffers."""
+    """Sum gradients and losses in one message; copy rank 0's buffers."""
     if world_size() == 1:
         return float(loss)
     weights = list(module.parameters())
@@ -232,22 +224,19 @@ class Online(ViewTraining):
 
     @property
     def protocol_id(self) -> str:
-        """Return the name of MoCo's protocol if nothing differs from it."""
         return LINEAR_ONLINE if self.deviations() else IMAGENET_LINEAR_MOCO
 
     def deviations(self) -> list[str]:
-        """List how this differs from MoCo's probe on ImageNet; empty if it does not."""
-        reference, sizes = type(self)(schema().defaults()), self.sizes()
-        ours, theirs = (dict(leaves(each.definition())) for each in (self, reference))
+        """List the differences from MoCo's probe on ImageNet."""
+        reference = type(self)(schema().defaults())
         differing = [
-            f"{key} is {ours.get(key)}, not {theirs.get(key)}"
-            for key in dict.fromkeys([*theirs, *ours])
-            if ours.get(key) != theirs.get(key)
+            f"{key} is {ours}, not {theirs}"
+            for key, theirs, ours in changed_keys(reference.definition(), self.definition())
         ]
         return differing + [
-            f"{sizes[what]:,} {what}, not {count:,}"
-            for what, count in IMAGENET.items()
-            if sizes[what] != count
+            f"{size:,} {what}, not {IMAGENET[what]:,}"
+            for what, size in self.sizes().items()
+            if size != IMAGENET[what]
         ]
 
     def sizes(self) -> dict[str, int]:
@@ -256,18 +245,15 @@ class Online(ViewTraining):
         return dict(zip(IMAGENET, (len(train.classes), len(train), len(val)), strict=True))
 
     def announce(self) -> None:
-        """Log how it differs from the paper's protocol too."""
         super().announce()
         if differences := self.deviations():
             log.info("This is not %s: %s.", IMAGENET_LINEAR_MOCO, "; ".join(differences))
 
     def build(self) -> tuple[nn.Module, dict[str, nn.Module]]:
-        """Return a new linear layer."""
         head = self.new_head()
         return head, {"SOLVER.BASE_LR": head}
 
     def loss_of(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Return the loss of the layer on frozen features."""
         features = self.frozen.features(images)  # (b, D)
         return F.cross_entropy(self.module(features), labels, reduction="sum")
 
@@ -277,7 +263,6 @@ class Online(ViewTraining):
         yield from super().work()
 
     def end_epoch(self, epoch: int) -> None:
-        """Add a row to the curve, and log it."""
         result, val_loss = self.val_score()
         row = {
             "epoch": epoch,
@@ -302,7 +287,7 @@ class Online(ViewTraining):
         return score(ranked_classes(outputs), val.targets, val.classes), loss
 
     def outcomes(self) -> list[Outcome]:
-        """Return the result of the last epoch, with the best one marked as picked on val."""
+        """Return the last epoch's result, and in the details the best one on val."""
         rows = self.epochs
         best = max(rows, key=lambda row: row["val_top1"])
         picked = {"epoch": best["epoch"], "top1": best["val_top1"], "picked_on": "val"}

@@ -1,16 +1,15 @@
-"""SVMs on images with several classes each: VOC07's, trained on all images or on k per class.
+"""SVMs on images with several classes each, as on VOC07: on all images, or on k per class.
 
-Each class has a linear SVM of its own on features of length 1. Its cost is chosen by the mean
-average precision over folds of the training images; val is used once, at the end. Images on which
-all objects of a class are difficult take no part in the score of that class. As in VISSL, they are
-negatives where an SVM is trained on all images, and are not drawn where it is trained on k.
+Each class has a linear SVM on features of length 1. Its cost is chosen by the mean average
+precision over folds of the training images; val is used once, at the end. Images on which all
+objects of a class are difficult do not count in the score of that class. As in VISSL, they are
+negatives in training on all images, and are not drawn for training on k.
 
 An SVM minimizes  ½ ‖w‖² + ½ b² + Σ cᵢ max(0, 1 − yᵢ (w·xᵢ + b))²,  cᵢ = cost · (positive weight, or
-1), which is scikit-learn's LinearSVC: its bias is the weight of one more feature that is always 1.
-Two routes reach the minimum. `liblinear` is LinearSVC itself, one fit per cost. `exact` works on
-the inner products of the rows: there are as many unknowns as rows, and given the rows inside the
-margin, S, the minimum solves  (K_SS + diag(1 / 2c)) β = y_S,  w = Σ βᵢ xᵢ. Newton's method changes
-S until it fits (Chapelle, 2007); the solution for one cost starts the next.
+1): scikit-learn's LinearSVC, whose bias is the weight of a constant feature 1. `liblinear` is
+LinearSVC itself, one fit per cost. `exact` works on the Gram matrix K: given the rows S inside the
+margin, the minimum solves  (K_SS + diag(1 / 2c)) β = y_S,  w = Σ βᵢ xᵢ. Newton's method updates S
+until it is consistent (Chapelle, 2007); the solution for one cost starts the next.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ from linear_eval.score import (
 
 log = logging.getLogger(LOGGER)
 
-# Rows of the table (n,), labels +1 and -1 (n,), rising costs (P,) → weights and bias (P, D + 1).
+# Rows of the table (n,), labels ±1 (n,), rising costs (P,) → weights and bias (P, D + 1).
 Fit = Callable[[np.ndarray, np.ndarray, Sequence[float]], np.ndarray]
 
-MAX_GRAM_ROWS = 8192  # 512 MiB; of a larger table each fit multiplies its own rows
+MAX_GRAM_ROWS = 8192  # 512 MiB; for a larger table each fit computes the products of its own rows
 MAX_STEPS = 200
 
 
@@ -64,19 +63,18 @@ class Chosen(NamedTuple):
     """The SVM of one class."""
 
     cost: float
-    at_edge: bool  # the best cost ends the grid, and beats its neighbor by more than noise
+    at_edge: bool  # the best cost is at an end of the grid and clearly beats its neighbor
     weight: np.ndarray  # (D + 1,), the bias last
 
 
 class AnnotatedProbe(Probe):
-    """SVMs on an annotated set, with rows of results so far as their state."""
+    """SVMs on an annotated set; the state is the results so far."""
 
     takes_subset = False
-    done: dict[str, list[Json]]  # rows of results, by what is complete
+    done: dict[str, list[Json]]  # results by the part of the work that is complete
     test: np.ndarray  # features of val, each of length 1
 
     def open_data(self) -> Data:
-        """Open two annotated sets with the classes of train; name all that cannot be scored."""
         data = self.cfg.DATA
         for role in ("TRAIN", "VAL"):
             if not data[role]:
@@ -95,7 +93,6 @@ class AnnotatedProbe(Probe):
         raise NotImplementedError
 
     def settings(self) -> Json:
-        """Return machine, grid and choice."""
         svm = self.cfg.SVM
         solver: Json = {"name": "exact"}
         if svm.SOLVER == "liblinear":
@@ -114,16 +111,14 @@ class AnnotatedProbe(Probe):
         }
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Take over the results that a checkpoint holds."""
         super().prepare(saved)
         self.done = dict(saved.get("done", {}))
 
     def state_dict(self) -> Json:
-        """Return the results so far."""
         return {"done": self.done}
 
     def machines(self) -> Machines:
-        """Return what trains on the features of train; those of val are kept to score it."""
+        """Return the trainer on the features of train; keep those of val for scoring."""
         table, self.test = unit_rows(self.centers("train")), unit_rows(self.centers("val"))
         return Machines(self.cfg, table, self.data["train"].labels)
 
@@ -140,20 +135,20 @@ class AnnotatedProbe(Probe):
         return found
 
     def edge_warnings(self, rows: Sequence[Json]) -> Json:
-        """Say that a better cost may lie outside the grid."""
+        """Return a warning if a better cost may lie outside the grid."""
         chosen = {row["cost"] for row in rows if row["at_edge"]}
         if not chosen:
             return {}
         listed = ", ".join(f"{cost:g}" for cost in self.cfg.SVM.COSTS)
         best = " and ".join(f"{cost:g}" for cost in sorted(chosen))
-        warning = f"cost {best} at the edge of SVM.COSTS [{listed}]: add values beyond"
+        warning = f"cost {best} is at the edge of SVM.COSTS [{listed}]: extend it"
         log.warning("%s.", warning)
         return {"warnings": [warning]}
 
 
 @task("svm", title="Classifier (SVMs)")
 class Svm(AnnotatedProbe):
-    """Train one SVM per class on all images, which may have several classes each."""
+    """Train one SVM per class on an annotated set."""
 
     metrics = (Metric("mAP", "SVM mAP", headline=True),)
 
@@ -163,29 +158,24 @@ class Svm(AnnotatedProbe):
 
             COSTS = key(
                 [0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 50.0, 100.0, 1000.0],
-                "The grid.",
+                "The grid of costs.",
                 rising=True,
                 above=0,
             )
-            FOLDS = key(
-                3, "Parts of the training images, by which each class chooses its cost.", at_least=2
-            )
-            POSITIVE_WEIGHT = key(
-                2.0, "Weight of an image with the class beside one without it.", above=0
-            )
+            FOLDS = key(3, "Folds of the training images to choose the cost on.", at_least=2)
+            POSITIVE_WEIGHT = key(2.0, "Weight of positives relative to negatives.", above=0)
             SOLVER = key(
                 "liblinear",
-                """The LinearSVC of scikit-learn, or the exact minimum of its objective, which is
-                faster if there are few images.""",
+                """scikit-learn's LinearSVC, or the exact minimum of its objective, which is faster
+                for few images.""",
                 choices=("liblinear", "exact"),
             )
-            TOLERANCE = key(1e-4, "Where liblinear stops.", above=0)
-            ITERATIONS = key(2000, "Where liblinear stops at the latest.", at_least=1)
+            TOLERANCE = key(1e-4, "Tolerance at which liblinear stops.", above=0)
+            ITERATIONS = key(2000, "Largest number of iterations of liblinear.", at_least=1)
 
     protocol_id = "voc07-svm"
 
     def check_train(self, train: LabeledImages) -> None:
-        """Raise an error if a class cannot be split into folds."""
         folds = self.cfg.SVM.FOLDS
         fix = "Lower SVM.FOLDS, or add images"
         check_counts(train, folds, folds, fix, (ABSENT, IGNORED))
@@ -202,7 +192,6 @@ class Svm(AnnotatedProbe):
             yield len(self.done)
 
     def outcomes(self) -> list[Outcome]:
-        """Return the mean over classes."""
         rows = [row for (row,) in self.done.values()]
         details = {
             "costs": {row["class"]: row["cost"] for row in rows},
@@ -228,19 +217,16 @@ class LowShot(AnnotatedProbe):
         class LOW_SHOT(Section):
             K = key(
                 [1, 2, 4, 8, 16, 32, 64, 96],
-                "Images with a class that its SVM is trained on.",
+                "Positive training images per class.",
                 distinct=True,
                 at_least=1,
             )
-            SAMPLES = key(5, "Independent draws of these images; each has a record.", at_least=1)
-            COST_OF_ONE = key(
-                1.0, "Cost for k = 1, where one image cannot be split into folds.", above=0
-            )
+            SAMPLES = key(5, "Independent draws of these images; a record each.", at_least=1)
+            COST_OF_ONE = key(1.0, "Cost for k = 1, which cannot be split into folds.", above=0)
 
     protocol_id = "voc07-low-shot-svm"
 
     def settings(self) -> Json:
-        """Return what all SVMs have, and the draws."""
         return super().settings() | {
             "k": list(self.cfg.LOW_SHOT.K),
             "negatives": "(classes - 1) k",
@@ -251,13 +237,11 @@ class LowShot(AnnotatedProbe):
         }
 
     def check_train(self, train: LabeledImages) -> None:
-        """Raise an error if a class has fewer than k images."""
         most = max(self.cfg.LOW_SHOT.K)
         fix = "Lower LOW_SHOT.K, or add images"
         check_counts(train, most, (len(train.classes) - 1) * most, fix)
 
     def fit(self) -> Iterator[int]:
-        """Train on one draw after the other."""
         machines, classes = self.machines(), range(len(self.data["train"].classes))
         for sample, k in itertools.product(range(self.cfg.LOW_SHOT.SAMPLES), self.cfg.LOW_SHOT.K):
             if f"{sample}/{k}" not in self.done:
@@ -269,7 +253,7 @@ class LowShot(AnnotatedProbe):
                 yield len(self.done)
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield one result per draw: the mean over k, and each."""
+        """Yield one result per draw: the mean over k, and that of each k."""
         low_shot, most = self.cfg.LOW_SHOT, max(self.cfg.LOW_SHOT.K)
         for sample in range(low_shot.SAMPLES):
             by_shots = {f"k{k}": self.done[f"{sample}/{k}"] for k in low_shot.K}
@@ -306,28 +290,27 @@ def drawn_images(labels: np.ndarray, seed: int, sample: int, k: int, number: int
 
 
 def mean_precision(rows: Sequence[Json]) -> float:
-    """Return the mean of the average precisions of classes."""
     return float(np.mean([row["AP"] for row in rows]))
 
 
 class Machines:
-    """Trains the SVMs of several classes at a time, each on one core."""
+    """Train the SVMs of several classes at a time, each on one core."""
 
     def __init__(self, cfg: CfgNode, table: np.ndarray, labels: np.ndarray) -> None:
         self.cfg, self.table, self.labels = cfg, table, labels
         self.threads = torch.get_num_threads()
-        with threadpool_limits(1):  # the same sums whatever the number of cores
+        with threadpool_limits(1):  # the same sums on any number of cores
             self.fit: Fit = ROUTES[cfg.SVM.SOLVER](table, cfg.SVM)
 
     def train(self, problems: Sequence[tuple[int, np.ndarray]], k: int) -> list[Chosen]:
-        """Return the SVM of each (class, rows of the table); k is 0 for all images."""
+        """Return the SVM of each (class, rows of the table); k = 0 is all images."""
         given = [(number, rows, k) for number, rows in problems]
         with threadpool_limits(1):
             if self.cfg.SVM.SOLVER != "liblinear":
                 with ThreadPoolExecutor(self.threads) as pool:
                     return list(pool.map(self.train_one, *zip(*given, strict=True)))
-            # All threads of a process share liblinear's random numbers, so its result would depend
-            # on their timing. A forked process has its own, and shares the table.
+            # Threads share liblinear's random numbers, so results would depend on timing. A forked
+            # process has its own, and shares the table.
             method = start_method(self.threads)
             if self.threads == 1 or method is None:
                 return [self.train_one(*problem) for problem in given]
@@ -338,12 +321,12 @@ class Machines:
                     return list(processes.map(_train_one, given))
             except BrokenProcessPool as error:
                 raise KsclError(
-                    "A process that trained SVMs was ended. If nobody ended it, memory has run "
-                    "out: use fewer threads (OMP_NUM_THREADS). --resume continues."
+                    "A process that trained SVMs was killed, perhaps for lack of memory: use fewer "
+                    "threads (OMP_NUM_THREADS). --resume continues."
                 ) from error
 
     def train_one(self, number: int, rows: np.ndarray, k: int) -> Chosen:
-        """Choose the cost of one class on folds of its rows, and train on all of them."""
+        """Choose the cost of one class on folds of its rows, then train on all of them."""
         labels = np.where(self.labels[rows, number] == PRESENT, 1, -1)
         costs, at_edge = self.cfg.SVM.COSTS, False
         if k == 1:
@@ -353,7 +336,7 @@ class Machines:
         else:
             folds = min(self.cfg.SVM.FOLDS, k) if k else self.cfg.SVM.FOLDS
             precisions = np.stack(list(self.fold_precisions(rows, labels, folds)))  # (folds, P)
-            best = int(precisions.mean(0).argmax())  # among equals the smallest cost
+            best = int(precisions.mean(0).argmax())  # ties go to the smallest cost
             cost = costs[best]
             if len(costs) > 2 and best in (0, len(costs) - 1):
                 neighbor = precisions[:, 1 if best == 0 else -2]
@@ -363,7 +346,7 @@ class Machines:
     def fold_precisions(
         self, rows: np.ndarray, labels: np.ndarray, folds: int
     ) -> Iterator[np.ndarray]:
-        """Yield the average precision on each fold of machines trained on the others (P,)."""
+        """Yield, for each fold, the average precision (P,) of SVMs trained on the others."""
         from sklearn.model_selection import StratifiedKFold  # slow to import
 
         for kept, held in StratifiedKFold(folds).split(rows, labels):
@@ -372,7 +355,7 @@ class Machines:
             yield np.array([average_precision(labels[held] > 0, s) for s in scores.T])
 
 
-_machines: list[Machines] = []  # in a forked process, those of its parent
+_machines: list[Machines] = []  # the parent's, in a forked process
 
 
 def _begin(machines: Machines) -> None:
@@ -385,7 +368,7 @@ def _train_one(problem: tuple[int, np.ndarray, int]) -> Chosen:
 
 
 def unit_rows(features: Tensor) -> np.ndarray:
-    """Return features (N, D), float64, each of length 1."""
+    """Scale features (N, D) to length 1; return float64."""
     table = features.numpy().astype(np.float64)
     return table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), 1e-12)
 
@@ -396,21 +379,21 @@ def check_counts(
     """Raise an error that names every class with too few images with it, or without it."""
     parts = ([PRESENT], present, "with"), (negatives, absent, "without")
     problems = [
-        f"{count} {words} {name}, where {wanted} are needed"
+        f"{count} {words} {name}, but {wanted} are needed"
         for name, labels in zip(images.classes, images.labels.T, strict=True)
         for values, wanted, words in parts
         if (count := int(np.isin(labels, values).sum())) < wanted
     ]
     if problems:
         raise KsclError(
-            f"{images.source.where} has too few images: {'; '.join(problems)}. {fix} (images where "
-            "all objects of a class are difficult do not count as images with it)."
+            f"{images.source.where} has too few images: {'; '.join(problems)}. {fix} (an image "
+            "whose objects of a class are all difficult does not count as one with it)."
         )
 
 
 def liblinear_route(table: np.ndarray, svm: CfgNode) -> Fit:
     """Return LinearSVC with the protocol's settings, on rows of a table (N, D), float64."""
-    from sklearn.exceptions import ConvergenceWarning  # slow to import: only where it is used
+    from sklearn.exceptions import ConvergenceWarning  # slow to import
     from sklearn.svm import LinearSVC
 
     def fit(rows: np.ndarray, labels: np.ndarray, costs: Sequence[float]) -> np.ndarray:
@@ -427,7 +410,7 @@ def liblinear_route(table: np.ndarray, svm: CfgNode) -> Fit:
                 random_state=0,
             )
             with warnings.catch_warnings():
-                # The protocol ends after so many iterations, whether or not it has converged.
+                # The protocol has a fixed number of iterations.
                 warnings.simplefilter("ignore", ConvergenceWarning)
                 machine.fit(features, labels)
             found.append(np.append(machine.coef_[0], machine.intercept_))
@@ -467,30 +450,29 @@ def minimize(
         new = np.zeros_like(beta)
         system = gram[np.ix_(inside, inside)]
         system[np.diag_indices_from(system)] += 0.5 / costs[inside]
-        # Symmetric, so the transpose is the layout that LAPACK works on in place.
+        # The transpose is the layout that LAPACK can overwrite; the matrix is symmetric.
         _, new[inside], _ = dposv(system.T, labels[inside], overwrite_a=True)
         new_outputs = gram @ new
         new_inside = labels * new_outputs < 1
         if np.array_equal(new_inside, inside):
             return new
         step, new_value = 1.0, objective(new, new_outputs, labels, costs)
-        while new_value > value and step > 1e-6:  # too far: the minimum lies between the two
+        while new_value > value and step > 1e-6:  # overshot: the minimum lies in between
             step /= 2
             new, new_outputs = (beta + new) / 2, (outputs + new_outputs) / 2
             new_value = objective(new, new_outputs, labels, costs)
-        if value - new_value <= 1e-12 * value:  # rows at the margin itself, in or out by rounding
+        if value - new_value <= 1e-12 * value:  # rows on the margin flip by rounding
             return new if new_value <= value else beta
         beta, outputs, value = new, new_outputs, new_value
         inside = labels * outputs < 1
     raise KsclError(
-        f"An SVM on {len(labels)} images did not reach its minimum in {MAX_STEPS} steps. Set "
-        "SVM.SOLVER liblinear."
+        f"An SVM on {len(labels)} images did not converge in {MAX_STEPS} steps. Set SVM.SOLVER "
+        "liblinear."
     )
 
 
 def objective(
     beta: np.ndarray, outputs: np.ndarray, labels: np.ndarray, costs: np.ndarray
 ) -> float:
-    """Return what is minimized, of coefficients and the outputs that they give."""
     slack = np.maximum(0, 1 - labels * outputs)
     return float(0.5 * beta @ outputs + costs @ slack**2)

@@ -50,7 +50,7 @@ def test_three_seeds_give_three_records_and_one_line(digits, tmp_path, capsys):
     assert "over seeds 0, 1, 2" in line
     words = overrides(digits, tmp_path / "one", "PROBE", "knn", "KNN.K", "[5]", "SEED", 4)
     assert main(["--num-seeds", "-1", *words]) == 2
-    assert "--num-seeds is -1" in capsys.readouterr().err
+    assert "--num-seeds must be at least 1, got -1" in capsys.readouterr().err
     assert main(["--num-seeds", "1", *words]) == 0
     assert [path.parent.name for path in find_records(tmp_path / "one").records] == ["seed4"]
 

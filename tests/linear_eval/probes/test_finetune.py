@@ -144,7 +144,7 @@ def test_another_list_of_the_same_name_does_not_resume_what_the_first_one_began(
 @pytest.mark.parametrize(
     ("listed", "named"),
     [
-        ("digit_0/001.png\n001.png\n", "001.png, a name of 10 images"),
+        ("digit_0/001.png\n001.png\n", "001.png, the name of 10 images"),
         ("n01440764_10026.JPEG\n", "n01440764_10026.JPEG"),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_list_that_does_not_fit_the_images_is_refused_by_name(
 
 
 def test_fp16_which_would_need_loss_scaling_is_refused():
-    with pytest.raises(ConfigError, match="does not scale its loss"):
+    with pytest.raises(ConfigError, match="loss is not scaled"):
         load_linear_eval_config(None, ["PROBE", "finetune", "SOLVER.AMP", "fp16"])
 
 

@@ -223,7 +223,7 @@ def test_a_cost_that_is_clearly_best_at_the_edge_is_named_in_the_record_and_on_t
     warnings = record.details.get("warnings", [])
     assert len(warnings) == bool(at_edge)
     for warning in warnings:
-        assert "cost 2 at the edge of SVM.COSTS [0.1, 1, 2]" in warning
+        assert "cost 2 is at the edge of SVM.COSTS [0.1, 1, 2]" in warning
         assert "at the edge of SVM.COSTS" in markdown(build_board([run]), "title")
 
 
