@@ -87,7 +87,9 @@ METHODS: Registry = Registry("method", {"kscl": "kscl.methods.kscl"})
 # The ways to compare a query with an instance (`METHOD.SIMILARITY`).
 SIMILARITIES: Registry = Registry(
     "similarity",
-    dict.fromkeys(("projection", "cosine", "mean_cosine"), "kscl.methods.similarity"),
+    dict.fromkeys(
+        ("projection", "cosine", "mean_cosine", "main_cosine"), "kscl.methods.similarity"
+    ),
 )
 # Where KSCL's negatives come from (`DICTIONARY.TYPE`).
 DICTIONARIES: Registry = Registry(

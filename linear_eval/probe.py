@@ -72,7 +72,7 @@ SUBSET = "DATA.SUBSET"
 VIEW_WORDS = {CENTER: "centre"}  # hashed: see above
 METRIC_WORDS = {"top1": "top-1", "top5": "top-5"}
 # Fields of a pretraining's description that tell entries of the leaderboard apart.
-DESCRIBING = ("method", "similarity", "num_shots", "rho", "epochs", "seed")
+DESCRIBING = ("method", "similarity", "num_shots", "rho", "remember", "epochs", "seed")
 
 
 class Probe(Task):

@@ -116,8 +116,11 @@ def report_here(cfg: CfgNode, source: ImageSource, num_images: int) -> list[str]
     seconds = seconds_of(cfg, num_images, budget)
     steps = steps_per_epoch(num_images, cfg.SOLVER.BATCH_SIZE)
     epochs = total_steps(cfg, steps) / steps
+    extras = method_of(cfg).extras(cfg)
+    kept = num_images * (extras.stored_per_image + extras.host_per_image)
     return [
         f"on this machine, measured on a few images: {budget}",
+        *([f"  {kept / 2**30:7.2f} GiB  kept per image"] if kept else []),
         f"an epoch of {num_images:,} images: {clock(seconds / epochs)}; "
         f"{epochs:.4g} epochs: {clock(seconds)} (h:min:s or min:s)",
     ]
@@ -127,10 +130,11 @@ def report(
     cfg: CfgNode, costs: Costs, gpu_name: str, count: int, seconds: float, num_images: int
 ) -> list[str]:
     """Return the lines of a plan."""
-    memory = memory_bytes(cfg, costs, count)
+    memory = memory_bytes(cfg, costs, count, num_images)
     total, available = sum(memory.values()) / 2**30, GPUS[gpu_name].memory_gib
     minutes = epoch_minutes(seconds, num_images, cfg.SOLVER.BATCH_SIZE)
     workers = loader_workers(cfg, seconds, count)
+    host = method_of(cfg).extras(cfg).host_per_image * num_images
     fits = "fits" if total < 0.9 * available else "does NOT fit: raise SOLVER.GRAD_ACCUM_STEPS"
     epochs = cfg.SOLVER.EPOCHS
     if cfg.SOLVER.MAX_STEPS:
@@ -143,6 +147,7 @@ def report(
         f"image), {seconds * 1e3:.0f} ms on {count} x {gpu_name}",
         *(f"  {size / 2**30:7.2f} GiB  {what}" for what, size in memory.items()),
         f"  {total:7.2f} GiB  per GPU in all, of {available:g} GiB: {fits}",
+        *([f"  {host / 2**30:7.2f} GiB  of host memory per GPU, kept per image"] if host else []),
         f"loader: {workers} workers per GPU, {workers * count} cores in all (DATA.NUM_WORKERS)",
         f"an epoch of {num_images:,} images: {minutes:.1f} minutes; {epochs:.4g} epochs: "
         f"{minutes * epochs / 60:.1f} hours",

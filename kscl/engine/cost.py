@@ -189,7 +189,9 @@ def paper_efficiency() -> float:
     )
 
 
-def memory_bytes(cfg: CfgNode, costs: Costs, count: int) -> dict[str, int]:
+def memory_bytes(
+    cfg: CfgNode, costs: Costs, count: int, num_images: int = IMAGENET_IMAGES
+) -> dict[str, int]:
     """Return the memory of one GPU, by what it is needed for."""
     images = cfg.SOLVER.BATCH_SIZE // (count * cfg.SOLVER.GRAD_ACCUM_STEPS)
     last = last_size(cfg.INPUT.SIZE)
@@ -203,6 +205,7 @@ def memory_bytes(cfg: CfgNode, costs: Costs, count: int) -> dict[str, int]:
         "activations": round(images * passes.trained * costs.activation_bytes),
         "views": round(images * pixels * 3 * last**2 * FLOAT_BYTES),
         "dictionary": extras.stored,
+        "kept per image": extras.stored_per_image * num_images,
     }
 
 

@@ -179,7 +179,7 @@ class MemoryBank(_Stored):
     def store(self, subspaces: Subspaces, instance: Tensor) -> None:
         """Replace the images' entries, or move them toward the new subspaces by 1 − momentum."""
         instance, *parts = gather_together(instance, *subspaces)
-        last = _last_of_each(instance)  # an image may come twice, to fill up the last batch
+        last = last_of_each(instance)  # an image may come twice, to fill up the last batch
         instance = instance[last]
         new = Subspaces(*(part[last] for part in parts))
         basis = new.basis  # (B, L, D)
@@ -225,7 +225,7 @@ DICTIONARIES.register("minibatch", Minibatch)
 DICTIONARIES.register("memory_bank", MemoryBank)
 
 
-def _last_of_each(values: Tensor) -> Tensor:
+def last_of_each(values: Tensor) -> Tensor:
     """Return where each value of (B,) occurs last: repeated entries have no defined order."""
     unique, which = values.unique(return_inverse=True)
     position = torch.arange(len(values), device=values.device)

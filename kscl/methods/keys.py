@@ -18,7 +18,7 @@ from kscl.views.batch import SmallViews, Views
 from kscl.views.recipes import RANDOM_CROP, check_scale
 from kscl.views.sizes import as_schedule, check_sizes, last_size
 
-FLOAT_BYTES = 4
+FLOAT_BYTES, HALF_BYTES = 4, 2
 
 
 class Passes(NamedTuple):
@@ -29,12 +29,14 @@ class Passes(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What a step costs beside the encoder's passes."""
+    """What a step costs beside the encoder's passes; what is stored is on every GPU."""
 
     copies: int = 0  # of the encoder, in memory
     flops: float = 0.0  # per image
     sent: int = 0  # full-size views per image that another GPU encodes
-    stored: int = 0  # bytes on every GPU, e.g. of a queue
+    stored: int = 0  # bytes, e.g. of a queue
+    stored_per_image: int = 0  # bytes for each image of the set, e.g. of a memory bank
+    host_per_image: int = 0  # the same in the host memory of every process
 
 
 class MethodKeys:
@@ -118,8 +120,27 @@ class Kscl(MethodKeys):
     SIMILARITY = key(
         "projection",
         """Compare a query with the subspace of the keys (projection), the one key of K = 1
-        (cosine), or the mean of the keys (mean_cosine, a control).""",
+        (cosine), the mean of the keys (mean_cosine, a control), or their main direction with the
+        sign of the mean (main_cosine).""",
         choices=SIMILARITIES,
+    )
+    REMEMBER = key(
+        0,
+        """Epochs whose keys of an image count beside those of the step: more shots without
+        another pass of the encoder. A step has K keys, or K + 1 if symmetric; remembering R
+        epochs of them takes R x 2 x PROJECTOR.DIM bytes per key and image on every process.""",
+        at_least=0,
+    )
+    REMEMBER_DECAY = key(
+        1.0,
+        "Weight of a remembered key relative to one that is an epoch younger.",
+        above=0,
+        at_most=1,
+    )
+    REMEMBER_IN = key(
+        "device",
+        "Where remembered keys are: the memory of the training device, or host memory.",
+        choices=("device", "host"),
     )
     TEMPERATURE = key(0.2, "Divides the logits.", above=0)
     GRAD_THROUGH_KEYS = key(
@@ -226,6 +247,12 @@ class Kscl(MethodKeys):
                 "mean_cosine",
             ),
             (
+                method.SIMILARITY == "cosine" and method.REMEMBER > 0,
+                "METHOD.SIMILARITY METHOD.REMEMBER",
+                "cosine compares two vectors, and remembered keys are further ones: set SIMILARITY "
+                "mean_cosine, main_cosine or projection, or REMEMBER 0",
+            ),
+            (
                 method.SYMMETRIC and method.NUM_QUERIES != 1,
                 "METHOD.NUM_QUERIES METHOD.SYMMETRIC",
                 "in the symmetric loss each view is a query already: set NUM_QUERIES 1, or add "
@@ -326,15 +353,20 @@ class Kscl(MethodKeys):
         """Return the costs of the momentum encoder, of shuffled keys and of the dictionary."""
         method, key_encoder, dim = cfg.METHOD, cfg.KEY_ENCODER, cfg.PROJECTOR.DIM
         in_batch, shared = cfg.DICTIONARY.TYPE == "minibatch", key_encoder.TYPE == "shared"
-        # A memory bank counts as a queue: how many images there are is not known here.
+        in_bank, on_host = cfg.DICTIONARY.TYPE == "memory_bank", method.REMEMBER_IN == "host"
+        # A memory bank computes like a queue: how many images there are is not known here.
         length = cfg.SOLVER.BATCH_SIZE if in_batch else cfg.DICTIONARY.QUEUE_LENGTH
         values = length * stored_vectors(cfg) * dim
+        bank = stored_vectors(cfg) * dim * FLOAT_BYTES if in_bank else 0
+        remembered = method.REMEMBER * keys_per_step(cfg) * dim * HALF_BYTES
         queries = method.NUM_QUERIES + cfg.VIEWS.SMALL.COUNT
         return Extras(
             copies=0 if shared else 1,
             flops=2 * 2 * queries * values,  # per query and vector a product and its gradient
             sent=0 if shared or key_encoder.BATCH_NORM == "eval" else method.NUM_SHOTS,
-            stored=0 if in_batch else values * FLOAT_BYTES,
+            stored=0 if in_batch or in_bank else values * FLOAT_BYTES,
+            stored_per_image=bank + (0 if on_host else remembered),
+            host_per_image=remembered if on_host else 0,
         )
 
     @classmethod
@@ -345,6 +377,7 @@ class Kscl(MethodKeys):
             "similarity": method.SIMILARITY,
             "num_shots": method.NUM_SHOTS,
             "rho": method.RHO,
+            **({"remember": method.REMEMBER} if method.REMEMBER else {}),
         }
 
     @classmethod
@@ -352,6 +385,7 @@ class Kscl(MethodKeys):
         """Return the numbers of keys and queries, those that differ from the paper's one query."""
         small, queries = cfg.VIEWS.SMALL, cfg.METHOD.NUM_QUERIES
         words = [f"K = {cfg.METHOD.NUM_SHOTS}"]
+        words += [f"keys of {cfg.METHOD.REMEMBER} epochs"] if cfg.METHOD.REMEMBER else []
         words += [f"{queries} queries"] if queries > 1 else []
         words += [f"{small.COUNT} small ones of {small.SIZE} pixels"] if small.COUNT else []
         return ", ".join(words)
@@ -368,8 +402,14 @@ class Kscl(MethodKeys):
 
 def stored_vectors(cfg: CfgNode) -> int:
     """Return how many vectors a dictionary stores of an image at most."""
-    similarity = SIMILARITIES[cfg.METHOD.SIMILARITY]
-    return similarity.max_rank(cfg.METHOD.NUM_SHOTS, cfg.METHOD.RHO)
+    method = cfg.METHOD
+    shots = method.NUM_SHOTS + method.REMEMBER * keys_per_step(cfg)
+    return SIMILARITIES[method.SIMILARITY].max_rank(shots, method.RHO)
+
+
+def keys_per_step(cfg: CfgNode) -> int:
+    """Return how many keys of an image a step makes: the symmetric loss has one in every view."""
+    return cfg.METHOD.NUM_SHOTS + cfg.METHOD.SYMMETRIC
 
 
 def method_keys(name: str) -> type[MethodKeys]:

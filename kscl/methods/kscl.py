@@ -6,7 +6,7 @@
     loss       −log p(n|v), equation 3: the softmax of these lengths / τ
 
 `KSCL.forward` is that and nothing else. What the paper does not have stands below it: several and
-small queries of an image, the symmetric loss, and how BatchNorm sees the keys.
+small queries of an image, the symmetric loss, remembered keys, and how BatchNorm sees the keys.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
+from kscl.errors import KsclError
 from kscl.methods.base import Method, method
 from kscl.methods.batch_norm import (
     batch_norms,
@@ -31,7 +32,8 @@ from kscl.methods.batch_norm import (
 )
 from kscl.methods.dictionary import Dictionary
 from kscl.methods.encoder import Encoder, feature_dim
-from kscl.methods.keys import Kscl
+from kscl.methods.keys import Kscl, keys_per_step
+from kscl.methods.remember import Remembered
 from kscl.methods.similarity import Similarity
 from kscl.methods.subspace import Subspaces
 from kscl.registry import DICTIONARIES, SIMILARITIES
@@ -62,6 +64,7 @@ class KSCL(Kscl, Method):
         self.similarity: Similarity = SIMILARITIES[self.SIMILARITY]
         kind: type[Dictionary] = DICTIONARIES[cfg.DICTIONARY.TYPE]
         self.dictionary = kind.from_config(cfg, num_images)
+        self.remembered = self.ring(num_images) if self.REMEMBER else None
         self.averaged_norm = keys.BATCH_NORM == "eval"
         self.groups = keys.BATCH_NORM_GROUPS
         group_batch_norms(self.encoder, self.groups)
@@ -82,7 +85,7 @@ class KSCL(Kscl, Method):
         """Return the loss of a batch, and figures of each image's first query."""
         query, further, keys = self.embed_batch(batch)  # v (M, D), v_n^k (M, K, D)
         instance = self.instances(batch)  # n (M,)
-        own = self.similarity.fit(keys, self.RHO)  # W̃_n (M, L, D)
+        own = self.fit(batch, query, keys)  # W̃_n (M, L, D)
         if further is not None:
             return self.with_further_queries(batch, query, further, instance, own)
         positive = self.similarity.own(query, own.basis)  # ‖W̃_nᵀ v‖, (M,)
@@ -139,6 +142,8 @@ class KSCL(Kscl, Method):
         for subspaces, instance in self._staged:
             self.dictionary.store(subspaces, instance)
         self._staged.clear()
+        if self.remembered is not None:
+            self.remembered.store()
         average_(self.own_statistics())
         if self.key_encoder is not None:
             self.follow(self.key_encoder)
@@ -246,6 +251,37 @@ class KSCL(Kscl, Method):
         keys = leave_one_out(every).flatten(0, 1)  # (M, K, D)
         further = None if batch.small is None else self.embed_small(batch.small)
         return every.flatten(0, 1), further, keys if self.GRAD_THROUGH_KEYS else keys.detach()
+
+    def ring(self, num_images: int | None) -> Remembered:
+        """Return room for the keys of METHOD.REMEMBER epochs."""
+        assert num_images is not None
+        if self.similarity.weigh is None:
+            raise KsclError(
+                f"METHOD.REMEMBER is {self.REMEMBER}, but METHOD.SIMILARITY {self.SIMILARITY} does "
+                "not say how keys are weighed: give it `weigh`, or set METHOD.REMEMBER 0."
+            )
+        return Remembered(
+            num_images,
+            self.REMEMBER,
+            keys_per_step(self.cfg),
+            self.cfg.PROJECTOR.DIM,
+            decay=self.REMEMBER_DECAY,
+            on_host=self.REMEMBER_IN == "host",
+        )
+
+    def fit(self, batch: Batch, query: Tensor, keys: Tensor) -> Subspaces:
+        """Return the subspaces (M, L, D) of the keys (M, K, D) and of those remembered, if any.
+
+        In the symmetric loss an image's keys are all its views, which are the queries (M, D).
+        """
+        if self.remembered is None:
+            return self.similarity.fit(keys, self.RHO)
+        assert self.similarity.weigh is not None
+        every, weight = self.remembered.beside(keys, batch.instances)
+        if self.training:
+            fresh = query.unflatten(0, (len(batch.views), -1)) if self.SYMMETRIC else keys
+            self.remembered.stage(fresh, batch.instances)
+        return self.similarity.fit(self.similarity.weigh(every, weight), self.RHO)
 
     def embed_small(self, small: Tensor) -> Tensor:
         """Return embeddings (B, S, D) of small queries (B, S, 3, h, w).

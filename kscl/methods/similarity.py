@@ -1,8 +1,9 @@
-"""The three ways to compare a query with an instance, in one table.
+"""The ways to compare a query with an instance, in one table.
 
 projection     KSCL: the length of the query's projection on the subspace of the K keys
 cosine         MoCo and SimCLR (section 4.3): the cosine to the one key, K = 1
 mean_cosine    a control that the paper lacks: the cosine to the normalized mean of the K keys
+main_cosine    a projection with a sign: the cosine to the keys' main direction, on the mean's side
 """
 
 from __future__ import annotations
@@ -36,8 +37,24 @@ def mean_direction(keys: Tensor, rho: float = 1.0) -> Subspaces:
     """
     with full_precision(keys) as (keys,):
         basis = F.normalize(keys.mean(1, keepdim=True), dim=2)  # (B, 1, D)
-        fraction = (keys.detach() @ basis.detach().mT).square().mean(1)  # (B, 1) of that direction
+        fixed = keys.detach()
+        along = (fixed @ basis.detach().mT).square().sum(1)  # (B, 1)
+        fraction = along / fixed.square().sum((1, 2))[:, None]  # (B, 1) of that direction
         return Subspaces(basis, torch.ones_like(fraction[:, 0], dtype=torch.long), fraction)
+
+
+def main_direction(keys: Tensor, rho: float = 1.0) -> Subspaces:
+    """Return the main direction of the keys (B, K, D), signed so that their mean is on its side.
+
+    It is the first eigenvector of Σ_n. With K = 1 it is the key itself; `rho` has no effect.
+    """
+    with full_precision(keys) as (keys,):
+        main = fit_subspaces(keys, 1 / keys.shape[1])  # L_n = 1
+        # A key of weight w has length √w, and counts with w in the mean.
+        weighted = keys.detach() * keys.detach().norm(dim=2, keepdim=True)  # (B, K, D)
+        mean = weighted.sum(1, keepdim=True)  # (B, 1, D)
+        toward = (main.basis.detach() * mean).sum(2, keepdim=True)  # (B, 1, 1)
+        return main._replace(basis=torch.where(toward < 0, -main.basis, main.basis))
 
 
 def one_vector(num_shots: int, rho: float) -> int:
@@ -76,6 +93,16 @@ def blend_directions(old: Tensor, new: Subspaces, momentum: float) -> Tensor:
     return F.normalize(old * momentum + new.basis * (1 - momentum), dim=2)
 
 
+def weigh_in_gram(keys: Tensor, weight: Tensor) -> Tensor:
+    """Return keys (B, K, D) that count in Σ_n by their weights (B, K): Σ_k w_k v_k v_kᵀ."""
+    return keys * weight.sqrt()[:, :, None]
+
+
+def weigh_in_mean(keys: Tensor, weight: Tensor) -> Tensor:
+    """Return keys (B, K, D) that count in their mean by their weights (B, K)."""
+    return keys * weight[:, :, None]
+
+
 # Queries (M, D), slots (L, N, D), ranks (N,), τ and the queries' own entries (M,) to two (M,).
 LogSum = Callable[[Tensor, Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -85,7 +112,7 @@ class Similarity:
     """What is kept of an instance's keys, and how near a query is to it.
 
     `fused`, if given, replaces `log_sum_by_formula` on stored entries, for speed; it must agree
-    with `every`.
+    with `every`. METHOD.REMEMBER needs `weigh`; keys of weight 0 must leave no trace in `fit`.
     """
 
     fit: Callable[[Tensor, float], Subspaces]  # keys (B, K, D), ρ
@@ -95,6 +122,7 @@ class Similarity:
     max_rank: Callable[[int, float], int]  # vectors per instance, from K and ρ
     signed: bool  # opposite vectors are far apart, and not the same line
     fused: LogSum | None = None
+    weigh: Callable[[Tensor, Tensor], Tensor] | None = None  # keys (B, K, D) by weights (B, K)
 
     def log_sum(
         self, query: Tensor, slots: Tensor, rank: Tensor, temperature: float, own: Tensor | None
@@ -123,7 +151,7 @@ class Similarity:
         return log_sum, similarity.detach().amax(1).masked_fill(none, -1)
 
 
-COSINE: dict[str, Any] = {  # both compare with one signed vector
+COSINE: dict[str, Any] = {  # all of them compare with one signed vector
     "fit": mean_direction,
     "own": own_cosine,
     "every": cosine,
@@ -131,6 +159,7 @@ COSINE: dict[str, Any] = {  # both compare with one signed vector
     "max_rank": one_vector,
     "signed": True,
     "fused": partial(log_sum_of_negatives, signed=True),
+    "weigh": weigh_in_mean,
 }
 SIMILARITIES.register(
     "projection",
@@ -142,7 +171,11 @@ SIMILARITIES.register(
         max_rank=max_rank,
         signed=False,
         fused=log_sum_of_negatives,
+        weigh=weigh_in_gram,
     ),
 )
 SIMILARITIES.register("cosine", Similarity(**COSINE))  # K = 1
 SIMILARITIES.register("mean_cosine", Similarity(**COSINE))
+SIMILARITIES.register(
+    "main_cosine", Similarity(**COSINE | {"fit": main_direction, "weigh": weigh_in_gram})
+)

@@ -56,6 +56,15 @@ def total_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def available_memory() -> int:
+    """Return the bytes that processes can still take; where Linux does not say, those there are."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"^MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+        if found:
+            return 1024 * int(found[1])
+    return total_memory()
+
+
 def without_kernels(gpu: int) -> tuple[str, str]:
     """Return what this torch lacks to compute on a GPU, and what to install; ("", "") if nothing.
 

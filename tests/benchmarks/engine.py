@@ -9,17 +9,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from fvcore.common.config import CfgNode
 
 from kscl.data.loader import build_train_loader
 from kscl.data.open import open_source
 from kscl.engine.loop import TrainState, build_state, take_step, to_device, warm_up
 from kscl.keys import load_config
+from kscl.methods.kscl import KSCL
 from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.machine import keep_freed_memory
 from kscl.views.batch import Batch
@@ -28,6 +31,8 @@ from tests.helpers.runs import draw_images
 
 CPU = torch.device("cpu")
 ROUNDS = TURNS = 5
+SMALL = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "SOLVER.BATCH_SIZE", 32]
+MOCO = ["METHOD.SIMILARITY", "cosine"]
 Place = tuple[str, int, int]  # the file of the store, rank, number of ranks
 
 
@@ -84,8 +89,7 @@ def fed_by_a_worker_over_preloaded() -> float:
     all_threads()
     with tempfile.TemporaryDirectory() as folder:
         images = draw_images(Path(folder) / "images", count=256, side=96)
-        words = ["BACKBONE.NAME", "resnet18", "INPUT.SIZE", 96, "SOLVER.BATCH_SIZE", 32]
-        cfg = config(*words, "DATA.TRAIN", images, "DATA.NUM_WORKERS", 1)
+        cfg = config(*SMALL, "DATA.TRAIN", images, "DATA.NUM_WORKERS", 1)
         training, batch = new_training(cfg), preloaded(cfg)
         batches: Iterator[Batch] = iter(
             build_train_loader(cfg, open_source(cfg.DATA.TRAIN), last_step=8 * ROUNDS)
@@ -95,6 +99,46 @@ def fed_by_a_worker_over_preloaded() -> float:
             take_step(training, next(batches))
 
         return time_ratio(fed, lambda: take_step(training, batch), rounds=ROUNDS)
+
+
+def remembering_over_moco(similarity: str) -> float:
+    """Return the time of a step with keys of four epochs over that of MoCo v2, both in full swing.
+
+    The queues are full, and so are the rings of the batch's images.
+    """
+    all_threads()
+    steps = []
+    for words in (["METHOD.REMEMBER", 4, "METHOD.SIMILARITY", similarity], MOCO):
+        cfg = config(*SMALL, "METHOD.NUM_SHOTS", 1, *words)
+        training, batch = new_training(cfg), preloaded(cfg)
+        method, length = training.method, cfg.DICTIONARY.QUEUE_LENGTH
+        assert isinstance(method, KSCL)
+        keys = F.normalize(torch.randn(length, 1 + cfg.METHOD.REMEMBER, cfg.PROJECTOR.DIM), dim=2)
+        method.dictionary.store(method.similarity.fit(keys, cfg.METHOD.RHO), torch.arange(length))
+        for _ in range(cfg.METHOD.REMEMBER):
+            take_step(training, batch)
+        steps.append(partial(take_step, training, batch))
+    return time_ratio(*steps)
+
+
+@figure(
+    "engine-remembered-mean",
+    "a step with the mean of this key and those of four epochs over MoCo v2's",
+    at_most=1.1,
+    alone=True,
+)
+def remembered_mean() -> float:
+    return remembering_over_moco("mean_cosine")
+
+
+@figure(
+    "engine-remembered-projection",
+    "a step with the subspace of this key and those of four epochs over MoCo v2's",
+    at_most=1.1,
+    alone=True,
+)
+def remembered_projection() -> float:
+    return remembering_over_moco("projection")
 
 
 @figure(

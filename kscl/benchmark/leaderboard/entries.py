@@ -16,7 +16,7 @@ from kscl.records.record import Json, Record
 SAME_FOR_ALL_SEEDS = (*PRETRAIN.without_effect, "SEED")
 VARIED = ("METHOD.NUM_SHOTS", "METHOD.RHO")  # the two settings that the plots are drawn against
 # Of a described backbone: what makes it another entry. Evaluators add keys of their own.
-DESCRIBING = ("method", "similarity", "arch", "kwargs", "epochs", "num_shots", "rho")
+DESCRIBING = ("method", "similarity", "arch", "kwargs", "epochs", "num_shots", "rho", "remember")
 
 MAX_SETTINGS = 2  # that set a row apart from one that looks the same
 IN_COLUMNS = (
@@ -123,7 +123,7 @@ def pretrained(record: Record) -> Entry:
         width=_width(inside(values, "BACKBONE", "KWARGS")),
         epochs=_epochs(record),
         shots=None if shots is None else int(shots),
-        rho=_rho(values, "METHOD", "NUM_SHOTS", "SIMILARITY", "RHO"),
+        rho=_rho(values, "METHOD", "NUM_SHOTS", "SIMILARITY", "RHO", "REMEMBER"),
         config=_settings(record),
         data=fingerprints(record),
         family=config_hash(values, (*SAME_FOR_ALL_SEEDS, *VARIED)),
@@ -177,7 +177,7 @@ def _described(
         width=_width(words.get("kwargs")),
         epochs=number(words.get("epochs")),
         shots=None if shots is None else int(shots),
-        rho=_rho(words, "num_shots", "similarity", "rho"),
+        rho=_rho(words, "num_shots", "similarity", "rho", "remember"),
         config=_digest(settings),
         data="",
         family=_digest({k: v for k, v in settings.items() if k not in ("num_shots", "rho")}),
@@ -195,10 +195,14 @@ def _width(kwargs: object) -> str:
 
 
 def _rho(values: object, *keys: str) -> float | None:
-    """Return ρ if it has a meaning; `keys` lead to K, the similarity and ρ, from inner sections."""
-    *way, shots, similarity, rho = keys
+    """Return ρ if there is more than one key to cut.
+
+    `keys` lead to K, the similarity, ρ and the remembered epochs, from inner sections.
+    """
+    *way, shots, similarity, rho, remember = keys
     section = inside(values, *way)
-    cuts = inside(section, similarity) in ("projection", None) and inside(section, shots) != 1
+    several = inside(section, shots) != 1 or bool(inside(section, remember))
+    cuts = inside(section, similarity) in ("projection", None) and several
     return number(inside(section, rho)) if cuts else None
 
 

@@ -23,6 +23,7 @@ from kscl.engine.cost import (
 )
 from kscl.keys import load_config
 from kscl.methods.encoder import build_encoder
+from kscl.methods.keys import method_of
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +99,23 @@ def test_memory_falls_with_more_gpus_and_with_parts_but_the_dictionary_stays(cos
     parts = memory_bytes(load_config(None, ["SOLVER.GRAD_ACCUM_STEPS", "8"]), costs, 1)
     assert one["activations"] == 8 * eight["activations"] == 8 * parts["activations"]
     assert one["dictionary"] == eight["dictionary"] == 65536 * 2 * 128 * 4
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "host"),
+    [
+        (["METHOD.REMEMBER", "5", "METHOD.NUM_SHOTS", "1"], 5 * 128 * 2, 0),
+        (["METHOD.REMEMBER", "5", "METHOD.REMEMBER_IN", "host"], 0, 5 * 5 * 128 * 2),
+        (["DICTIONARY.TYPE", "memory_bank"], 2 * 128 * 4, 0),
+    ],
+)
+def test_memory_counts_what_is_kept_of_each_image(costs, capsys, words, device, host):
+    cfg = load_config(None, words)
+    assert memory_bytes(cfg, costs, 8)["kept per image"] == device * 1_281_167
+    assert method_of(cfg).extras(cfg).host_per_image == host
+    small = ["BACKBONE.NAME", "test_resnet", "INPUT.SIZE", "64"]
+    assert main(["--gpu", "A100", "--images", "2000000", *small, *words]) == 0
+    assert f"{(device or host) * 2e6 / 2**30:.2f} GiB" in capsys.readouterr().out
 
 
 def test_the_plan_goes_by_steps_where_they_are_set(capsys):

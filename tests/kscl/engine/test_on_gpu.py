@@ -51,6 +51,11 @@ CASES: dict[str, tuple[list[Any], tuple[int, int, int]]] = {
         (0, 0, 5),
     ),
     "memory bank": ([*K5, *BANK, "DICTIONARY.BANK_MOMENTUM", 0.5], (3, 3, 5)),
+    "remembered keys": ([*K5, "METHOD.REMEMBER", 2], (2, 2, 6)),
+    "keys remembered by the host": (
+        [*K5, "METHOD.REMEMBER", 2, "METHOD.REMEMBER_IN", "host"],
+        (6, 6, 6),
+    ),
     "several queries of two sizes": (
         [*K5, "METHOD.NUM_QUERIES", 2, "VIEWS.SMALL.COUNT", 2, "VIEWS.SMALL.SIZE", 16],
         (1, 1, 5),

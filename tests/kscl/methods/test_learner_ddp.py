@@ -40,6 +40,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "symmetric": ("minibatch", {"num_shots": 3, "rho": 0.9, "symmetric": True, **END_TO_END}),
     "several queries": ("queue", {"num_shots": 3, "rho": 0.9, "num_queries": 2, "num_small": 2}),
+    "remembered": ("queue", {"num_shots": 2, "rho": 0.9, "remember": 2, "remember_decay": 0.5}),
+    "symmetric, remembered": (
+        "minibatch",
+        {"similarity": "mean_cosine", "symmetric": True, "remember": 2, **END_TO_END},
+    ),
     "SimCLR with small queries": (
         "minibatch",
         {"num_shots": 1, "similarity": "cosine", "symmetric": True, "num_small": 2, **END_TO_END},
@@ -68,7 +73,7 @@ def make(case: str) -> KSCL:
     )
     encoder = Encoder(backbone, nn.Linear(32, DIM))
     synchronize_batch_norm(encoder)
-    length = IMAGES if kind == "bank" else 10
+    length = IMAGES if kind == "bank" or "remember" in settings else 10
     settings = {"dim": DIM, "length": length, "bank": 0.5, "momentum": 0.9, **settings}
     return learners.make(kind, encoder=encoder, **settings).double()
 
