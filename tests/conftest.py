@@ -24,6 +24,7 @@ for name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import hypothesis  # noqa: E402
 import pytest  # noqa: E402
 
 from kscl.registry import IMPORT_VARIABLE  # noqa: E402
@@ -31,6 +32,8 @@ from kscl.runtime.logs import reset_logging  # noqa: E402
 from kscl.runtime.machine import avoid_broken_amx  # noqa: E402
 from tests.helpers.chain import Chain, make_chain, once  # noqa: E402
 
+hypothesis.settings.register_profile("any_cpu", deadline=None)  # no verdict depends on the CPU
+hypothesis.settings.load_profile("any_cpu")
 avoid_broken_amx()  # some tests compute in bf16 in this process, as a tool does after the same call
 
 

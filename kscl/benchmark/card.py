@@ -174,7 +174,7 @@ def _table(results: Sequence[Result], row: Row | None) -> str:
         ]
         for it in results
     ]
-    header = ["protocol", "hash", "metric", "mean", "95 % interval", "interval is", "seeds"]
+    header = ["protocol", "hash", "metric", "mean", "95% interval", "interval is", "seeds"]
     said = (
         "The numbers are of the pretraining with all its seeds; this file is of one of them."
         if row and any(len(it.measure.values) > 1 for it in results)

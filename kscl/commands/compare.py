@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from kscl import cli
 from kscl.benchmark.leaderboard.differences import comparison
 from kscl.benchmark.leaderboard.rows import build_board
+from kscl.benchmark.leaderboard.terminal import wrapped
 
 EXAMPLES = """  kscl compare moco_v2 kscl
   kscl compare moco_v2 kscl@2,K=5,40% --folders output/demo /mnt/other_machine/output
@@ -25,5 +26,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     board = build_board(given.folders, check_stale=not given.no_stale_check)
     for problem in board.problems:
         print(f"Not counted: {problem}", file=sys.stderr)
-    print(comparison(board, given.rows), end="")
+    print(wrapped(comparison(board, given.rows)), end="")
     return 0

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
+from kscl.benchmark.leaderboard.columns import cost_cells, cost_labels
 from kscl.benchmark.leaderboard.entries import SAME_FOR_ALL_SEEDS
 from kscl.benchmark.leaderboard.reading import image_count, number, per_class
 from kscl.benchmark.leaderboard.reading import text as words_of
@@ -16,7 +18,7 @@ from kscl.benchmark.leaderboard.rows import Board, Measure, Result, Row, Section
 from kscl.benchmark.leaderboard.statistics import LEVEL, PairTest, t_interval
 from kscl.benchmark.leaderboard.tables import (
     IDENTITY,
-    cost_table,
+    compact,
     identity,
     percent,
     row_name,
@@ -93,7 +95,7 @@ def differences(board: Board, baseline: str) -> str:
             if row is not found[0]
         ]
         if lines:
-            shown = table(*without_empty_columns([*IDENTITY, column, *INTERVALS], lines))
+            shown = compact([*IDENTITY, column, *INTERVALS], lines)
             parts += [f"Under {text(section_name(section))}:", shown]
     if not is_there:
         rows = named_rows(board.rows, baseline.partition("@")[0])
@@ -226,17 +228,25 @@ def shown_interval(bounds: Interval | None) -> str:
 
 
 def comparison(board: Board, names: Sequence[str]) -> str:
-    """Return the rows of these names in Markdown, each compared with the first."""
-    first, *others = rows = _rows(board, names)
-    parts = [f"# {' against '.join([*map(_name, others), _name(first)])}"]
-    together = [s for s in board.sections if sum(s.protocol in row.results for row in rows) > 1]
+    """Return the rows of these names in Markdown, each compared with the first.
+
+    Names of rows are long, so letters stand for them and the tables stay narrow.
+    """
+    rows = dict(zip(_letters(), _rows(board, names), strict=False))
+    parts = ["\n".join(f"- {letter}: {_name(row)}" for letter, row in rows.items())]
+    together = [
+        section
+        for section in board.sections
+        if sum(section.protocol in row.results for row in rows.values()) > 1
+    ]
     for section in together:
         parts += [f"## {text(section_name(section))}", *_section(section, rows)]
     if together:
         parts.append(EXPLANATION)
     else:
         parts.append("No two of these rows were measured under the same protocol.")
-    parts += ["## Settings that differ", _differing_settings(rows), "## Costs", cost_table(rows)]
+    parts += ["## Settings that differ", _differing_settings(rows)]
+    parts += ["## Costs", _costs(rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -288,17 +298,23 @@ def _name(row: Row) -> str:
     return text(row_name(row))
 
 
-def _section(section: Section, rows: Sequence[Row]) -> list[str]:
-    having = {_name(row): row for row in rows if section.protocol in row.results}
+def _letters() -> Iterator[str]:
+    """Yield A, B, … Z, AA and so on."""
+    for length in itertools.count(1):
+        yield from map("".join, itertools.product(string.ascii_uppercase, repeat=length))
+
+
+def _section(section: Section, rows: Mapping[str, Row]) -> list[str]:
+    having = {of: row for of, row in rows.items() if section.protocol in row.results}
     means = {of: f"{section.headline(row).mean:.2f}" for of, row in having.items()}
     first, *others = having
     metric = section.protocol.headline
     label = section.label(metric)
-    lines = [[first, means[first], "reference", *[""] * 4]]
+    lines = [[first, means[first], *[""] * 5]]
     for other in others:
         found = difference_cells(difference(section, having[other], having[first]))
         lines.append([other, means[other], *(word or NOT_RECORDED for word in found)])
-    header = ["row", label, f"{label} − reference", *INTERVALS]
+    header = ["row", label, f"− {first}", *INTERVALS]
     results = {of: row.results[section.protocol] for of, row in having.items()}
     return [table(*without_empty_columns(header, lines)), *_classes(results, metric, label)]
 
@@ -326,8 +342,8 @@ def _classes(results: dict[str, Result], metric: str, label: str) -> list[str]:
     ]
 
 
-def _differing_settings(rows: Sequence[Row]) -> str:
-    values = {_name(row): _config(row) for row in rows}
+def _differing_settings(rows: Mapping[str, Row]) -> str:
+    values = {of: _config(row) for of, row in rows.items()}
     configs = [config for config in values.values() if config is not None]
     keys = sorted({key for config in configs for key in config})
     lines = []
@@ -337,14 +353,22 @@ def _differing_settings(rows: Sequence[Row]) -> str:
             for config in values.values()
         ]
         if len({word for word in shown if word != NO_PRETRAINING}) > 1:
-            lines.append([text(key), *map(text, shown)])
+            said = (f"{of} {text(word)}" for of, word in zip(values, shown, strict=True))
+            lines.append(f"- {text(key)}: {'; '.join(said)}")
     without = [name for name, config in values.items() if config is None]
-    said = [f"{name}: {NO_PRETRAINING}, so its settings are not known." for name in without]
+    parts = [f"{name}: {NO_PRETRAINING}, so its settings are not known." for name in without]
     if lines:
-        said.insert(0, table(["setting", *values], lines))
+        parts.insert(0, "\n".join(lines))
     elif len(configs) > 1:
-        said.insert(0, "None that can change a result.")
-    return "\n\n".join(said)
+        parts.insert(0, "None that can change a result.")
+    return "\n\n".join(parts)
+
+
+def _costs(rows: Mapping[str, Row]) -> str:
+    labels = cost_labels([*rows.values()])
+    cells = zip(*(cost_cells(row, [*labels]) for row in rows.values()), strict=True)
+    lines = [[label, *found] for label, found in zip(labels.values(), cells, strict=True)]
+    return table(["cost", *rows], [line for line in lines if any(line[1:])])
 
 
 def _config(row: Row) -> dict[str, object] | None:

@@ -60,7 +60,7 @@ MAX_RANKED_ROWS = 300  # more rows have no summary: nobody reads it, and it take
 WHAT_MEAN_RANKS_ARE = (
     "A summary, not a ranking: the mean over protocols of a row's rank by its mean (1 is best), "
     "among the rows that were measured under each. A protocol under which a row was not measured "
-    "is left out for it, so rows with other protocols are not comparable. The 95 % interval is a "
+    "is left out for it, so rows with other protocols are not comparable. The 95% interval is a "
     "percentile bootstrap over pretraining seeds; without several seeds there is none."
 )
 
@@ -252,10 +252,11 @@ class Section:
 
     @cached_property  # asked for by every row of every table
     def metrics(self) -> tuple[str, ...]:
-        """Return the metrics that have a column: those that some row has."""
+        """Return the metrics that have a column, the headline first: those that some row has."""
         found = {name for result in self.results for name in result.measures}
         found |= {name for row in self.reported for name in row.metrics}
-        return tuple(name for name in self.about if name in found)
+        named = [name for name in self.about if name in found]
+        return tuple(sorted(named, key=lambda name: name != self.protocol.headline))
 
     @cached_property
     def further_metrics(self) -> tuple[str, ...]:

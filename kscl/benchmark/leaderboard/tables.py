@@ -51,8 +51,8 @@ from kscl.runtime.logs import clock
 IDENTITY = ["method", "backbone", "epochs", "K", "ρ"]
 COUNTS = ["n_pretrain", "n_finetune"]
 TEXT_COLUMNS = (
-    *("method", "backbone", "mark", "note", "source", "95 % interval"),
-    *("row", "class", "setting"),
+    *("method", "backbone", "mark", "note", "source", "95% interval"),
+    *("row", "class", "cost"),
 )
 SPECIAL = r"[\\`*_{}\[\]|~#!]"  # starts markup in Markdown unless a backslash is before it
 CLAUSE_END = r"[.:;,](?=\s|$)| \("
@@ -65,7 +65,7 @@ SHORT_LEGEND = (
 )
 LEGEND = (
     f"{SHORT_LEGEND}; °: over trials on one backbone; "
-    "†: 95 % interval of a single trial, test sampling only."
+    "†: 95% interval of a single trial, test sampling only."
 )
 WHAT_PRETRAINING_COSTS = (
     "Costs of pretraining, mean ± standard deviation over the runs, measured while other stages "
@@ -259,6 +259,20 @@ def without_empty_columns(
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
+def compact(header: Sequence[str], rows: Sequence[Sequence[str]], but: Sequence[str] = ()) -> str:
+    """Return a table without empty columns; settings that all rows share are said below it."""
+    header, rows = without_empty_columns(header, rows, but)
+    movable = {*IDENTITY[1:], *COUNTS, *(it.label for it in COLUMNS.values())}
+    shared = {
+        name: rows[0][i]
+        for i, name in enumerate(header)
+        if len(rows) > 1 and name in movable and len({row[i] for row in rows}) == 1
+    }
+    said = ", ".join(f"{name} {value}" for name, value in shared.items())
+    drawn = table(*without_empty_columns(header, rows, tuple(shared)))
+    return f"{drawn}\n\nAll rows: {said}." if shared else drawn
+
+
 def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> str:
     """Return the whole board in Markdown, with parts before and after the tables."""
     parts = [f"# {text(title)}", *first, _summary(board), "## Overview", overview(board), LEGEND]
@@ -291,7 +305,7 @@ def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence
 
 def overview(board: Board) -> str:
     """Return the table over all protocols."""
-    return table(*overview_cells(board))
+    return compact(*overview_cells(board))
 
 
 def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
@@ -307,9 +321,12 @@ def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
         values = [cell for section in board.sections for cell in _values(row, section)]
         mark = [text(_first_warning(row)), "stale" if row.stale else ""]
         figures = [text(it.cell(row)) for it in COLUMNS.values()]
-        line = [*identity(row), *values, *figures, *counts(row), ", ".join(filter(None, mark))]
-        lines.append(line)
-    return [*IDENTITY, *metrics, *(it.label for it in COLUMNS.values()), *COUNTS, "mark"], lines
+        method, *settings = identity(row)
+        rest = [*settings, *figures, *counts(row), ", ".join(filter(None, mark))]
+        lines.append([method, *values, *rest])
+    method, *settings = IDENTITY
+    labels = [it.label for it in COLUMNS.values()]
+    return [method, *metrics, *settings, *labels, *COUNTS, "mark"], lines
 
 
 def chosen_columns(board: Board, columns: Sequence[str]) -> str:
@@ -331,7 +348,7 @@ def cost_table(rows: Sequence[Row]) -> str:
     """Return what the stages of each row cost."""
     costs = cost_labels(rows)
     lines = [[*identity(row), *cost_cells(row, list(costs))] for row in rows]
-    return table(*without_empty_columns([*IDENTITY, *costs.values()], lines))
+    return compact([*IDENTITY, *costs.values()], lines)
 
 
 def _summary(board: Board) -> str:
@@ -348,12 +365,12 @@ def _summary_table(ranks: Sequence[MeanRank]) -> str:
     for it in ranks:
         ends = f"{it.interval[0]:.2f} to {it.interval[1]:.2f}" if it.interval else ""
         lines.append([*identity(it.row), f"{it.mean_rank:.2f}", ends, str(it.protocols)])
-    header = [*IDENTITY, "mean rank", "95 % interval", "protocols"]
-    return table(*without_empty_columns(header, lines))
+    return compact([*IDENTITY, "mean rank", "95% interval", "protocols"], lines)
 
 
 def _section_table(section: Section) -> str:
-    head = ["rank", *IDENTITY, *metric_labels(section), "95 % interval", "p (Holm)"]
+    headline_label, *labels = metric_labels(section)
+    head = ["method", headline_label, "95% interval", "p (Holm)", "rank", *labels, *IDENTITY[1:]]
     header = [*head, *(it.label for it in COLUMNS.values()), *COUNTS, "mark"]
     digits = section.about[section.protocol.headline].digits
     lines = []
@@ -361,19 +378,20 @@ def _section_table(section: Section) -> str:
         result, headline = row.results[section.protocol], section.headline(row)
         rank, p = headline.standing.rank, headline.standing.p
         sampled = " †" if headline.interval_is == TEST_SAMPLING else ""
+        (method, *settings), (value, *values) = identity(row), _values(row, section)
         lines.append(
             [
-                "" if rank is None else str(rank),
-                *identity(row),
-                *_values(row, section),
+                *(method, value),
                 interval(headline, digits) + sampled,
                 "< 0.001" if p is not None and p < 0.001 else shown(p, 3),
+                "" if rank is None else str(rank),
+                *(*values, *settings),
                 *(text(it.cell(row)) for it in COLUMNS.values()),
                 *(str(result.n_pretrain), str(result.n_finetune)),
                 ", ".join(marks(row, section)),
             ]
         )
-    return table(header, lines)
+    return compact(header, lines)
 
 
 def _reported_table(section: Section) -> str:
@@ -390,10 +408,11 @@ def _reported_table(section: Section) -> str:
         about = "; ".join(filter(None, (row.setting, row.note)))
         costs = [short(row.minutes_per_epoch), short(row.trials)]
         names = [text(row.method), text(row.backbone)]
-        return [*names, *numbers, *values, *costs, text(row.source), text(about)]
+        return [names[0], *values, names[1], *numbers, *costs, text(row.source), text(about)]
 
-    header = [*IDENTITY, *metric_labels(section), "min/epoch", "n", "source", "note"]
-    return table(header, [cells(row) for row in section.reported])
+    method, *settings = IDENTITY
+    header = [method, *metric_labels(section), *settings, "min/epoch", "n", "source", "note"]
+    return compact(header, [cells(row) for row in section.reported])
 
 
 # A board inside a document
@@ -428,7 +447,7 @@ def document(
         return "\n\n".join([chosen_columns(board, columns), f"{SHORT_LEGEND}.", origin(board)])
     cost = pretraining_costs(board) if compared else ""
     said_there = [it.label for it in COLUMNS.values()] if cost else []
-    parts = [table(*without_empty_columns(*overview_cells(board), but=said_there)), LEGEND]
+    parts = [compact(*overview_cells(board), but=said_there), LEGEND]
     if compared:
         title = text(f"Differences to {', '.join(compared)}, with intervals")
         folded = [f"<details><summary>{title}</summary>", *compared.values(), explained]
@@ -459,8 +478,8 @@ def all_scorers(board: Board) -> str:
             found = [measures.get(metric) for metric in columns.values()]
             cells = [number_and_spread(it.mean, it.std) if it else "" for it in found]
             lines.append([*identity(row), *cells])
-        shown_table = table(*without_empty_columns([*IDENTITY, *columns], lines))
-        parts.append(f"By all scorers, under {text(section_name(section))}:\n\n{shown_table}")
+        drawn = compact([*IDENTITY, *columns], lines)
+        parts.append(f"By all scorers, under {text(section_name(section))}:\n\n{drawn}")
     return "\n\n".join(parts)
 
 
@@ -476,7 +495,7 @@ def pretraining_costs(board: Board) -> str:
     unit = min((it for it in units if it), default=None)
     header = [*IDENTITY, "min/epoch", "ratio", "paper", "counted", "min/run", "rank kept"]
     lines = [[*identity(row), *_pretraining_cost(row, unit)] for row in timed]
-    return f"{table(*without_empty_columns(header, lines))}\n\n{WHAT_PRETRAINING_COSTS}"
+    return f"{compact(header, lines)}\n\n{WHAT_PRETRAINING_COSTS}"
 
 
 def _pretraining_cost(row: Row, unit: float | None) -> list[str]:

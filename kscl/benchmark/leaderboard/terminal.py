@@ -169,6 +169,12 @@ def _wrapped(sentence: str, lines: int | None = None) -> list[str]:
     return textwrap.wrap(printable(sentence), WIDTH, max_lines=lines, placeholder=" …")
 
 
+def wrapped(document: str) -> str:
+    """Return Markdown whose prose is no wider than a terminal; tables stay as they are."""
+    lines = document.split("\n")
+    return "\n".join(it if it.startswith("|") else "\n".join(_wrapped(it)) for it in lines)
+
+
 def first_of_each(answers: Iterable[tuple[str, str]]) -> list[str]:
     """Return (protocol, sentence) pairs so that every protocol's first sentence comes first."""
     seen: dict[str, int] = {}

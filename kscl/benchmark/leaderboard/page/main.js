@@ -133,7 +133,7 @@ function buildNotes() {
       fixed(mean, 2), interval ? `${fixed(interval[0], 2)} to ${fixed(interval[1], 2)}` : "one seed: none",
       String(n)]);
     parts.push(el("h2", {}, "Summary over protocols"), el("p", {}, DATA.summary.words),
-      smallTable("mean-ranks", ["row", "mean rank", "95 % interval", "protocols"], lines));
+      smallTable("mean-ranks", ["row", "mean rank", "95% interval", "protocols"], lines));
   }
   parts.push(el("h2", {}, "The test"), el("p", {}, DATA.test));
   if (DATA.problems.length) {

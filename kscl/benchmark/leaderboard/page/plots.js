@@ -249,7 +249,7 @@ function scatter(place, chosen, found, axis, linesOf) {
 
 function metricWords(measure) {
   const spread = isNumber(measure.std) ? ` ± ${fixed(measure.std, 2)}` : "";
-  const interval = measure.interval ? ` (95 % ${intervalWords(measure)})` : "";
+  const interval = measure.interval ? ` (95% ${intervalWords(measure)})` : "";
   return fixed(measure.mean, 2) + spread + interval;
 }
 
@@ -417,8 +417,8 @@ function buildPlots() {
   const curve = el("select", { id: "curve", "aria-label": "Curve", on: { change: drawPlots } },
     curveNames().map((name) => el("option", {}, name)));
   byId("charts").append(
-    card("plot-bars", "Rows side by side", `At most ${MAX_BARS} rows, best first. Whiskers are 95 % intervals.`),
-    card("plot-shots", "Against K", "Whiskers are 95 % intervals; rings are reported values."),
+    card("plot-bars", "Rows side by side", `At most ${MAX_BARS} rows, best first. Whiskers are 95% intervals.`),
+    card("plot-shots", "Against K", "Whiskers are 95% intervals; rings are reported values."),
     card("plot-rho", "Against ρ", "Lines join rows that differ in nothing else."),
     card("plot-cost", "Accuracy against cost", "Hours on different machines are not comparable; the tooltip names the machine."),
     card("plot-curves", "Training curves", `At most ${MAX_CURVES} runs, best rows first.`, curve),

@@ -254,7 +254,7 @@ function metricCell(measure, spread, marked, digits) {
 function intervalColumn(data, protocol) {
   const headline = data.protocols[protocol].headline;
   return {
-    key: "interval", label: "95 % interval", type: "number",
+    key: "interval", label: "95% interval", type: "number",
     hint: "Of the mean over pretraining seeds; † of a single trial, test sampling only",
     value: (row) => measureOf(row, protocol, headline)?.interval?.[0] ?? null,
     cell: (row) => {
@@ -571,7 +571,7 @@ function resultTable(row, [i, result]) {
       el("span", { class: "quiet" }, counts)),
     el("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": `Results under ${protocol.id}` },
       el("table", { class: "small" },
-        el("thead", {}, el("tr", {}, ["metric", "mean ± std", "95 % interval", "each pretraining seed", "test"].map((name) =>
+        el("thead", {}, el("tr", {}, ["metric", "mean ± std", "95% interval", "each pretraining seed", "test"].map((name) =>
           el("th", { scope: "col" }, name)))), el("tbody", {}, rows))),
     el("p", { class: "command" }, "Reproduce this row: ", code(commandOf(row, protocol))),
     fold("Protocol definition", () => json(pooled(protocol.definition))));

@@ -83,11 +83,11 @@ def test_the_command_prints_differences_classes_settings_and_costs(tmp_path, rec
     folder = write_all(tmp_path / "records", records)
     assert main(["moco_v2", "kscl", "--no-stale-check", "--folders", str(folder)]) == 0
     shown = capsys.readouterr().out
-    assert re.search(
-        r"\| kscl .*\| +\+\d+\.\d\d \| +[+-]\S+ to [+-]\S+ \|.*4 and 3, 3 shared", shown
-    )
+    assert re.search(r"\| B .*\| +\+\d+\.\d\d \| +[+-]\S+ to [+-]\S+ \|.*4 and 3, 3 shared", shown)
     assert "not recorded" not in shown
-    assert re.search(r"METHOD\.NUM\\_SHOTS +\| +1 \| +5 ", shown)
+    assert re.search(r"^- A: moco\\_v2 .*\n- B: kscl ", shown)
+    assert r"- METHOD.NUM\_SHOTS: A 1; B 5" in shown
+    assert max(map(len, shown.splitlines())) <= 100
     assert "SEED" not in shown
     assert "pretrain min" in shown
     assert re.search(r"\| cat +\| +51.00 \| +51.50 ", shown)  # means over 3 and 4 seeds

@@ -75,7 +75,7 @@ def test_rows_differ_from_the_named_one_by_welch_and_by_seed(records):
     cells = [cell.strip() for cell in kscl.split("|")]
     low, high = welch_interval([61, 63.1, 64.9], [60, 62, 64])
     paired = scipy.stats.ttest_1samp([1, 1.1, 0.9], 0).confidence_interval(0.95)
-    assert cells[3:7] == [
+    assert cells[2:6] == [
         "+1.00",
         f"{low:+.2f} to {high:+.2f}",
         f"{paired.low:+.2f} to {paired.high:+.2f}",
@@ -170,7 +170,7 @@ def test_the_cost_of_an_epoch_stands_beside_the_papers_and_the_count(tmp_path):
     ]
     shown = costs(build_board([write_all(tmp_path, made)], check_stale=False))
     lines = [cells_of(line) for line in shown.splitlines()[2:7]]
-    rows = {(name.replace("\\", ""), shots): rest for name, _, _, shots, _, *rest in lines}
+    rows = {(name.replace("\\", ""), shots): rest for name, shots, _, *rest in lines}
     assert rows["kscl", "3"] == ["0.70 ± 0.00", "1.75", "1.62", "1.50", "10.0", "1.25, 1.25"]
     assert rows["kscl", "5"][1:4] == ["2.25", "2.31", "2.00"]
     assert rows["kscl", "1"][1:4] == ["1.25", "1.00", "1.00"]
@@ -192,13 +192,13 @@ def test_detections_are_shown_by_all_scorers(tmp_path):
     board = build_board([write_all(tmp_path, made)])
     shown = all_scorers(board)
     header, _, row = shown.splitlines()[2:]
-    names = ("voc07-11pt AP50", "voc07-11pt AP", "voc07-11pt AP75")
-    others = ["coco-101pt AP50", "coco-101pt AP", "coco-101pt AP75", "voc10-every-point AP50"]
+    names = ("voc07-11pt AP", "voc07-11pt AP50", "voc07-11pt AP75")
+    others = ["coco-101pt AP", "coco-101pt AP50", "coco-101pt AP75", "voc10-every-point AP50"]
     assert cells_of(header)[2:] == [*names, *others]
-    assert cells_of(row)[2:] == ["60.00", "40.00", "41.00", "61.00", "39.50", "38.00", "62.00"]
+    assert cells_of(row)[2:] == ["40.00", "60.00", "41.00", "39.50", "61.00", "38.00", "62.00"]
     # Tables stay narrow; the page and the CSV have a column for all of them.
     masks = ("mask/AP50", "mask/AP", "mask/AP75")
-    assert board.sections[0].metrics == ("AP50", "AP", "AP75", *masks)
+    assert board.sections[0].metrics == ("AP", "AP50", "AP75", *masks)
     (line,) = csv.DictReader(io.StringIO(as_csv(board)))
     assert {name: float(line[name]) for name in metrics} == metrics
     (protocol,) = page_data(board, "Board", tmp_path)["protocols"]
