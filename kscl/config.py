@@ -125,7 +125,7 @@ class Key:
 
 
 def key(default: Any, doc: str, **limits: Any) -> Any:
-    """Declare a key; see `Key` for what can be said of it."""
+    """Declare a key; see `Key` for its limits."""
     return Key(default, " ".join(doc.split()), **limits)
 
 
@@ -146,7 +146,7 @@ def _declared(declaration: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 @dataclass(frozen=True)
 class Schema:
-    """The keys of a kind of config, what is said of its sections, and the rules between keys."""
+    """The keys of a kind of config, the docs of its sections, and the rules between keys."""
 
     keys: Mapping[str, Key]
     docs: Mapping[str, str] = field(default_factory=dict)  # of sections
@@ -225,7 +225,7 @@ def nearest_keys(name: str, keys: Iterable[str]) -> list[str]:
 
 @dataclass
 class _Merge:
-    """A config in the making: its values so far, where each came from, and what was wrong."""
+    """A config being merged: its values so far, where each came from, and all problems."""
 
     schema: Schema
     cfg: CfgNode
@@ -247,7 +247,7 @@ class _Merge:
                 self.problems.append(str(error))
 
     def is_section(self, name: str, node: yaml.MappingNode) -> bool:
-        """Tell a section from a value; in an unknown section every key is named as unknown."""
+        """Return whether a mapping is a section; in an unknown one every key is reported."""
         known = self.get(name)
         if known is _MISSING:
             return bool(node.value) and not self.is_free(name)
@@ -278,7 +278,7 @@ class _Merge:
             return _MISSING
 
     def is_free(self, name: str) -> bool:
-        """Tell whether a key is in a section that takes any key."""
+        """Return whether a key is in a section that takes any key."""
         parent = self.get(name.rpartition(".")[0]) if "." in name else self.cfg
         return isinstance(parent, CfgNode) and parent.is_new_allowed()
 
@@ -329,7 +329,7 @@ class _Merge:
             raise TypeError(f"{error}{choice}") from None
 
     def unknown(self, name: str) -> str:
-        """Return what to say of a key that is not in the tree."""
+        """Return the problem of a key that does not exist."""
         valid = [full for full, _ in leaves(self.cfg)]
         nearest = nearest_keys(name, valid if "." in name else [*valid, *self.cfg])
         hint = f"; did you mean {' or '.join(nearest)}?" if nearest else "."

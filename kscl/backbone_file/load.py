@@ -187,9 +187,8 @@ def _check_agrees(description: Description, given: Colors, name: str) -> None:
         known = getattr(description, key)
         if any(abs(a - b) > SAME_COLOR for a, b in zip(value, known, strict=True)):
             raise KsclError(
-                f"{name} says that its {key} is {known}, not {value}. Set --{key} "
-                f"(INPUT.{key.upper()}) to that; probes and the converter also know it by "
-                "themselves."
+                f"{name} says that its {key} is {known}, not {value}. Leave out --{key} "
+                f"(INPUT.{key.upper()}), or set it to that."
             )
 
 

@@ -114,8 +114,8 @@ class AnnotatedSet:
     class_names: tuple[str, ...]
     images: list[AnnotatedImage] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    # By name of a class that is not in the list: where its problem is, the problem, and a count.
-    _unknown: dict[str, tuple[int, Problem, int]] = field(default_factory=dict, repr=False)
+    # Of each class that is not in the list: the index of its problem, its text, and a count.
+    _unknown: dict[str, tuple[int, str, int]] = field(default_factory=dict, repr=False)
 
     def counts(self) -> dict[str, int]:
         """Count the objects of each class that are to be found (difficult ones are not)."""
@@ -171,15 +171,12 @@ class AnnotatedSet:
         if name in self.class_names:
             return True
         if name not in self._unknown:
-            self._unknown[name] = (
-                len(self.problems),
-                _class_problem(name, self.class_names, where),
-                0,
-            )
-        index, first, count = self._unknown[name]
-        objects = f"{count + 1} object{'s' if count else ''}"
-        self.problems[index : index + 1] = [replace(first, what=f"{first.what} ({objects})")]
-        self._unknown[name] = index, first, count + 1
+            self.problems.append(_class_problem(name, self.class_names, where))
+            self._unknown[name] = len(self.problems) - 1, self.problems[-1].what, 0
+        index, what, count = self._unknown[name]
+        text = f"{what} ({count + 1} object{'s' if count else ''})"
+        self.problems[index] = replace(self.problems[index], what=text)
+        self._unknown[name] = index, what, count + 1
         return False
 
 

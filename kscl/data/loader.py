@@ -56,9 +56,8 @@ class _Part(NamedTuple):
 class KeptPictures:
     """Decoded pictures of a small set by index, so that each is decoded once per run.
 
-    Only a set that fits as a whole is kept: images come in a new order in every epoch, so in a
-    large set nearly every kept picture would wait for most of an epoch. The workers of a loader
-    share the room.
+    Only a set that fits as a whole is kept: with a new order in every epoch, a partial cache would
+    rarely help. The workers of a loader share the room.
     """
 
     def __init__(self, num_images: int, megabytes: float) -> None:
@@ -402,11 +401,10 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _set_up_worker(worker: int) -> None:
-    # Zero, not one: with one, OpenCV waits for the threads of its pool, which a fork of a process
-    # that has used them does not copy. With zero it never asks the pool.
+    # Zero, not one: with one, OpenCV waits for the threads of its pool, which a fork does not copy.
     cv2.setNumThreads(0)
     obey_parent_alone()
-    import_modules()  # a spawned worker does not know the formats and augmentations of others
+    import_modules()  # plug-ins, which a spawned worker has not imported yet
 
 
 @dataclass(frozen=True)

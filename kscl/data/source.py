@@ -1,4 +1,4 @@
-"""What every source of images offers, and what all share: names, files, folders, a cached index."""
+"""The interface of image sources, and what they share: names, files, folders, a cached index."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ MAX_FILE_BYTES = 2**30  # no image of an allowed number of pixels has a larger f
 class Names(Sequence[str]):
     """A read-only list of strings kept in two arrays.
 
-    A Python list of a million strings is copied bit by bit into every worker as its reference
-    counts are touched; two arrays are not, and they are saved and loaded in one piece. A worker
-    that has read a million names holds 23 MiB of its own instead of 84, 3.7 times less.
+    Touching the reference counts of a Python list of strings copies it into every forked worker;
+    arrays stay shared, and are saved and loaded in one piece. After reading a million names, a
+    worker holds 23 MiB of its own instead of 84.
     """
 
     def __init__(self, text: np.ndarray, ends: np.ndarray) -> None:
@@ -145,18 +145,14 @@ def join(folder: str, name: str) -> str:
 
 def open_regular(path: str | Path) -> IO[bytes]:
     """Open a local file for reading; raise OSError for a pipe or device, which could block."""
-    try:
-        file = open(path, "rb", opener=_open_without_waiting)  # noqa: SIM115
+    try:  # O_NONBLOCK: opening a pipe would wait for a writer
+        file = open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK))  # noqa: SIM115
     except ValueError as error:  # a NUL in the name
         raise OSError(errno.EINVAL, str(error)) from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file")
     return file
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe would wait for a writer
 
 
 def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
@@ -235,14 +231,13 @@ def walk_files(root: str, met: Walk) -> Iterator[tuple[str, os.DirEntry[str]]]:
                 met.lost.append(Lost(entry.path, error.strerror or str(error)))
 
 
-# An index of a data set on disk, kept until one of the folders or files it was made from changes.
-# Adding, removing or renaming a file changes its folder's modification time, so a tree of a million
-# files is checked by looking at its folders alone. With 100,000 files in 100 folders a second start
-# takes 0.007 CPU seconds instead of 0.29, 40 times less.
+# An index of a data set on disk, valid until one of the folders or files it was made from changes.
+# Adding, removing or renaming a file changes its folder's modification time, so only folders need
+# checking: with 100,000 files in 100 folders 0.007 CPU seconds instead of 0.29.
 Index = dict[str, Any]  # Names and arrays
 
 INDEX_FORMAT = 3
-# A change in the same clock tick as the reading would go unseen: a fresh time stamp proves nothing.
+# A change in the same clock tick as the reading would go unnoticed.
 CLOCK_TICK_NS = 2_000_000_000
 ANY_SIZE = -1  # of a folder, whose size means nothing
 _TEXT, _ENDS = ".text", ".ends"  # the two arrays of Names in a file
@@ -294,7 +289,7 @@ def load_index(folder: Path, key: str) -> Index | None:
 
 
 def save_index(folder: Path, key: str, index: Index) -> None:
-    """Keep an index if possible: without it the next start takes longer, nothing else."""
+    """Save an index if possible; without it the next start only takes longer."""
     arrays: dict[str, np.ndarray] = {}
     for name, value in index.items():
         if isinstance(value, Names):

@@ -86,10 +86,9 @@ class ShardSource:
 class RemoteShards(ShardSource):
     """Images inside tar files that are fetched one by one into a cache of bounded size.
 
-    An epoch goes through the shards in a random order, and an image moves at most BUFFER_IMAGES
-    places from where its shard puts it. Only the shards of so many images are needed at any time,
-    and still the order is a pure function of seed and epoch, whatever the number of ranks and
-    workers.
+    An epoch visits the shards in random order, and an image moves at most BUFFER_IMAGES places, so
+    only the shards of so many images are needed at a time. The order is a pure function of seed and
+    epoch, whatever the number of ranks and workers.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ def is_shard_pattern(where: str) -> bool:
 
 
 def expand_shards(pattern: str) -> list[str]:
-    """Write out `a-{000..012}.tar`, `{train,extra}.tar` and, on local disks, `*.tar`."""
+    """Expand `a-{000..012}.tar`, `{train,extra}.tar` and, on local disks, `*.tar`."""
     if pattern.lower().endswith(COMPRESSED):
         raise KsclError(
             f"{pattern} is compressed, so images cannot be read from its middle. "
@@ -235,7 +234,7 @@ def _pack(scanned: list[Scanned]) -> Index:
 
 
 def scan(path: str, name: str = "") -> Scanned:
-    """Return the first image of every sample in a shard, and the damage, for which `name` stands.
+    """Return the first image of every sample in a shard, and the damage, reported under `name`.
 
     Files of one sample share their path up to the first dot.
     """
@@ -269,7 +268,7 @@ def _while_kept(use: Callable[[str], Result], shard: str, cache: Path) -> Result
         with contextlib.suppress(FileNotFoundError):
             return use(shard)
     raise KsclError(
-        f"{shard} is dropped from {cache} faster than it is read. Make DATA.CACHE_GB larger."
+        f"DATA.CACHE_GB is too small: {shard} is dropped from {cache} before it is read. Raise it."
     )
 
 
@@ -290,8 +289,8 @@ def _drop_oldest(places: list[Path], newest: Path, max_bytes: float) -> None:
                 total -= size
 
 
-# Python's tarfile takes a damaged header for the end of the archive and says nothing. Below, the
-# next good header is looked for, and what lies between is noted.
+# Python's tarfile silently treats a damaged header as the end of the archive. The functions below
+# find the next good header and note the gap.
 BLOCK = tarfile.BLOCKSIZE
 SCANNED = 2048 * BLOCK  # bytes read at a time
 MAGIC, MAGIC_OFFSET = b"ustar", 257  # in the header of a member, in all formats since 1988

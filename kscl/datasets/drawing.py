@@ -1,10 +1,9 @@
-"""Draw one picture of the data set: a form with a texture, lit, among clutter; or a crowded scene.
+"""Draw one picture of the data set: a lit, textured form among clutter, or a crowded scene.
 
-The data set is promised byte for byte, so drawing uses only what IEEE 754 rounds exactly
-(+ - * / sqrt, floor, comparisons, one array operation at a time). Sines, powers, float sums and
-matrix products are avoided: their last bit depends on the C library, the SIMD path or the BLAS.
-`numpy.random.Generator` is avoided too, since its methods may change between numpy releases; the
-raw output of its bit generators may not.
+The data set must be the same to the byte everywhere, so drawing uses only operations that IEEE 754
+rounds exactly (+ - * / sqrt, floor, comparisons, one array operation at a time). The last bit of
+sines, powers, float sums and matrix products depends on the C library, SIMD path or BLAS. Methods
+of `numpy.random.Generator` may change between releases; the raw output of bit generators may not.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _heart() -> Outline:
     points = []
     for k in range(48):
         if 0 < abs(k - 24) < 4:
-            continue  # the curve ends in a needle, which a rounded rim would make a knob
+            continue  # a rounded rim would turn the curve's needle-sharp tip into a knob
         s = cos_sin(k / 48)[1]
         c1, c2, c3, c4 = (cos_sin(n * k / 48)[0] for n in (1, 2, 3, 4))
         points.append((s * s * s, -(13 * c1 - 5 * c2 - 2 * c3 - c4) / 16))
@@ -177,7 +176,7 @@ def _interpolated(values: Field, corners: Sequence[Any], across: Field, down: Fi
 
 
 def _edge(inside: Field, pixel: float) -> Field:
-    """Turn a signed distance into coverage, soft over one pixel."""
+    """Return coverage, soft over one pixel, from a signed distance."""
     return np.clip(inside / pixel + 0.5, 0, 1)
 
 
@@ -265,8 +264,7 @@ class ShapeClass(NamedTuple):
         return f"{self.texture}_{self.form}"
 
 
-# Rounds of five, in each of which every form has another texture. The fifth possible round is left
-# out: every form comes with four textures, and every texture on four forms.
+# Four rounds of five: each round pairs every form with a different texture.
 CLASSES = tuple(
     ShapeClass(list(TEXTURES)[(index + turn) % len(TEXTURES)], form)
     for turn in range(4)
@@ -277,7 +275,7 @@ CLASS_NAMES = tuple(each.name for each in CLASSES)
 
 @dataclass(frozen=True)
 class Canvas:
-    """A picture in the making."""
+    """A picture being painted."""
 
     pixels: Field  # (3, H, W), 0 black to 1 white
     owner: NDArray[np.int16]  # (H, W), the object that shows at a pixel, 0 for none
@@ -336,16 +334,13 @@ def random_color(chance: Chance, brightness: float, vividness: float, hues: floa
     """Draw a color of the given brightness in YIQ, as (3, 1, 1).
 
     I runs from sky blue to orange, Q (scaled by `hues`) from green to violet. Backdrops and clutter
-    keep near the I axis, where the colors of skies, soils and rooms are.
+    stay near the I axis, like skies, soils and rooms.
     """
     blue_to_orange, green_to_violet = cos_sin(chance.uniform())
     i = vividness * blue_to_orange
     q = vividness * green_to_violet * hues
-    return column(
-        min(max(brightness + 0.956 * i + 0.619 * q, 0.0), 1.0),
-        min(max(brightness - 0.272 * i - 0.647 * q, 0.0), 1.0),
-        min(max(brightness - 1.106 * i + 1.703 * q, 0.0), 1.0),
-    )
+    factors = ((0.956, 0.619), (-0.272, -0.647), (-1.106, 1.703))
+    return column(*(min(max(brightness + a * i + b * q, 0.0), 1.0) for a, b in factors))
 
 
 _DULL = 0.25  # hues of backdrops and clutter
@@ -375,7 +370,7 @@ def ramp(height: int, width: int, direction: tuple[float, float]) -> Field:
 
 
 def new_canvas(height: int, width: int, chance: Chance) -> Canvas:
-    """Paint a backdrop out of focus: a wall, maybe a floor, noise at several scales, shadows."""
+    """Paint an out-of-focus backdrop: a wall, maybe a floor, noise at several scales, shadows."""
     brightness = chance.uniform(0.42, 0.56)
     shades = [
         random_color(
@@ -526,20 +521,17 @@ def paint_object(
     x, y = patch.x / pose.radius, patch.y / pose.radius
     u, v = pose.own_coordinates(x, y)
     distance = signed_distance(shape.form, u, v)
-    paint = _paint(TEXTURES[shape.texture](u, v, _TEXTURE_EDGE / pose.radius, chance), chance)
+    second = TEXTURES[shape.texture](u, v, _TEXTURE_EDGE / pose.radius, chance)
+    # Two colors of any hue, clearly apart in brightness.
+    bright, dark = chance.uniform(0.75, 0.92), chance.uniform(0.08, 0.25)
+    bright_color = random_color(chance, bright, chance.uniform(0.02, 0.14))
+    dark_color = random_color(chance, dark, chance.uniform(0.02, 0.14))
+    paint = bright_color + (dark_color - bright_color) * second
     paint *= _light_on(distance, x, y, canvas.light, chance)
     cover = np.clip(0.5 - distance * pose.radius, 0, 1)
     lay_over(canvas, patch, paint, cover, number)
     solid = cover >= 0.5
     return int(np.count_nonzero(solid)), int(np.count_nonzero(solid[patch.on_patch]))
-
-
-def _paint(second: Field, chance: Chance) -> Field:
-    """Mix two colors of any hue, clearly apart in brightness, as the texture says."""
-    bright, dark = chance.uniform(0.75, 0.92), chance.uniform(0.08, 0.25)
-    light_color = random_color(chance, bright, chance.uniform(0.02, 0.14))
-    dark_color = random_color(chance, dark, chance.uniform(0.02, 0.14))
-    return light_color + (dark_color - light_color) * second
 
 
 def _light_on(
@@ -611,16 +603,13 @@ def draw_scene(
     canvas = new_canvas(height, width, chance)
     scatter_behind(canvas, chance.integer(2, 7), chance)
     poses = _spread(len(labels), height, width, chance)
-    areas = [
-        paint_object(canvas, CLASSES[label], pose, number, chance)
+    painted = [
+        (label, number, *paint_object(canvas, CLASSES[label], pose, number, chance))
         for number, (label, pose) in enumerate(zip(labels, poses, strict=True), start=1)
     ]
     cross_in_front(canvas, chance.integer(0, 3), chance)
-    candidates = [
-        _annotated(canvas, label, number, *area)
-        for number, (label, area) in enumerate(zip(labels, areas, strict=True), start=1)
-    ]
-    return _developed(canvas, chance), tuple(each for each in candidates if each is not None)
+    objects = (_annotated(canvas, *each) for each in painted)
+    return _developed(canvas, chance), tuple(each for each in objects if each is not None)
 
 
 def _spread(count: int, height: int, width: int, chance: Chance) -> list[Pose]:
@@ -649,7 +638,7 @@ def _apart(x: float, y: float, radius: float, other: Pose, crowding: bool) -> bo
 def _annotated(
     canvas: Canvas, label: int, number: int, whole: int, inside: int
 ) -> SceneObject | None:
-    """Annotate the object as it shows in the end; return None if all of it is hidden."""
+    """Annotate the visible part of an object; return None if it is hidden."""
     shows = canvas.owner == number
     columns, rows = np.flatnonzero(shows.any(axis=0)), np.flatnonzero(shows.any(axis=1))
     if columns.size < 2 or rows.size < 2:
@@ -664,7 +653,7 @@ def _annotated(
 
 
 def _developed(canvas: Canvas, chance: Chance) -> Picture:
-    """Add uneven light, a tint, the lens's dark corners and the sensor's grain; round to 8 bits."""
+    """Add uneven light, a tint, dark corners and grain; round to 8 bits."""
     height, width = canvas.height, canvas.width
     light = 1 + ramp(height, width, canvas.light) * chance.uniform(0, 0.25)
     across, down = ramp(height, width, (1.0, 0.0)), ramp(height, width, (0.0, 1.0))

@@ -1,7 +1,7 @@
-"""Prepare a user's own images: read, check, split, write; the user's files never change.
+"""Prepare a user's own images: read, check, split, write. The user's files never change.
 
-With annotations, the set is a VOC folder of links to the images. Images in one folder per class
-become links in classes/train and classes/val, for a probe.
+With annotations, the set is a VOC folder of links to the images. Class folders become links in
+classes/train and classes/val, for a probe.
 """
 
 from __future__ import annotations
@@ -44,49 +44,48 @@ from kscl.runtime.files import whole_folder
 MANIFEST, REPORT = "own.json", "report.txt"
 TRAIN, TEST, PRETRAIN = "trainval", "test", "pretrain"
 SIDES = ("train", "val")  # of class folders
-CLASS_NAMES = "class names"  # the kind of problem that no image is to blame for
+CLASS_NAMES = "class names"  # a kind of problem that does not belong to an image
 SHOWN = 5  # odd files and near-duplicates
 REASONS_SHOWN = 3  # why files are not annotations
-FEW_OBJECTS = 10  # to train on or to test on: fewer say little
+FEW_OBJECTS = 10  # of a class in a split: AP means little below
 THREADS = 8  # decoding waits for the disk, and OpenCV and Pillow release the GIL
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for."""
+    """The arguments of `kscl prepare own`."""
 
     images: Path
-    annotations: Path | None  # None: the images are in one folder per class
+    annotations: Path | None  # None: one folder per class
     output_dir: Path
     split: str = "75/25"
     seed: int = 0
-    format: str = ""  # "" detects it
-    classes: tuple[str, ...] = ()  # for a format that has only numbers
-    merge_case: bool | None = None  # None: not decided, so names that differ by case are refused
+    format: str = ""  # "": detect
+    classes: tuple[str, ...] = ()  # for formats that have only numbers
+    merge_case: bool | None = None  # None: refuse names that differ only by case
     skip_bad: bool = False
 
 
 @dataclass
 class OwnSet:
-    """Annotated images, images without annotations, and all problems."""
+    """Annotated images, unlabeled images, and all problems."""
 
     format: str
     files: Files
-    odd: list[Path]  # files of no known use
+    odd: list[Path]  # not used
     images: list[AnnotatedImage] = field(default_factory=list)
     unlabeled: list[Path] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
 def prepare_own(request: Request) -> str:
-    """Write the set and return the report; one KsclError names all problems before it."""
+    """Write the set and return the report; raise one KsclError with all problems before that."""
     fractions = parse_split(request.split)
     for folder in filter(None, (request.images, request.annotations)):
         if request.output_dir.resolve().is_relative_to(folder.resolve()):
             raise KsclError(
-                f"--output-dir {request.output_dir} lies in {folder}, whose files are read: the "
-                "next start would take its links for more of your images. Choose a folder beside "
-                "it."
+                f"--output-dir {request.output_dir} is inside {folder}, so the next start would "
+                "read its links as more of your images. Choose a folder beside it."
             )
     if request.annotations is None:
         return _prepare_class_folders(request, fractions)
@@ -126,12 +125,11 @@ def _prepare_annotated(request: Request, annotations: Path, fractions: tuple[flo
         photos = {ids[path]: path for path in paths if ids[path] in pretrain}
         side = object_side([images[name] for name in splits[TRAIN]])
         tiles = write_tiles(folder / TILES, photos, side)
-        if not tiles:
-            return ""
-        return (
-            f"\nTiles to pretrain on: {tiles:,}, about {OBJECTS_WIDE:g} objects wide, of the "
-            f"{len(photos):,} images that are not to test on."
+        about_tiles = (
+            f"\nTiles to pretrain on: {tiles:,}, about {OBJECTS_WIDE:g} objects wide, from the "
+            f"{len(photos):,} images outside the test split."
         )
+        return about_tiles if tiles else ""
 
     return _write_once(request.output_dir, about, text, write)
 
@@ -158,8 +156,8 @@ def _prepare_class_folders(request: Request, fractions: tuple[float, float]) -> 
     short = [name for name in classes if not all(dealt[name, side] for side in SIDES)]
     if short:
         raise KsclError(
-            f"Class folders of {request.images} with too few different images for both sides of "
-            f"the split: {', '.join(short)}. Add images, or remove the folders."
+            f"Class folders of {request.images} with too few different images for both splits: "
+            f"{', '.join(short)}. Add images, or remove the folders."
         )
     rows = [[name, *(dealt[name, side] for side in SIDES)] for name in classes]
     text = f"{len(paths):,} images in {len(classes)} classes.\n{tabulate(rows, ['class', *SIDES])}"
@@ -188,14 +186,11 @@ def _by_class(images: Path) -> dict[str, list[Path]]:
             found[name.split("/", 1)[0] if "/" in name else ""].append(path)
     if "" in found or len(found) < 2:
         raise KsclError(
-            f"{images} does not have one folder per class, with all images inside them. Give "
-            "--annotations for boxes, or sort the images into folders; unlabeled images alone can "
-            "be pretrained on (kscl pretrain) but not compared."
+            f"{images} must have one folder per class, with all images inside them. Sort the "
+            "images, or give --annotations for boxes. To pretrain on unlabeled images use kscl "
+            "pretrain."
         )
     return found
-
-
-# Reading: every problem is noted, none stops the rest
 
 
 def read_own(request: Request, annotations: Path) -> OwnSet:
@@ -257,7 +252,7 @@ def _find_files(images: Path, annotations: Path, wanted: str) -> OwnSet:
             f"--format {kinds[0]}."
         )
     kind = wanted or kinds[0]
-    # Damaged files are reported with the other problems; else their images would be unlabeled.
+    # Damaged files become problems; ignored, their images would count as unlabeled.
     used = good[kind] | damaged[kind]
     companions = formats[kind].companions
     odd = [path for name, path in others.items() if name not in pictures]
@@ -272,7 +267,7 @@ def check_images(sizes: Mapping[Path, tuple[int, int] | None]) -> list[Problem]:
 
 
 def _merge_case(own: OwnSet, merge: bool | None) -> None:
-    """Unite class names that differ only by case, or note them as problems."""
+    """Merge class names that differ only by case, or note them as problems."""
 
     def first_with(name: str) -> str:
         return next(i.annotation for i in own.images if name in {o.name for o in i.objects})
@@ -288,9 +283,9 @@ def _merge_case(own: OwnSet, merge: bool | None) -> None:
 def _unite_case(
     counts: Counter[str], merge: bool | None, unit: str, first: Callable[[str], str]
 ) -> tuple[dict[str, str], list[Problem]]:
-    """Return the new names of classes, and a problem for each name to decide on.
+    """Return the new names of classes, and a problem for each undecided name.
 
-    `counts` are of `unit`, object or image; the most frequent spelling is kept. `first` returns
+    `counts` are of `unit` (object or image); the most frequent spelling wins. `first` returns
     where a name occurs.
     """
     spellings: dict[str, list[str]] = {}
@@ -311,11 +306,11 @@ def _unite_case(
 
 
 def _refuse(fatal: Sequence[Problem], skip_bad: bool) -> None:
-    """Raise KsclError with all problems, unless they are of images that may be left out."""
+    """Raise KsclError with all problems, unless `skip_bad` can leave out their images."""
     of_images = [problem for problem in fatal if problem.kind != CLASS_NAMES]
     if len(of_images) == len(fatal) and (skip_bad or not fatal):
         return
-    advice = ", or leave the images concerned out with --skip-bad." if of_images else "."
+    advice = ", or leave out these images with --skip-bad." if of_images else "."
     raise KsclError(
         f"{len(fatal)} problem{'s' if len(fatal) > 1 else ''} found; nothing was written:\n"
         f"{list_problems(fatal)}\nFix them{advice}"
@@ -331,7 +326,7 @@ def _leave_out(own: OwnSet, skip_bad: bool) -> list[str]:
     shared = [p for p in fatal if per_file[p.where] > 1]  # a COCO file names no single image
     if shared:
         raise KsclError(
-            f"--skip-bad cannot tell which images these are about:\n{list_problems(shared)}\n"
+            f"--skip-bad cannot tell which images have these problems:\n{list_problems(shared)}\n"
             "Correct the file."
         )
     where |= {str(i.path) for i in own.images if i.annotation in where}
@@ -341,7 +336,7 @@ def _leave_out(own: OwnSet, skip_bad: bool) -> list[str]:
 
 
 def make_ids(paths: Iterable[Path], root: Path) -> dict[Path, str]:
-    """Name every image: by its file if that is unique, else by its path; no blanks, no suffix."""
+    """Name every image by its file if that is unique, else by its path; no blanks, no suffix."""
     names = {path: _plain(path.stem) for path in paths}
     repeated = {name for name, count in Counter(names.values()).items() if count > 1}
     names |= {p: _plain(os.path.relpath(p, root)) for p in names if names[p] in repeated}
@@ -355,14 +350,14 @@ def make_ids(paths: Iterable[Path], root: Path) -> dict[Path, str]:
 
 
 def _plain(text: str) -> str:
-    """Return a name without blanks: after one, a split file may have a class's presence."""
+    """Replace blanks and dots: in a split file, a class's presence may follow a blank."""
     good = (c.isprintable() and not c.isspace() and c not in "/\\." for c in text)
     return "".join(c if keep else "_" for c, keep in zip(text, good, strict=True)) or "_"
 
 
-# Splitting: near-duplicates stay on one side, every class is on both in proportion
+# Splitting: near-duplicates stay in one split, and every class is in both in proportion
 
-SIDE = 64  # pixels to which a picture is reduced before it is hashed
+SIDE = 64  # pixels to which a picture is reduced before hashing
 FREQUENCIES = 16  # per direction
 # Fraction of the bits in which near-duplicates may differ. On 364 photos of one microscope, saving
 # again, halving or brightening a photo changes up to 3% of the bits and a shift by 5 pixels up to
@@ -372,12 +367,17 @@ ROWS = 1024  # compared at a time
 
 
 def find_groups(paths: Sequence[Path]) -> list[list[int]]:
-    """Return groups of indices of nearly equal pictures; a picture without equal is its own."""
+    """Return groups of indices of near-duplicates; a unique picture is a group of one."""
     with ThreadPoolExecutor(THREADS) as threads:
         hashes = list(threads.map(_hash_file, paths))
-    readable = np.array([index for index, bits in enumerate(hashes) if bits is not None], int)
-    pairs = readable[_close_pairs([bits for bits in hashes if bits is not None])]  # (n, 2)
-    graph = coo_array((np.ones(len(pairs)), pairs.T), shape=(len(paths), len(paths)))
+    matrix = np.stack(hashes) if hashes else np.zeros((0, 1), np.float32)
+    least = matrix.shape[1] * (1 - 2 * SAME)  # product of two rows: equal minus unequal values
+    pairs = [np.zeros((0, 2), int)]
+    for start in range(0, len(matrix), ROWS):
+        close = matrix[start : start + ROWS] @ matrix.T >= least
+        pairs.append(np.argwhere(close) + np.array((start, 0)))
+    edges = np.concatenate(pairs)  # (n, 2)
+    graph = coo_array((np.ones(len(edges)), edges.T), shape=(len(paths), len(paths)))
     groups: dict[int, list[int]] = {}
     for index, group in enumerate(connected_components(graph, directed=False)[1]):
         groups.setdefault(group, []).append(index)
@@ -392,27 +392,17 @@ def picture_hash(picture: np.ndarray) -> np.ndarray:
     return np.where(waves > np.median(waves), 1, -1).astype(np.float32)
 
 
-def _hash_file(path: Path) -> np.ndarray | None:
+def _hash_file(path: Path) -> np.ndarray:
+    """Return the hash of a file; zeros, which are like nothing, if it cannot be decoded."""
     picture = _readable(path)
-    return None if picture is None else picture_hash(picture)
+    return np.zeros(FREQUENCIES**2 - 1, np.float32) if picture is None else picture_hash(picture)
 
 
 def _readable(path: Path) -> np.ndarray | None:
     try:
         return decode_image(read_file(path))
-    except (OSError, UnreadableImage):  # reported where the images are checked
+    except (OSError, UnreadableImage):  # a problem noted by check_images
         return None
-
-
-def _close_pairs(hashes: list[np.ndarray]) -> np.ndarray:
-    """Return (n, 2), the pairs of hashes that differ in at most SAME of their values."""
-    matrix = np.stack(hashes) if hashes else np.zeros((0, 1), np.float32)
-    least = matrix.shape[1] * (1 - 2 * SAME)  # product of two rows: equal minus unequal values
-    pairs = [np.zeros((0, 2), int)]
-    for start in range(0, len(matrix), ROWS):
-        close = matrix[start : start + ROWS] @ matrix.T >= least
-        pairs.append(np.argwhere(close) + np.array((start, 0)))
-    return np.concatenate(pairs)
 
 
 def parse_split(text: str) -> tuple[float, float]:
@@ -434,9 +424,9 @@ def deal_groups(
 ) -> list[int]:
     """Return the side, 0 or 1, of every group: a list of images, each a list of classes.
 
-    This is iterative stratification (Sechidis et al., 2011) over groups instead of images: the
-    class with the fewest groups left is dealt out first, each group to the side that lacks most of
-    the class. An image without objects has the class "".
+    Iterative stratification (Sechidis et al., 2011) over groups instead of images: deal out the
+    class with the fewest groups left first, each group to the side that lacks most of the class.
+    An image without objects has the class "".
     """
     contents = [Counter(name for image in group for name in set(image) or {""}) for group in groups]
     total: Counter[Hashable] = sum(contents, Counter())
@@ -471,7 +461,7 @@ def _split(
     fractions: tuple[float, float],
     seed: int,
 ) -> dict[str, list[str]]:
-    """Deal the annotated images out; the others are for pretraining, unless near a test image."""
+    """Split the annotated images; the others, unless near a test image, are for pretraining."""
     labeled = [group for group in groups if any(name in images for name in group)]
     contents = [
         [[o.name for o in images[name].objects] for name in group if name in images]
@@ -480,8 +470,8 @@ def _split(
     sides = deal_groups(contents, fractions, seed)
     if len(set(sides)) < 2:
         raise KsclError(
-            "The images cannot be split: they are too few, or all nearly the same picture. Add "
-            "images, or give the parts more alike with --split 50/50."
+            "The images cannot be split: they are too few, or all near-duplicates. Add images, or "
+            "try --split 50/50."
         )
     near_test = {n for group, side in zip(labeled, sides, strict=True) if side for n in group}
     every = sorted(name for group in groups for name in group)
@@ -492,16 +482,15 @@ def _split(
     }
 
 
-# Tiles to pretrain on, where objects are small. Two random crops of a photo with many objects
-# mostly show different ones, so that nothing tells a network that they belong together. Two crops
-# of a tile that is two objects wide mostly share one.
+# Tiles to pretrain on where objects are small. Two random crops of a photo with many objects mostly
+# show different ones; two crops of a tile that is two objects wide mostly share one.
 
 TILES = "tiles"
 OBJECTS_WIDE = 2.0  # side of a tile, in sides of an object of median size
-LARGE = 0.4  # side of such an object, relative to the short side: from here on photos stay whole
-LEAST_SIDE, STORED_SIDE = 48, 96  # pixels: of a tile, and of its file at most
-LEFT_OVER = 0.2  # of a tile's side: what is beyond the last tile is left out, to save a row of them
-MOST_TILES = 5000  # of all photos together, but at least one of each
+LARGE = 0.4  # median object side, relative to the short side, from which photos stay whole
+LEAST_SIDE, STORED_SIDE = 48, 96  # pixels: smallest tile, and largest file of one
+LEFT_OVER = 0.2  # of a tile's side: this much at the border gets no further row of tiles
+MOST_TILES = 5000  # in total, but at least one per photo
 
 
 def object_side(images: Sequence[AnnotatedImage]) -> float:
@@ -517,8 +506,7 @@ def object_side(images: Sequence[AnnotatedImage]) -> float:
 def write_tiles(folder: Path, photos: Mapping[str, Path], side: float) -> int:
     """Write the tiles of photos by id into a new folder; return their number.
 
-    `side` is that of an object, relative to the short side. None are written if objects are large.
-    A photo that cannot be read has none.
+    `side` is the median object side relative to the short side; large objects need no tiles.
     """
     if side >= LARGE:
         return 0
@@ -549,14 +537,11 @@ def cut(picture: np.ndarray, side: float) -> Iterator[np.ndarray]:
 
 
 def _starts(length: int, pixels: int) -> list[int]:
-    """Return where tiles begin that lie evenly from one end to the other, or one in the middle."""
+    """Return the starts of evenly spaced tiles, or of one in the middle."""
     number = math.ceil(length / pixels - LEFT_OVER)
     if number <= 1:
         return [(length - pixels) // 2]
     return [round(x) for x in np.linspace(0, length - pixels, number)]
-
-
-# The report
 
 
 def _report(
@@ -567,7 +552,7 @@ def _report(
     left_out: Sequence[str],
     alike: Sequence[Sequence[str]],
 ) -> str:
-    """Describe a prepared set to the person who brought it."""
+    """Return the report on a prepared set."""
     counts = {
         split: Counter(o.name for name in splits[split] for o in images[name].objects)
         for split in (TRAIN, TEST)
@@ -586,8 +571,8 @@ def _report(
     ]
     if alike:
         lines.append(
-            f"Nearly the same picture, so kept on one side: {sum(map(len, alike))} images in "
-            f"{len(alike)} group{'s' if len(alike) > 1 else ''}; one is "
+            f"Near-duplicates, kept in one split: {sum(map(len, alike))} images in "
+            f"{len(alike)} group{'s' if len(alike) > 1 else ''}, e.g. "
             f"{', '.join(alike[0][:SHOWN])}."
         )
     if own.unlabeled:
@@ -611,7 +596,7 @@ def _report(
 
 
 def _box_sizes(images: Sequence[AnnotatedImage]) -> str:
-    """Return the middle and the spread of the boxes' sizes, absolute and relative."""
+    """Return median and spread of the box sizes, absolute and relative."""
     boxes = np.array([thing.box for image in images for thing in image.objects])
     sides = np.sqrt((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]))
     shown = np.sqrt([i.width * i.height for i in images for _ in i.objects])
@@ -629,13 +614,10 @@ def _listed(paths: Sequence[Path]) -> str:
     return ", ".join(path.name for path in paths[:SHOWN]) + more
 
 
-# Writing
-
-
 def _about(
     request: Request, kind: str, classes: Sequence[str], lines: Iterable[str]
 ) -> dict[str, Any]:
-    """Return what the set is made from; `lines` describe the content of its files."""
+    """Return the manifest; `lines` describe the content of the files."""
     digest = hashlib.sha256("".join(f"{line}\n" for line in lines).encode())
     return {
         "images": str(request.images.resolve()),
@@ -650,7 +632,7 @@ def _about(
 def _write_once(
     target: Path, about: Mapping[str, Any], report: str, write: Callable[[Path], str]
 ) -> str:
-    """Fill the folder by `write`, which adds to the report, unless it holds this very set.
+    """Fill the folder by `write`, which adds to the report, unless it holds this set already.
 
     Raise KsclError if it holds anything else.
     """
@@ -659,8 +641,7 @@ def _write_once(
             before = dict(json.loads((target / MANIFEST).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             raise KsclError(
-                f"{target} holds something that is not a set of this tool. Choose another "
-                "--output-dir."
+                f"{target} was not created by this tool. Choose another --output-dir."
             ) from None
         changed = [key for key, value in about.items() if before.get(key) != value]
         if changed:
@@ -668,7 +649,7 @@ def _write_once(
                 f"{target} was made from other data or settings ({', '.join(changed)} differ). "
                 "Delete it, or choose another --output-dir."
             )
-        return f"{report}\n{target} is there already, made from the same files."
+        return f"{report}\n{target} already exists, made from the same files."
     with whole_folder(target) as folder:
         report += write(folder)
         (folder / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", "utf-8")

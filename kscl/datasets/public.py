@@ -37,26 +37,25 @@ class Archive:
     md5: str
     year: str  # the folder it is merged into, VOC2007 or VOC2012
     split: str
-    count: int  # images, which tells whether a set is complete
+    count: int  # images of a complete set
 
 
 def voc_archives() -> list[Archive]:
     """Return torchvision's addresses and hashes, with the image counts of the VOC web pages."""
-    found = []
-    for key, year, split, count in (
-        ("2007", "VOC2007", "trainval", 5011),
-        ("2007-test", "VOC2007", "test", 4952),
-        ("2012", "VOC2012", "trainval", 11540),
-    ):
-        known = DATASET_YEAR_DICT[key]
-        found.append(Archive(known["url"], known["filename"], known["md5"], year, split, count))
-    return found
+    return [
+        Archive(known["url"], known["filename"], known["md5"], year, split, count)
+        for known, year, split, count in (
+            (DATASET_YEAR_DICT["2007"], "VOC2007", "trainval", 5011),
+            (DATASET_YEAR_DICT["2007-test"], "VOC2007", "test", 4952),
+            (DATASET_YEAR_DICT["2012"], "VOC2012", "trainval", 11540),
+        )
+    ]
 
 
 def prepare_voc(
     root: Path, downloads: Path, archives: Sequence[Archive], mirror: str | None = None
 ) -> None:
-    """Complete each archive's part of the layout; leave alone what is complete."""
+    """Complete each archive's part of the layout; skip what is complete."""
     for archive in archives:
         folder, file = root / archive.year, downloads / archive.file
         if _is_complete(folder, archive):
@@ -66,8 +65,8 @@ def prepare_voc(
             _download(archive, file, mirror)
         if not check_md5(str(file), archive.md5):
             raise KsclError(
-                f"{file} is damaged or not the file it should be (md5 is not {archive.md5}), so "
-                "nothing was unpacked. Delete it and try again."
+                f"{file} is damaged or another file (its md5 is not {archive.md5}); nothing was "
+                "unpacked. Delete it and try again."
             )
         _merge(file, folder, archive)
 
@@ -92,15 +91,15 @@ def _download(archive: Archive, file: Path, mirror: str | None) -> None:
             (Path(place) / archive.file).replace(file)
     except (OSError, RuntimeError) as error:  # RuntimeError: another hash
         raise KsclError(
-            f"{url} could not be downloaded: {error}. Fetch {archive.file} some other way and put "
-            f"it into {file.parent}, or name a server that has it with --mirror."
+            f"{url} could not be downloaded: {error}. Put {archive.file} into {file.parent} "
+            "yourself, or give --mirror another server."
         ) from error
     finally:
         socket.setdefaulttimeout(before)
 
 
 def _merge(file: Path, folder: Path, archive: Archive) -> None:
-    """Unpack beside the target and move file by file; the lists of images come last."""
+    """Unpack beside the target and move file by file, the lists of images last."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".unpack.") as place:
         try:
@@ -119,8 +118,8 @@ def _merge(file: Path, folder: Path, archive: Archive) -> None:
             shutil.move(path, target)
     if not _is_complete(folder, archive):
         raise KsclError(
-            f"{folder} is not complete after unpacking {file}: it must have {archive.count} images "
-            f"in {archive.split}. Delete the folder and try again."
+            f"{folder} is incomplete after unpacking {file}: {archive.split} must have "
+            f"{archive.count} images. Delete the folder and try again."
         )
 
 
@@ -186,7 +185,7 @@ def _cifar10_subset(downloads: Path) -> Iterator[Named]:
     if left:
         name, index = next(iter(left))
         raise KsclError(
-            f"{downloads} holds {seen[name]} images of {name}, but the list wants index {index}. "
+            f"{downloads} has only {seen[name]} images of {name}, but number {index} is needed. "
             "Put all training images of CIFAR-10 there."
         )
 
@@ -194,7 +193,7 @@ def _cifar10_subset(downloads: Path) -> Iterator[Named]:
 def _cifar10(downloads: Path, classes: set[str]) -> Iterator[tuple[str, Image | Path]]:
     """Yield (class, picture or its path), in CIFAR-10's order within each class.
 
-    They come from a copy with one folder per class, with names in that order, or by torchvision.
+    They come from a copy with one folder per class, sorted by name, or from torchvision.
     """
     for folder in (downloads / "train", downloads):
         if all((folder / name).is_dir() for name in classes):
@@ -230,7 +229,7 @@ def _open_set(kind: Callable[..., Pictures], downloads: Path, **which: str) -> P
 def _write_folder(folder: Path, pictures: Iterable[Named], count: int) -> Path:
     """Save the pictures under a temporary name and rename the folder when it is complete."""
     if folder.exists():
-        print(f"{folder} exists and is left as it is. Delete it to make it again.")
+        print(f"{folder} already exists. Delete it to make it again.")
         return folder
     with whole_folder(folder) as place:
         for name, picture in progress(pictures, folder.name, count):
@@ -240,11 +239,8 @@ def _write_folder(folder: Path, pictures: Iterable[Named], count: int) -> Path:
     return folder
 
 
-# ImageNet
-
-
 def check_imagenet(root: Path, num_classes: int) -> str:
-    """Describe what is there, or raise one error that lists everything that is wrong."""
+    """Describe ImageNet's folder, or raise one KsclError that lists everything wrong with it."""
     problems = []
     counts: dict[str, dict[str, int]] = {}  # images per split and class
     for split in ("train", "val"):
@@ -261,8 +257,8 @@ def check_imagenet(root: Path, num_classes: int) -> str:
         empty = [name for name, count in counts[split].items() if not count]
         if loose:
             problems.append(
-                f"{folder}: {len(loose)} images ({loose[0]} …) lie in it, not in a folder of their "
-                "class. Sort them by the ground truth of the development kit."
+                f"{folder}: {len(loose)} images ({loose[0]} …) are not in class folders. Sort them "
+                "by the ground truth of the development kit."
             )
         if len(counts[split]) != num_classes:
             problems.append(f"{folder}: {len(counts[split])} class folders, not {num_classes}.")

@@ -2,9 +2,9 @@
 
 20 classes, each a pair of form and texture: unlabeled pictures to pretrain on, class folders for
 the linear probe, and crowded scenes for detection, in the layout of PASCAL VOC 2007 and as COCO
-files with a mask for every object. Objects that are difficult in VOC are crowds in COCO, which
-scorers ignore as well; their masks are run lengths, as those of COCO's crowds are. The same scenes
-are in segmentation/ with a mask of class numbers each; difficult objects are 255 there, ignored.
+files with masks. VOC's difficult objects are crowds in COCO, with run lengths as masks: scorers
+ignore both. segmentation/ has the same scenes with masks of class numbers; difficult objects are
+255 (ignored).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from kscl.runtime.logs import progress
 
 VOC = "VOCdevkit/VOC2007"
 SEGMENTATION = "segmentation"
-MANIFEST = "shapes.json"  # written last: what a finished folder holds
-UNFINISHED = "shapes.unfinished.json"  # in its place while the folder is being filled
-GENERATOR_VERSION = 1  # raise it with every change that moves a pixel or a box
+MANIFEST = "shapes.json"  # written last
+UNFINISHED = "shapes.unfinished.json"  # its name while the folder is being filled
+GENERATOR_VERSION = 1  # raise it with every change of a pixel or a box
 # The folders that each hash of the manifest covers.
 DIGESTS = {
     "sha256": ("unlabeled", "classes", "VOCdevkit"),
@@ -128,7 +128,7 @@ class ShapesSettings:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One picture to draw. It depends on nothing else, so any worker can draw it in any order."""
+    """One picture to draw; it depends on nothing else, so workers can draw in any order."""
 
     part: str
     index: int
@@ -143,14 +143,14 @@ class Drawing:
     @property
     def paths(self) -> list[str]:
         """The files to write, the picture first."""
-        if self.is_scene:
-            return [
-                f"{VOC}/JPEGImages/{self.name}.jpg",
-                f"{VOC}/Annotations/{self.name}.xml",
-                f"{SEGMENTATION}/{self.part}/images/{self.name}.jpg",
-                f"{SEGMENTATION}/{self.part}/masks/{self.name}.png",
-            ]
-        return [self.name]
+        if not self.is_scene:
+            return [self.name]
+        return [
+            f"{VOC}/JPEGImages/{self.name}.jpg",
+            f"{VOC}/Annotations/{self.name}.xml",
+            f"{SEGMENTATION}/{self.part}/images/{self.name}.jpg",
+            f"{SEGMENTATION}/{self.part}/masks/{self.name}.png",
+        ]
 
 
 def plan(settings: ShapesSettings) -> list[Drawing]:
@@ -159,20 +159,19 @@ def plan(settings: ShapesSettings) -> list[Drawing]:
     for part in ("unlabeled", "train", "val"):
         for index in range(getattr(settings, part)):
             label = index % settings.num_classes
-            folder = part
-            if part != "unlabeled":
-                folder = f"classes/{part}/{settings.class_names[label]}"
+            in_class = f"classes/{part}/{settings.class_names[label]}"
+            folder = part if part == "unlabeled" else in_class
             drawings.append(Drawing(part, index, f"{folder}/{index:06d}.jpg", (label,)))
-    number = 1
+    first = 1
     for part, count in (("trainval", settings.detection_train), ("test", settings.detection_test)):
         for index, labels in enumerate(_casts(settings, part, count)):
-            drawings.append(Drawing(part, index, f"{number:06d}", labels))
-            number += 1
+            drawings.append(Drawing(part, index, f"{first + index:06d}", labels))
+        first += count
     return drawings
 
 
 def _casts(settings: ShapesSettings, part: str, count: int) -> list[tuple[int, ...]]:
-    """Deal the labels of each scene from shuffled decks: no class comes up much more often."""
+    """Deal the labels of each scene from shuffled decks, so that classes are equally frequent."""
     chance = Chance(settings.seed, _PLANNING + _STREAMS[part], 0)
     deck: list[int] = []
     casts = []
@@ -193,13 +192,10 @@ def draw(drawing: Drawing, settings: ShapesSettings) -> tuple[Picture, tuple[Sce
     return draw_portrait(drawing.labels[0], settings.image_size, chance), ()
 
 
-# The folder: found, filled, verified
-
-
 def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] | None:
-    """Return the manifest of a folder that holds this data set with all its files, or None.
+    """Return the manifest if the folder holds this whole data set, or None.
 
-    A folder that holds anything else is an error.
+    Raise KsclError if it holds anything else.
     """
     folder = Path(output)
     settings.check()
@@ -218,15 +214,14 @@ def make_shapes(
     folder, settings = Path(output), settings or ShapesSettings()
     if workers < 1:
         raise KsclError(f"workers must be at least 1, got {workers}.")
-    found = find_shapes(folder, settings)
-    if found is not None:
+    if (found := find_shapes(folder, settings)) is not None:
         return found
     with _explained(folder), only_run_in(folder, "--output-dir"):
         return find_shapes(folder, settings) or _fill(folder, settings, workers)
 
 
 def verify_shapes(output: str | Path) -> dict[str, Any]:
-    """Read every file again; raise unless they are, to the byte, what the manifest says."""
+    """Hash every file again; raise KsclError unless all are as the manifest says."""
     folder = Path(output)
     manifest = read_manifest(folder)
     with _explained(folder):
@@ -235,14 +230,14 @@ def verify_shapes(output: str | Path) -> dict[str, Any]:
             hashes = {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
             if _digest(hashes) != manifest.get(key):
                 raise KsclError(
-                    f"{folder} is damaged: its {len(hashes)} files in {', '.join(parts)} are not "
-                    f"those that {MANIFEST} describes. Delete the folder and draw it again."
+                    f"{folder} is damaged: its {len(hashes)} files in {', '.join(parts)} do not "
+                    f"match {MANIFEST}. Delete the folder and draw it again."
                 )
     return manifest
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
-    """Return what a finished folder holds."""
+    """Return the content of a folder's manifest."""
     path = folder / name
     if not path.is_file():
         raise KsclError(f"{folder} holds no finished data set: {name} is missing. Run kscl shapes.")
@@ -257,7 +252,7 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
 
 @contextmanager
 def _explained(folder: Path) -> Iterator[None]:
-    """Turn errors of the machine into errors that say what to do."""
+    """Raise a KsclError that says what to do about a disk or worker that fails."""
     try:
         yield
     except OSError as error:
@@ -267,13 +262,12 @@ def _explained(folder: Path) -> Iterator[None]:
         ) from error
     except BrokenProcessPool as error:
         raise KsclError(
-            "A worker process was killed, perhaps because memory ran out. "
-            "Run the same command again with fewer workers."
+            "A worker was killed, perhaps out of memory. Run the command again with fewer workers."
         ) from error
 
 
 def _is_finished(folder: Path, settings: ShapesSettings) -> bool:
-    """Return whether the folder holds this very data set; raise if it holds anything else."""
+    """Return whether the folder holds this data set; raise KsclError if it holds anything else."""
     # Hidden files are the lock and what a killed process left.
     if not folder.exists() or (
         folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
@@ -282,12 +276,12 @@ def _is_finished(folder: Path, settings: ShapesSettings) -> bool:
     name = next((name for name in (MANIFEST, UNFINISHED) if (folder / name).is_file()), None)
     if name is None:
         raise KsclError(
-            f"{folder} already holds something that is not this data set ({MANIFEST} is missing). "
-            "Choose another output folder."
+            f"{folder} already holds something else ({MANIFEST} is missing). Choose another output "
+            "folder."
         )
     found = read_manifest(folder, name)
     changes = [
-        f"{key} is {found.get(key)!r}, but {value!r} is asked for"
+        f"{key} is {found.get(key)!r}, but {value!r} was requested"
         for key, value in settings.identity().items()
         if found.get(key) != value and key != "classes"
     ]
@@ -300,7 +294,7 @@ def _is_finished(folder: Path, settings: ShapesSettings) -> bool:
 
 
 def _digest(hashes: Mapping[str, str]) -> str:
-    """Return one SHA-256 over all files: that of `sha256sum`'s lines in the order of the paths."""
+    """Return one SHA-256 over all files: that of `sha256sum`'s lines, sorted by path."""
     lines = "".join(f"{hashes[path]}  {path}\n" for path in sorted(hashes))
     return hashlib.sha256(lines.encode()).hexdigest()
 
@@ -317,7 +311,7 @@ class Written:
 
 
 def _fill(folder: Path, settings: ShapesSettings, workers: int) -> dict[str, Any]:
-    # What an interrupted run left is drawn again: its last file may be incomplete.
+    # Draw again what an interrupted run left: its last file may be incomplete.
     manifest = settings.identity()
     _write_json(folder / UNFINISHED, manifest)
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -345,12 +339,12 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 def _written(
     folder: Path, settings: ShapesSettings, drawings: Sequence[Drawing], workers: int
 ) -> Iterator[Written]:
-    """Yield the results in the order of the plan, whichever worker draws them."""
+    """Yield the results in the order of the plan."""
     draw_one = partial(_draw_and_save, folder, settings)
     if workers == 1:
         yield from map(draw_one, drawings)
         return
-    # Spawned, not forked: the caller may have threads running. Ctrl-C is left to this process.
+    # Spawned, as the caller may have threads running. Only this process handles Ctrl-C.
     context = multiprocessing.get_context("spawn")
     ignore = (signal.SIGINT, signal.SIG_IGN)
     with ProcessPoolExecutor(workers, context, signal.signal, ignore) as pool:
@@ -378,9 +372,6 @@ def _save(folder: Path, files: dict[str, bytes]) -> dict[str, str]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     return {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
-
-
-# The files of VOC and COCO
 
 
 def _voc_annotation(name: str, width: int, height: int, objects: Sequence[SceneObject]) -> bytes:
@@ -413,7 +404,7 @@ def _class_mask(height: int, width: int, objects: Sequence[SceneObject]) -> byte
         numbers[each.shows] = 255 if each.difficult else each.label + 1
     mask, png = Image.fromarray(numbers), io.BytesIO()
     mask.putpalette(palette().tobytes())
-    # Runs alone: a search for longer matches may find others on another machine.
+    # Z_RLE: another zlib might find other matches, and so other bytes.
     mask.save(png, "PNG", compress_type=zlib.Z_RLE)
     return png.getvalue()
 
@@ -488,10 +479,10 @@ Vertex = tuple[int, int]  # x, y of a corner of pixels; or a direction
 
 
 def polygons_of(mask: Pixels, left: int = 0, top: int = 0) -> list[list[int]]:
-    """Return polygons [x1, y1, x2, y2, …] that cover the pixels of the mask and no other.
+    """Return polygons [x1, y1, x2, y2, …] that cover exactly the pixels of the mask.
 
-    COCO's polygons have no holes, so a mask with a hole is cut in two through it. `left` and `top`
-    are where the mask lies in its picture.
+    COCO's polygons have no holes, so a mask with a hole is cut in two through it. (`left`, `top`)
+    is the mask's corner in its picture.
     """
     loops = _loops(mask)
     for loop in loops:
@@ -543,8 +534,6 @@ def _edges(mask: Pixels) -> dict[Vertex, set[Vertex]]:
     return edges
 
 
-# One picture of the whole set, made from the files on disk
-
 _PAPER, _INK, _FAINT = (250, 249, 246), (38, 38, 42), (120, 118, 112)
 _PLAIN, _TRUNCATED, _DIFFICULT = (94, 232, 129), (255, 208, 64), (255, 92, 92)
 _CROP, _GAP, _MARGIN, _NAME_WIDTH = 58, 4, 22, 128
@@ -589,7 +578,7 @@ def draw_contact_sheet(folder: str | Path, path: str | Path) -> None:
         left = _MARGIN + place * (scene_side + 2 * _GAP)
         sheet.paste(_with_boxes(image, scene_side), (left, scenes_top))
     buffer = io.BytesIO()
-    _in_few_colors(sheet).save(buffer, "PNG", optimize=True)
+    sheet.save(buffer, "PNG", optimize=True)
     write_atomically(path, buffer.getvalue())
 
 
@@ -608,13 +597,3 @@ def _with_boxes(image: AnnotatedImage, side: int) -> Image.Image:
         color = _DIFFICULT if each.difficult else _TRUNCATED if each.truncated else _PLAIN
         pen.rectangle((x1, y1, x2 - 1, y2 - 1), outline=color, width=2)
     return scene
-
-
-def _in_few_colors(sheet: Image.Image) -> Image.Image:
-    """Reduce the sheet to a palette, a quarter of the size, in which marks keep their colors."""
-    marks = (_PAPER, _INK, _FAINT, _PLAIN, _TRUNCATED, _DIFFICULT)
-    method = Image.Quantize.MEDIANCUT
-    photographs = sheet.quantize(256 - len(marks), method=method).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette([*photographs, *(level for mark in marks for level in mark)])
-    return sheet.quantize(palette=palette, dither=Image.Dither.NONE)

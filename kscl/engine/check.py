@@ -1,7 +1,8 @@
-"""What a pretraining would meet and how long it would take, without starting it."""
+"""Check a pretraining without starting it: its problems, and how long it would take."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,48 +35,42 @@ MOST_IMAGES = 16  # in a measured step; a whole batch could take minutes on a CP
 
 def check_pretraining(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> list[Problem]:
     """Return the problems of data, network, weights and disk."""
-    return list(_problems(cfg, num_gpus, later))
+    found: list[Problem] = []
 
-
-def _problems(cfg: CfgNode, num_gpus: int, later: Sequence[str]) -> Iterator[Problem]:
-    num_images = None  # the images may not be there yet
-    try:
-        check_ranks(cfg, max(1, num_gpus))
-    except KsclError as error:
-        yield Problem("batch", "SOLVER.BATCH_SIZE", str(error), "")
-    where = cfg.DATA.TRAIN
-    if is_remote(where) and is_shard_pattern(where):  # to count its images is to download it
+    @contextlib.contextmanager
+    def noted(kind: str, where: str) -> Iterator[None]:
         try:
-            check_reachable(where)
+            yield
         except KsclError as error:
-            yield Problem("data", "DATA.TRAIN", str(error), "")
-    elif not is_later(where, later):
-        try:
+            found.append(Problem(kind, where, str(error), ""))
+
+    num_images = None  # the images may not exist yet
+    with noted("batch", "SOLVER.BATCH_SIZE"):
+        check_ranks(cfg, max(1, num_gpus))
+    where = cfg.DATA.TRAIN
+    with noted("data", "DATA.TRAIN"):
+        if is_remote(where) and is_shard_pattern(where):  # counting its images would download it
+            check_reachable(where)
+        elif not is_later(where, later):
             source = open_source(where, cfg.DATA.CACHE_DIR)
             num_images = len(source)
             check_some_image_reads(source, cfg.SEED, cfg.DATA.MAX_PIXELS)
-            yield from _unreadable(source, cfg)
-        except KsclError as error:
-            yield Problem("data", "DATA.TRAIN", str(error), "")
-    if cfg.EVAL.KNN_PERIOD and not any(
-        is_later(name, later) for name in (cfg.EVAL.KNN_TRAIN, cfg.EVAL.KNN_VAL)
-    ):
-        try:
+            found.extend(_unreadable(source, cfg))
+    later_too = any(is_later(name, later) for name in (cfg.EVAL.KNN_TRAIN, cfg.EVAL.KNN_VAL))
+    with noted("data", "EVAL.KNN_TRAIN and EVAL.KNN_VAL"):
+        if cfg.EVAL.KNN_PERIOD and not later_too:
             knn = KnnCheck(cfg)
             for labeled in (knn.train, knn.val):
                 check_some_image_reads(labeled, cfg.SEED, cfg.DATA.MAX_PIXELS)
-        except KsclError as error:
-            yield Problem("data", "EVAL.KNN_TRAIN and EVAL.KNN_VAL", str(error), "")
-    try:
+    with noted("pretraining", "the config"):
         count = cfg.SOLVER.BATCH_SIZE if num_images is None else num_images
         steps = steps_per_epoch(count, cfg.SOLVER.BATCH_SIZE)
         state = build_state(cfg, count, steps, torch.device("cpu"))
         for key, warning in state.method.setup_warnings(num_images, max(1, num_gpus)):
-            yield Problem("method", key, warning, "", fatal=False)
+            found.append(Problem("method", key, warning, "", fatal=False))
         start_from_weights(state.method, cfg)
         check_room(state, existing_parent(Path(cfg.OUTPUT_DIR)))
-    except KsclError as error:
-        yield Problem("pretraining", "the config", str(error), "")
+    return found
 
 
 def _unreadable(source: ImageSource, cfg: CfgNode) -> Iterator[Problem]:

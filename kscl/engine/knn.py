@@ -49,7 +49,7 @@ class KnnCheck:
     def accuracy(self, backbone: nn.Module, device: torch.device) -> float:
         """Return top-1 in percent; every rank computes its part of the features.
 
-        Those of the training images, 10 GB for ImageNet, stay where they are.
+        Training features, 10 GB for ImageNet, are not gathered.
         """
         train, labels = features(backbone, self.train, self.train_labels, self.cfg, device)
         val, truth = features(backbone, self.val, self.val_labels, self.cfg, device)
@@ -91,7 +91,7 @@ def own_count(source: ImageSource) -> int:
 
 
 def center_squares(source: ImageSource, cfg: CfgNode) -> Iterator[Batch]:
-    """Yield this rank's images, then as many of others that all ranks have equally many."""
+    """Yield this rank's images, padded with others so that all ranks have equally many."""
     dataset = ViewDataset(source, [], 1, last_size(cfg.INPUT.SIZE), cfg.SEED)
     count = -(-len(source) // world_size())
     addresses = [(0, i % len(source)) for i in range(rank() * count, (rank() + 1) * count)]

@@ -11,7 +11,9 @@ import logging
 import os
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,15 +86,12 @@ def fingerprint(path: str | Path, cache_dir: str = "") -> Fingerprint:
 
 
 def fingerprint_of_list(where: str) -> Fingerprint | None:
-    """Hash the images that a text list names; None if none of them is there.
-
-    So it is if the names are relative to another folder.
-    """
+    """Hash the images in a text list; None if none exists, e.g. relative to another folder."""
     from kscl.data.open import open_list  # imports torch, which a leaderboard does without
 
     try:
         source = open_list(where)
-    except KsclError:  # told where it is opened
+    except KsclError:  # reported where the list is opened
         return None
     files = set()
     for name in source.names:
@@ -108,7 +107,7 @@ def _of_folder(root: str, cache_dir: str) -> Fingerprint:
     cache, key = cache_folder(cache_dir), f"{root}\nfingerprint with whole texts"
     known = load_index(cache, key)
     if known is not None:
-        return _unpack(known)
+        return Fingerprint(known["hash"].tobytes().decode(), *known["counts"].tolist())
     started, met = time.time_ns(), Walk()
     files = []
     for name, entry in walk_files(root, met):
@@ -135,11 +134,11 @@ def _make(root: str, files: list[_File]) -> Fingerprint:
         digest.update(text.encode("utf-8", "surrogateescape"))
     sampled = _first_by_hash(files, SAMPLED_FILES)
     for file in sorted(sampled):
-        digest.update(_sample(_path(root, file)))
+        digest.update(_content(_path(root, file), _sample))
     known = {file for file in sampled if file.size <= 2 * SAMPLED_BYTES}  # whole, in the sample
     for file in files:
         if _is_text(root, file) and file not in known:
-            digest.update(_whole(_path(root, file)))
+            digest.update(_content(_path(root, file), _whole))
     return Fingerprint(digest.hexdigest()[:16], len(files), sum(file.size for file in files))
 
 
@@ -156,31 +155,24 @@ def _first_by_hash(files: list[_File], count: int) -> list[_File]:
     return heapq.nsmallest(count, files, lambda f: hashlib.md5(os.fsencode(f.name)).digest())
 
 
-def _sample(path: str) -> bytes:
+def _content(path: str, read: Callable[[BufferedReader], bytes]) -> bytes:
+    """Read a file, or mark it as unreadable: a run skips an image that cannot be read."""
     try:
         with open(path, "rb") as file:
-            start = file.read(SAMPLED_BYTES)
-            size = os.fstat(file.fileno()).st_size
-            if size <= 2 * SAMPLED_BYTES:
-                return start + file.read()
-            file.seek(size - SAMPLED_BYTES)
-            return start + file.read()
+            return read(file)
     except OSError as error:
-        return _unreadable(path, error)
+        logger.warning("%s cannot be read: %s.", path, error.strerror)
+        return b"\0unreadable\0"
 
 
-def _whole(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError as error:
-        return _unreadable(path, error)
+def _sample(file: BufferedReader) -> bytes:
+    start = file.read(SAMPLED_BYTES)
+    file.seek(max(SAMPLED_BYTES, os.fstat(file.fileno()).st_size - SAMPLED_BYTES))
+    return start + file.read()
 
 
-def _unreadable(path: str, error: OSError) -> bytes:
-    """Know a file as unreadable: a run skips an image that cannot be read."""
-    logger.warning("%s cannot be read: %s.", path, error.strerror)
-    return b"\0unreadable\0"
+def _whole(file: BufferedReader) -> bytes:
+    return hashlib.file_digest(file, "sha256").digest()
 
 
 def _pack(found: Fingerprint, root: str, files: list[_File], met: Walk, started: int) -> Index:
@@ -198,7 +190,3 @@ def _pack(found: Fingerprint, root: str, files: list[_File], met: Walk, started:
             [*[ANY_SIZE] * len(met.folders), *(file.size for file in checked)],
         ),
     }
-
-
-def _unpack(known: Index) -> Fingerprint:
-    return Fingerprint(known["hash"].tobytes().decode(), *known["counts"].tolist())

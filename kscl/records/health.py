@@ -22,7 +22,7 @@ from kscl.runtime.machine import (
     usable_cores,
     without_kernels,
 )
-from kscl.runtime.startup import hidden_packages, mixed_packages, overwritten_packages
+from kscl.runtime.startup import UNINSTALL, hidden_packages, mixed_packages
 
 GIB = 2**30
 MIN_PYTHON = (3, 11)
@@ -163,15 +163,8 @@ def _project() -> Iterator[Finding]:
     code = code_version()
     state = {True: ", with changes", False: "", None: ", changes unknown"}[code["dirty"]]  # type: ignore[index]
     yield Finding("kscl", f"{code['version']}, commit {str(code['commit'])[:12]}{state}")
-    for name, place in hidden_packages().items():
-        fix = "Uninstall it, or use an environment of its own."
-        yield Finding(name, f"hidden by another package in {place}", fix, needed=True)
-    for name, file in overwritten_packages().items():
-        fix = "Uninstall the other package, then install kscl again."
-        yield Finding(name, f"another package has written over {file}", fix, needed=True)
-    for name, other in mixed_packages().items():
-        fix = f"Uninstall {other}, then install kscl again: some of its files may be overwritten."
-        yield Finding(name, f"its folder has files of the package {other} too", fix, needed=True)
+    for name, how in (*hidden_packages(), *mixed_packages()):
+        yield Finding(name, how, UNINSTALL, needed=True)
     configs = len(list(shipped_configs().rglob("*.yaml")))
     fix = "" if configs else "The installation is incomplete. Install it again."
     yield Finding("configs", f"{configs} in {shipped_configs()}", fix, needed=True)

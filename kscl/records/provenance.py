@@ -1,7 +1,7 @@
 """Where a number comes from: the code, the libraries and the machine that made it.
 
-A run calls `loaded_code` when it starts and writes its record hours later. A file that is edited in
-between did not make the number.
+A run reads its code when it starts (`loaded_code`), since files may be edited before it writes its
+record hours later.
 
 A record names the modules that its number depends on (its task's, and plug-ins); the hash covers
 their syntax and that of all project modules that they import, without docstrings and comments. What
@@ -150,7 +150,7 @@ def _words(node: Any, imports: list[str]) -> Iterator[str]:
             yield from _words(item, imports)
     elif not isinstance(node, ast.AST):
         yield repr(node)
-    elif not _is_for_type_checkers(node):
+    elif not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"):
         if isinstance(node, ast.Import):
             imports += [part for it in node.names for part in _with_parents(it.name)]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -168,14 +168,10 @@ def _words(node: Any, imports: list[str]) -> Iterator[str]:
         yield ")"
 
 
-def _is_for_type_checkers(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-
-
 def commit_of(home: Path) -> tuple[str | None, bool | None]:
     """Return the commit of the checkout at `home`, and whether its packages differ from it."""
     top = _git(home, "rev-parse", "--show-toplevel")
-    # site-packages may be inside somebody else's repository: its commit says nothing about us.
+    # site-packages may be inside another repository.
     if top is None or Path(top).resolve() != home.resolve():
         return None, None
     commit = _git(home, "rev-parse", "HEAD")

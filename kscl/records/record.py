@@ -387,43 +387,27 @@ def _refuse_constant(name: str) -> None:
 
 def wrong_places(content: object, wanted: Any, name: str = "") -> Iterator[str]:
     """Yield one phrase for each key that is missing, unknown or of another type than `wanted`."""
-    if dataclasses.is_dataclass(wanted):
-        yield from _wrong_fields(content, wanted, name)
-    elif typing.get_origin(wanted) is dict:
-        if not isinstance(content, dict):
-            yield f"{name} is {shown(content)}, not {WORDS[dict]}"
-            return
-        of_value = typing.get_args(wanted)[1]
-        if of_value is not Any:
-            for key, value in content.items():
-                yield from wrong_places(value, of_value, f"{name}.{one_line(key)}")
-    elif typing.get_origin(wanted) is list:
-        if not isinstance(content, list):
-            yield f"{name} is {shown(content)}, not {WORDS[list]}"
-            return
-        for number, value in enumerate(content):
-            yield from wrong_places(value, typing.get_args(wanted)[0], f"{name}.{number}")
-    else:
+    kind = dict if dataclasses.is_dataclass(wanted) else typing.get_origin(wanted)
+    if kind not in (dict, list):
         choices = typing.get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
         if not any(_is(content, choice) for choice in choices):
             words = " or ".join(WORDS[choice] for choice in choices)
             yield f"{name} is {shown(content)}, not {words}"
+    elif not isinstance(content, kind):
+        yield f"{name} is {shown(content)}, not {WORDS[kind]}"
+    elif dataclasses.is_dataclass(wanted):
+        yield from _wrong_fields(content, wanted, name)
+    elif (of_item := typing.get_args(wanted)[-1]) is not Any:
+        for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from wrong_places(value, of_item, f"{name}.{one_line(str(key))}")
 
 
-def is_too_deep(content: object) -> bool:
-    """Tell whether containers are nested beyond `MAX_DEPTH`; does not recurse itself."""
-    layer, depth = [content], 0
-    while layer:
-        inner: list[object] = []
-        for item in layer:
-            if isinstance(item, dict):
-                inner += item.values()
-            elif isinstance(item, list):
-                inner += item
-        layer, depth = inner, depth + 1
-        if depth > MAX_DEPTH:
-            return True
-    return False
+def is_too_deep(content: object, levels: int = MAX_DEPTH) -> bool:
+    """Return whether containers are nested more than so many levels deep."""
+    if not isinstance(content, dict | list):
+        return False
+    inner = content.values() if isinstance(content, dict) else content
+    return levels == 0 or any(is_too_deep(item, levels - 1) for item in inner)
 
 
 def shown(value: object) -> str:
@@ -442,10 +426,7 @@ def listed(problems: list[str]) -> str:
     return "; ".join(problems[:MAX_LISTED]) + (f"; and {more:,} more" if more > 0 else "")
 
 
-def _wrong_fields(content: object, wanted: Any, name: str) -> Iterator[str]:
-    if not isinstance(content, dict):
-        yield f"{name} is {shown(content)}, not {WORDS[dict]}"
-        return
+def _wrong_fields(content: Json, wanted: Any, name: str) -> Iterator[str]:
     hints = _hints(wanted)
     prefix = f"{name}." if name else ""
     for key, hint in hints.items():

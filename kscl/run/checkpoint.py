@@ -43,7 +43,7 @@ class CheckpointError(KsclError):
 def save_checkpoint(folder: Path, step: int, content: Mapping[str, Any], keep: int) -> Path:
     """Write the checkpoint of this step, then remove all but the newest `keep` up to this step.
 
-    Later ones were too damaged to resume from: they do not count, and go once the run is past them.
+    Later ones were too damaged to resume from; they are removed once the run is past them.
     """
     unfinished = folder / f".checkpoint-{step:09d}.unfinished"
     with _into(folder, unfinished, bytes_of(content)):
@@ -74,9 +74,9 @@ def check_room(folder: Path, tensor_bytes: int) -> None:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """Return all files of this folder that have a checkpoint's name, the newest first.
+    """Return all files in this folder named like a checkpoint, newest first.
 
-    A link is none: what a run resumes from lies in its own folder.
+    Links are ignored: a run resumes only from files in its own folder.
     """
     named = (path for path in folder.glob("*.pt") if NAME.fullmatch(path.name))
     return sorted((path for path in named if not path.is_symlink()), reverse=True)
@@ -196,16 +196,9 @@ class _Hashing:
 def _disk_full(folder: Path, needed: int) -> CheckpointError:
     kept = find_checkpoints(folder)
     intact = f"the one before it is intact: {kept[0]}" if kept else "there is none before it"
+    free = shutil.disk_usage(folder).free
     return CheckpointError(
-        f"{folder}: the disk is too full for a checkpoint of {_size(needed)} "
-        f"({needed:,} bytes; {_size(shutil.disk_usage(folder).free)} are free); {intact}. "
-        "Free some space and resume with --resume, or choose another OUTPUT_DIR."
+        f"{folder}: the disk is too full for a checkpoint of {needed / 2**20:,.1f} MiB "
+        f"({needed:,} bytes; {free:,} are free); {intact}. Free some space and resume with "
+        "--resume, or choose another OUTPUT_DIR."
     )
-
-
-def _size(number: float) -> str:
-    for unit in ("bytes", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.4g} {unit}"
-        number /= 1024
-    return f"{number:.4g} GiB"

@@ -21,7 +21,7 @@ from fvcore.common.config import CfgNode
 
 from kscl.backbone_file import read_plain
 from kscl.cli import WORLD_SIZE_OPTION
-from kscl.config import CONFIG_FILE, config_values, leaves, save_config
+from kscl.config import CONFIG_FILE, config_values, leaves_without, save_config
 from kscl.errors import KsclError
 from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, RecordError, read_record
@@ -278,7 +278,8 @@ def refuse_changes(
     changes = changed_keys(before, now, task.may_change)
     if not changes:
         return
-    hints = {WORLD_SIZE: world_size_hint(task.what_ranks_change), **task.hints}
+    option = f"{WORLD_SIZE_OPTION} resumes on another number of processes; the record says so."
+    hints = {WORLD_SIZE: f"{option} {task.what_ranks_change}".strip(), **task.hints}
     lines = "".join(f"\n  {key}: {old!r} before, {new!r} now" for key, old, new in changes)
     advice = "".join(f" {hints[key]}" for key, _, _ in changes if hints.get(key))
     raise KsclError(
@@ -291,13 +292,9 @@ def changed_keys(
     before: Mapping[str, Any], now: Mapping[str, Any], may_change: Sequence[str] = ()
 ) -> list[tuple[str, object, object]]:
     """Return (key, old value, new value) of every setting that differs and matters."""
-    old, new = dict(leaves(before)), dict(leaves(now))
-    inside = tuple(f"{name}." for name in may_change)
-    return [
-        (key, old.get(key), new.get(key))
-        for key in dict.fromkeys([*old, *new])
-        if old.get(key) != new.get(key) and not f"{key}.".startswith(inside)
-    ]
+    old, new = leaves_without(before, may_change), leaves_without(now, may_change)
+    keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    return [(key, old.get(key), new.get(key)) for key in keys]
 
 
 def world_sizes(task: Task, path: Path | None, saved: Mapping[str, Any]) -> list[list[int]]:
@@ -312,12 +309,6 @@ def world_sizes(task: Task, path: Path | None, saved: Mapping[str, Any]) -> list
     if not parts or parts[-1][1] != now:
         parts.append([step, now])
     return parts
-
-
-def world_size_hint(what_changes: str) -> str:
-    """Return what to do about another number of processes."""
-    option = f"{WORLD_SIZE_OPTION} resumes on another number of processes; the record says so."
-    return f"{option} {what_changes}".strip()
 
 
 def _is_of_a_start(path: Path) -> bool:

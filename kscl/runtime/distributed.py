@@ -196,11 +196,8 @@ def first_rank_first(work: Callable[[], Result]) -> Result:
 
 def any_rank(flag: bool) -> bool:
     """Return whether the flag is set on any rank."""
-    if world_size() == 1:
-        return flag
-    votes = torch.tensor(float(flag))
-    dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=host_group())
-    return bool(votes)
+    vote = LateVote()
+    return vote.hold(flag) or vote.close()
 
 
 def wait_for_all() -> None:
@@ -248,7 +245,8 @@ class _Deal:
 
     def __init__(self, batch: int, seeds: list[int], device: torch.device) -> None:
         ranks = world_size()
-        orders = torch.stack([_order(ranks * batch, seed) for seed in seeds])  # (K, world · B)
+        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        orders = torch.stack([torch.randperm(ranks * batch, generator=g) for g in generators])
         dealt = orders.view(len(seeds), ranks, batch)  # the images that each rank encodes
         owner, row = dealt // batch, dealt % batch  # (K, world, B)
         row = row + batch * torch.arange(len(seeds))[:, None, None]
@@ -269,10 +267,6 @@ class _Deal:
     def back(self, rows: Tensor) -> Arrival:
         """Send back what became of the rows of others; get what became of this rank's own."""
         return _exchange(rows, self.arrive, self.received, self.sent, self.home)
-
-
-def _order(count: int, seed: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
 def _exchange(

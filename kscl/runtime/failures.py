@@ -64,7 +64,7 @@ def explain(error: Exception, workers_key: str = "DATA.NUM_WORKERS") -> str | No
     if met_in_loader and -signal.SIGBUS in _exit_codes(error):  # which PyTorch may not have seen
         return _shared_memory(workers_key)
     if dead:
-        cause = f"was ended by signal {dead[2]}" if dead[2] else "died"
+        cause = f"was killed by signal {dead[2]}" if dead[2] else "died"
         return _dead_worker(f" {dead[1]}", cause, workers_key)
     if met_in_loader and isinstance(error, ConnectionError | EOFError | FileNotFoundError):
         return _dead_worker("", f"died ({type(error).__name__})", workers_key)
@@ -102,8 +102,8 @@ def _exit_codes(error: Exception) -> set[int]:
 
 def _dead_worker(number: str, cause: str, workers_key: str) -> str:
     return (
-        f"Loader worker{number} {cause}. If nobody ended it, memory has run out: use fewer workers "
-        f"({workers_key}). --resume continues from the last checkpoint."
+        f"Loader worker{number} {cause}. If you did not kill it, it probably ran out of memory: "
+        f"use fewer workers ({workers_key}). --resume continues from the last checkpoint."
     )
 
 

@@ -192,8 +192,8 @@ def _spawn(worker: Worker, argument: object, count: int) -> int:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Hold SIGINT back; a process that is started here imports for seconds before it ignores it."""
-    resource_tracker.ensure_running()  # which lets signals through again once it runs
+    """Block SIGINT; a process started here imports for seconds before it can ignore it."""
+    resource_tracker.ensure_running()  # its start would unblock the signal again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -234,9 +234,9 @@ def _explain(ranks: list[_Rank], first: _Rank, stop: StopRequest) -> int:
     code = first.process.exitcode or EXIT_BUG
     if code < 0:
         raise KsclError(
-            f"Rank {ranks.index(first)} was ended by {signal.Signals(-code).name}, and the run "
-            "with it. If nobody ended it, memory may have run out: use a smaller batch, or fewer "
-            "loader workers per process. --resume continues from the last checkpoint."
+            f"Rank {ranks.index(first)} was killed by {signal.Signals(-code).name}, which ended "
+            "the run. If you did not kill it, it probably ran out of memory: use a smaller batch, "
+            "or fewer loader workers per process. --resume continues from the last checkpoint."
         )
     for _, text in reports[:1]:
         print(text, file=sys.stderr)

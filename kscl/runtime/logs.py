@@ -42,14 +42,14 @@ class _JsonLines(logging.Formatter):
 
 
 class _Lines(logging.Formatter):
-    """The time and the message, escaped: a file's name in it may hold what a terminal obeys."""
+    """The time and the message, escaped: a file name in it may contain control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record), kept="\n\t")
 
 
 class _LogFile(logging.FileHandler):
-    """A log file whose disk may become full: that is said once, in one line."""
+    """A log file that reports a full disk once, in one line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -60,7 +60,7 @@ class _LogFile(logging.FileHandler):
 
 
 class _AboveTheBar(logging.Handler):
-    """Write above a running progress bar instead of through it, to the stderr of that moment."""
+    """Write above a running progress bar, to the current stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(self.format(record), file=sys.stderr)

@@ -45,7 +45,7 @@ def hardware() -> dict[str, object]:
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may use: in a container, fewer than there are."""
+    """Return the number of cores this process may use, e.g. in a container."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -129,7 +129,7 @@ def avoid_broken_amx() -> None:
 
 @functools.cache
 def amx_works() -> bool:
-    """Return whether AMX runs, tried in another process, as this one would not survive a no."""
+    """Return whether AMX runs; tried in a subprocess, which an illegal instruction would kill."""
     return subprocess.run([sys.executable, "-c", PROBE], capture_output=True).returncode == 0
 
 
@@ -138,10 +138,10 @@ LARGEST = 2**30
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's allocator to keep up to 1 GiB; whether there is one to tell.
+    """Make glibc's allocator keep up to 1 GiB of freed memory; return whether it does.
 
-    Otherwise the activations of every forward pass go back to the system and come again as some
-    thousand page faults: 15 % of a forward pass of a small network.
+    Otherwise every forward pass returns its activations to the system and pays for them with page
+    faults: 15% of the time for a small network.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -38,10 +38,10 @@ HANDLERS_VARIABLE = "KSCL_PATH_HANDLERS"
 TIMM, HUB, TORCHVISION, DETECTRON2 = "timm:", "hf-hub:", "torchvision:", "detectron2://"
 
 
-class CachedUrls(HTTPURLHandler):
-    """Downloads an address once, into a file whose name tells addresses apart.
+class Urls(HTTPURLHandler):
+    """Opens an address as a stream; `local_path` downloads one.
 
-    iopath's own handler names it by the address's path alone, so that two hosts would share a file.
+    iopath's own handler caches by the address's path alone, so that two hosts would share a file.
     """
 
     def _get_supported_prefixes(self) -> list[str]:
@@ -51,18 +51,10 @@ class CachedUrls(HTTPURLHandler):
         self._check_kwargs(kwargs)
         return urllib.request.urlopen(path, timeout=STALL_SECONDS)
 
-    def _get_local_path(
-        self, path: str, force: bool = False, cache_dir: str | None = None, **kwargs: Any
-    ) -> str:
-        self._check_kwargs(kwargs)
-        if cache_dir is None:
-            raise KsclError(f"{path}: give a cache folder to download to.")
-        return str(local_path(path, Path(cache_dir)))
-
 
 path_manager = PathManager()
 path_manager.set_logging(False)  # no telemetry of what is opened
-path_manager.register_handler(CachedUrls())
+path_manager.register_handler(Urls())
 
 
 def register_handler(name: str) -> None:
@@ -131,7 +123,7 @@ def cached_file(path: str, cache: Path) -> Path:
                 _fetch(path, target)
     except OSError as error:
         raise KsclError(
-            f"{path} cannot be kept in {target.parent} ({error}): choose another DATA.CACHE_DIR, "
+            f"{path} cannot be saved to {target.parent} ({error}): choose another DATA.CACHE_DIR, "
             "or download it by hand and give the file's path."
         ) from error
     return target

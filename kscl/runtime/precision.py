@@ -28,10 +28,10 @@ def autocast(device: torch.device, amp: torch.dtype | None) -> torch.autocast:
 
 @contextlib.contextmanager
 def weights_cast_once(frozen: nn.Module) -> Iterator[None]:
-    """Let autocast cast the weights of a frozen network once, not in every pass, until it ends.
+    """Let autocast cast the weights of a frozen network once instead of in every pass.
 
-    It keeps its copies only of weights that ask for a gradient, so within this block these do. No
-    gradient may be computed in it, and the weights must not change before autocast ends.
+    autocast caches only weights that require a gradient, so within this block these do. Compute no
+    gradient in it, and do not change the weights before autocast ends.
     """
     weights = [weight for weight in frozen.parameters() if not weight.requires_grad]
     if not weights or not torch.is_autocast_enabled(weights[0].device.type):
@@ -49,11 +49,11 @@ def weights_cast_once(frozen: nn.Module) -> Iterator[None]:
 def set_numerics(
     *, tf32: bool = False, cudnn_benchmark: bool = False, deterministic: bool = False
 ) -> None:
-    """Choose how GPUs compute; a CPU is not concerned.
+    """Choose how GPUs compute; CPUs are unaffected.
 
-    Without `tf32`, float32 is float32: torch by itself rounds the inputs of convolutions to 10 bits
-    on Ampere and later. `deterministic` chooses kernels that repeat their results to the bit, and
-    torch warns where there is none.
+    Without `tf32`, float32 is float32: by default torch rounds the inputs of convolutions to 10
+    bits on Ampere and later. `deterministic` chooses kernels that repeat results to the bit; torch
+    warns where there is none.
     """
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
@@ -90,7 +90,7 @@ def warn_of_emulation(amp: str, device: torch.device) -> None:
 
 
 def tell_of_tf32(amp: str, tf32: bool, device: torch.device) -> None:
-    """Say what TF32 would buy if this GPU has it and neither it nor mixed precision is used."""
+    """Log what TF32 would gain on a GPU that has it, unless it or mixed precision is on."""
     if tf32 or amp != "off" or device.type != "cuda":
         return
     if torch.cuda.get_device_capability(device) >= (8, 0):
@@ -108,7 +108,7 @@ COMPILERS = ("g++", "clang++", "gcc", "clang")
 def compile_in_place(module: nn.Module, backend: str, device: torch.device) -> None:
     """Let a module compile itself at its first call; its state dict keeps its names.
 
-    What the compiler needs is checked now, not in the midst of a run.
+    The compiler's requirements are checked now, not in the middle of a run.
     """
     if backend == "off":
         return

@@ -49,9 +49,8 @@ class StopRequest:
 def stop_requests() -> Iterator[StopRequest]:
     """Turn signals to stop into a request within this block; ignored signals stay ignored."""
     request = StopRequest()
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # Python allows handlers only there
+    # Python allows signal handlers in the main thread only.
+    if threading.current_thread() is not threading.main_thread():
         yield request
         return
     before = {
@@ -85,10 +84,10 @@ def leave(code: int) -> NoReturn:
 
 
 def end_with_parent() -> None:
-    """End this process of multiprocessing's once the process that asked for it is gone.
+    """End this multiprocessing child once the process that started it is gone.
 
-    torch's loader workers watch their parent. Of one that a fork server started, that is the
-    server, which in turn lives as long as its workers.
+    torch's loader workers watch their parent, which can be a fork server that outlives that
+    process as long as it has workers.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -101,7 +100,7 @@ def end_with_parent() -> None:
 
 
 def end_with_torchrun() -> None:
-    """End this rank, and so its loader workers, once torchrun is gone and another is the parent."""
+    """End this rank, and so its loader workers, once torchrun is gone (the parent changes)."""
     torchrun = os.getppid()
 
     def wait_and_end() -> None:
@@ -117,19 +116,19 @@ def _watch(end: Callable[[], None]) -> None:
 
 
 def start_method(num_workers: int) -> str | None:
-    """Return how a loader starts its workers; None for its own choice.
+    """Return how a loader starts its workers; None for the default.
 
-    A forked worker shares the index of the images with the process that it loads for. The fork
-    server that Python 3.14 takes for Linux would hand a copy of it to every worker.
+    A forked worker shares the image index with its parent. Python 3.14's default on Linux, a fork
+    server, would copy the index to every worker.
     """
     return "fork" if num_workers and sys.platform == "linux" else None
 
 
 def obey_parent_alone() -> None:
-    """Let no signal to stop end this worker unless the process that it loads for sends it.
+    """Let stop signals end this worker only if its parent sends them.
 
-    A scheduler sends SIGTERM to all processes of a job. The process that trains then ends its step
-    and saves, for which it needs its workers.
+    A scheduler sends SIGTERM to all processes of a job. The training process then finishes its step
+    and saves, and needs its workers for that.
     """
     os.setpgid(0, 0)  # a terminal, or a launcher, signals a group
     parent = multiprocessing.parent_process()

@@ -1,9 +1,9 @@
-"""Augmentations: one decoded picture in, K + 1 views out, as fast as one core can.
+"""Augmentations: one decoded picture in, K + 1 views out, fast on one core.
 
 An augmentation is one function under `@augmentation(...)`, which declares its parameters. The
-function draws what happens to one view and returns it as steps: functions on pixels with their
-arguments, with nothing random left in them. Any module that is imported can add one; AUGMENT lists
-in configs, their checks and docs/config.md follow from AUGMENTATIONS.
+function draws what happens to one view and returns deterministic steps: functions on pixels with
+their arguments. Any imported module can add one; AUGMENT lists in configs, their checks and
+docs/config.md follow from AUGMENTATIONS.
 
 Pictures are uint8 RGB arrays (height, width, 3), or (height, width) once they are gray.
 """
@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import cv2
@@ -73,10 +74,10 @@ class Step(NamedTuple):
 
 @dataclass
 class View:
-    """A view in the making, as an augmentation sees it while it draws."""
+    """The state of a view while its augmentations are drawn."""
 
     draw: Draw
-    height: int  # of the picture that the next step meets
+    height: int  # of the picture before the next step
     width: int
     size: int  # height and width of the finished view
     reduced_by: int = 1  # by how much the pixels were reduced while decoding: see `make_views`
@@ -114,7 +115,7 @@ class Augmentation:
 
     sample: Sampler
     parameters: Mapping[str, Parameter]  # with `p` if it happens by chance
-    draws: int  # numbers set aside for it: a view's start at a fixed index, whatever others used
+    draws: int  # numbers reserved for it, so that each view's numbers start at a fixed index
     crops: bool
     on_device: bool  # each of its steps has a device form: see kscl/views/device.py
 
@@ -177,22 +178,6 @@ def draws_per_view(ops: Sequence[Op]) -> int:
     return sum(op.augmentation.draws for op in ops)
 
 
-def sample_view(
-    ops: Sequence[Op],
-    height: int,
-    width: int,
-    size: int,
-    numbers: Iterable[float],
-    reduced_by: int = 1,
-) -> list[Step]:
-    """Draw the steps of one view of a picture from numbers in [0, 1)."""
-    return [
-        step
-        for steps in sample_ops(ops, height, width, size, numbers, reduced_by)
-        for step in steps
-    ]
-
-
 def sample_ops(
     ops: Sequence[Op],
     height: int,
@@ -201,7 +186,7 @@ def sample_ops(
     numbers: Iterable[float],
     reduced_by: int = 1,
 ) -> Iterator[list[Step]]:
-    """Yield the steps of one view that come before its first op, and then those of each op."""
+    """Draw a view from numbers in [0, 1): yield the steps before its first op, then each op's."""
     view = View(iter(numbers).__next__, height, width, size, reduced_by)
     steps: list[Step] = []
     if not any(op.augmentation.crops for op in ops):
@@ -221,7 +206,7 @@ def sample_boxes(
 ) -> list[Box]:
     """Return the first crop of each view that `make_views` makes with the same arguments."""
     rows = numbers.reshape(-1, draws_per_view(ops)).tolist()
-    sampled = [sample_view(ops, height, width, size, row) for row in rows]
+    sampled = [chain.from_iterable(sample_ops(ops, height, width, size, row)) for row in rows]
     return [
         next(step.arguments[0] for step in steps if step.apply is resized_crop) for steps in sampled
     ]
@@ -393,10 +378,10 @@ def _mix(picture: np.ndarray, own: float, luma: float = 0.0, shift: float = 0.0)
 
 
 def adjust_hue(picture: np.ndarray, turn: float) -> np.ndarray:
-    """Turn the hue by a fraction of the circle, as far as PIL's rounding turns it on average.
+    """Turn the hue by a fraction of the circle, matching PIL's rounding on average.
 
     torchvision on PIL truncates the turn and every pixel's hue to 1 / 255 of the circle, and wraps
-    around at 256, which is one step more for the pixels that pass it.
+    around at 256: one step more for pixels that pass it.
     """
     return turn_hue(picture, hue_sectors(turn))
 

@@ -1,4 +1,4 @@
-"""What a method wants of an image, and what it gets: its views."""
+"""The views that a method requests, and the batches that it gets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Views:
 
 
 class Batch(NamedTuple):
-    """Views of B images, and what was met on the way."""
+    """Views of B images, and which images could not be read."""
 
     views: Tensor  # (B, V, 3, H, W), uint8 or float32
     instances: Tensor  # (B,) int64, the index of the image shown

@@ -1,9 +1,8 @@
 """Augmentations on the training device: workers crop and resize, the device does the rest.
 
-A worker draws the steps of every view as always. It applies those up to the last augmentation
-without a device form, and sends the others along as `Pending`: which views, with which arguments.
-The device applies them to all views at once. Streams and parameters are those of the CPU, and the
-pixels differ by rounding.
+A worker draws the steps of every view as usual, applies those up to the last augmentation without
+a device form, and sends the others as `Pending`: which views, with which arguments. The device
+applies them to all views at once. Pixels differ from the CPU's only by rounding.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def device_form(
     apply: Callable[..., object],
     prepare: Callable[..., Sequence[float]] = lambda *arguments: arguments,
 ) -> Callable[[Form], Form]:
-    """Register what does on the device, for many views, what `apply` does to one picture.
+    """Register the batched device version of `apply`, which works on one picture.
 
     `prepare` turns the arguments of one view into a fixed number of floats, in the worker.
     """

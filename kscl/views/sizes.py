@@ -7,6 +7,7 @@ to 99, then 224.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 Sizes = int | Sequence[Sequence[int]]
 SMALLEST = 8
@@ -36,21 +37,16 @@ def mean_pixels(sizes: Sizes, epochs: int) -> float:
 
 def check_sizes(sizes: object, epochs: int) -> str | None:
     """Return what is wrong with sizes for a training of so many epochs, or None."""
-    if isinstance(sizes, list | tuple):
-        parts = [part for part in sizes if isinstance(part, list | tuple) and len(part) == 2]
-        firsts = [part[0] for part in parts]
-        wanted = (
+    parts: Sequence[Any] = sizes if isinstance(sizes, list | tuple) else [(0, sizes)]
+    pairs = [part for part in parts if isinstance(part, list | tuple) and len(part) == 2]
+    firsts = [first for first, _ in pairs if _is_whole(first)]
+    rising = firsts == sorted(set(firsts)) and firsts[:1] == [0] and firsts[-1] < max(1, epochs)
+    if len(firsts) != len(parts) or not rising:
+        return (
             "must be pairs [first epoch, size] with rising epochs, from 0 on and before the end of "
             "the training"
         )
-        if not sizes or len(parts) != len(sizes) or not all(_is_whole(first) for first in firsts):
-            return wanted
-        if firsts != sorted(set(firsts)) or firsts[0] != 0 or firsts[-1] >= epochs:
-            return wanted
-        values = [part[1] for part in parts]
-    else:
-        values = [sizes]
-    good = all(_is_whole(value) and value >= SMALLEST for value in values)
+    good = all(_is_whole(size) and size >= SMALLEST for _, size in pairs)
     return None if good else f"must be at least {SMALLEST} pixels"
 
 

@@ -28,7 +28,7 @@ from kscl.views.augment import (
     resized_crop,
     resolve,
     sample_crop,
-    sample_view,
+    sample_ops,
 )
 from kscl.views.recipes import MOCO_V2
 from tests.benchmarks.harness import figure, seconds, time_ratio
@@ -224,7 +224,7 @@ def views_difference() -> float:
         picture, image = decode_image(data), Image.open(io.BytesIO(data)).convert("RGB")
         numbers = uniforms(0, 0, Stream.VIEWS, index, NUM_VIEWS * draws_per_view(ops))
         for draws in numbers.reshape(NUM_VIEWS, -1).tolist():
-            steps = sample_view(ops, *picture.shape[:2], SIZE, draws)
+            steps = [it for op in sample_ops(ops, *picture.shape[:2], SIZE, draws) for it in op]
             view = apply_steps(picture, steps)
             view = np.dstack([view] * 3) if view.ndim == 2 else view
             differences.append(np.abs(view.astype(int) - apply_on_pil(image, steps)).mean())

@@ -31,38 +31,24 @@ COMMON = {
     "SOLVER.CUDNN_BENCHMARK": True,  # as main_moco.py
     "INPUT.SIZE": 224,
 }
+MOCO = {"METHOD.NUM_SHOTS": 1, "METHOD.SIMILARITY": "cosine", "SOLVER.EPOCHS": 200}
 RECIPES = {
     "kscl_k5_rho40_r50_200ep": {"METHOD.NUM_SHOTS": 5, "METHOD.RHO": 0.4, "SOLVER.EPOCHS": 200},
     "kscl_k5_rho40_r50_800ep": {"METHOD.NUM_SHOTS": 5, "METHOD.RHO": 0.4, "SOLVER.EPOCHS": 800},
     "kscl_k3_rho40_r50_200ep": {"METHOD.NUM_SHOTS": 3, "METHOD.RHO": 0.4, "SOLVER.EPOCHS": 200},
     "kscl_k5_rho90_r50_200ep": {"METHOD.NUM_SHOTS": 5, "METHOD.RHO": 0.9, "SOLVER.EPOCHS": 200},
-    "kscl_k1_r50_200ep": {
-        "METHOD.NUM_SHOTS": 1,
-        "METHOD.SIMILARITY": "projection",
-        "SOLVER.EPOCHS": 200,
-    },
-    "moco_v2_r50_200ep": {
-        "METHOD.NUM_SHOTS": 1,
-        "METHOD.SIMILARITY": "cosine",
-        "SOLVER.EPOCHS": 200,
-    },
-    "moco_v2_r50_800ep": {
-        "METHOD.NUM_SHOTS": 1,
-        "METHOD.SIMILARITY": "cosine",
-        "SOLVER.EPOCHS": 800,
-    },
-    "moco_v1_r50_200ep": {
-        "METHOD.NUM_SHOTS": 1,
-        "METHOD.SIMILARITY": "cosine",
+    "kscl_k1_r50_200ep": MOCO | {"METHOD.SIMILARITY": "projection"},
+    "moco_v2_r50_200ep": MOCO,
+    "moco_v2_r50_800ep": MOCO | {"SOLVER.EPOCHS": 800},
+    "moco_v1_r50_200ep": MOCO
+    | {
         "METHOD.TEMPERATURE": 0.07,
         "PROJECTOR.TYPE": "linear",
         "SOLVER.SCHEDULE": "step",
         "SOLVER.MILESTONES": [120, 160],
-        "SOLVER.EPOCHS": 200,
     },
-    "simclr_r50_200ep": {
-        "METHOD.NUM_SHOTS": 1,
-        "METHOD.SIMILARITY": "cosine",
+    "simclr_r50_200ep": MOCO
+    | {
         "METHOD.SYMMETRIC": True,
         "METHOD.REDUCTION": "sum",
         "PROJECTOR.TYPE": "simclr",
@@ -76,7 +62,6 @@ RECIPES = {
         "SOLVER.WEIGHT_DECAY": 1e-6,
         "SOLVER.LR_UPDATE": "iter",
         "SOLVER.WARMUP_EPOCHS": 10,
-        "SOLVER.EPOCHS": 200,
     },
 }
 

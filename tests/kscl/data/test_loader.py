@@ -14,7 +14,6 @@ from kscl.data import loader as train_loader
 from kscl.data.bad_images import BadImages, find_unreadable, replacement
 from kscl.data.loader import (
     Budget,
-    StepSampler,
     ViewDataset,
     epoch_order,
     load_in_workers,
@@ -39,6 +38,7 @@ def folder(tmp_path_factory):
 
 def copy_with_bad(folder, target, bad):
     """The same folder, but with what the mapping says instead of some of its files."""
+    target.mkdir()
     for path in sorted(folder.iterdir()):
         (target / path.name).write_bytes(bad.get(path.name, path.read_bytes()))
     return str(target)
@@ -178,15 +178,6 @@ def test_a_late_start_decodes_only_what_it_shows(config):
     assert read == batch.instances.tolist()
 
 
-def test_sampling_steps_needs_no_images():
-    one = list(StepSampler(1000, 32, 5, 20, 70))
-    ranks = [list(StepSampler(1000, 32, 5, 20, 70, rank, 2)) for rank in range(2)]
-    assert len(one) == 50
-    assert [a + b for a, b in zip(*ranks, strict=True)] == one
-    assert {epoch for batch in one for epoch, _ in batch} == {0, 1, 2}
-    assert list(StepSampler(1000, 32, 5, 33, 70)) == one[13:]
-
-
 def test_a_batch_that_ranks_cannot_share_or_images_cannot_fill_is_an_error(config):
     with pytest.raises(KsclError, match="3 processes cannot share"):
         all_batches(config, world_size=3)
@@ -208,7 +199,6 @@ def test_floats_from_a_worker_equal_bytes_normalized_on_the_device(config):
 def test_bad_images_are_replaced_named_once_and_counted(config, folder, tmp_path, caplog):
     good = all_batches(config, last_step=15)
     bad = {"03.jpg": b"", "07.jpg": b"no image", "11.jpg": (folder / "11.jpg").read_bytes()[:400]}
-    (tmp_path / "with_bad").mkdir()
     config.DATA.TRAIN = copy_with_bad(folder, tmp_path / "with_bad", bad)
     config.DATA.NUM_WORKERS = 2
     loader = build_train_loader(config, last_step=15)
@@ -232,7 +222,6 @@ def test_bad_images_are_replaced_named_once_and_counted(config, folder, tmp_path
 
 
 def test_too_many_bad_images_stop_the_run_with_the_reason(config, folder, tmp_path):
-    (tmp_path / "with_bad").mkdir()
     bad = {f"{number:02d}.jpg": b"" for number in range(5)}
     config.DATA.TRAIN = copy_with_bad(folder, tmp_path / "with_bad", bad)
     config.DATA.MAX_BAD_FRACTION = 0.1
@@ -243,7 +232,6 @@ def test_too_many_bad_images_stop_the_run_with_the_reason(config, folder, tmp_pa
 
 
 def test_the_policy_error_stops_at_the_first_bad_image(config, folder, tmp_path):
-    (tmp_path / "with_bad").mkdir()
     config.DATA.TRAIN = copy_with_bad(folder, tmp_path / "with_bad", {"05.jpg": b"x"})
     config.DATA.BAD_IMAGES = "error"
     config.DATA.NUM_WORKERS = 2

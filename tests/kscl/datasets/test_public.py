@@ -94,7 +94,7 @@ def test_a_damaged_archive_is_refused_and_nothing_is_unpacked(server, tmp_path):
 
 def test_no_network_names_the_file_and_where_to_put_it(server, tmp_path):
     _, archives = server
-    with pytest.raises(KsclError, match=r"Fetch trainval\.tar some other way"):
+    with pytest.raises(KsclError, match=r"Put trainval\.tar into"):
         public.prepare_voc(tmp_path / "datasets", tmp_path / "none", archives)
     assert not list((tmp_path / "none").iterdir())
 
@@ -149,7 +149,7 @@ def test_all_that_is_wrong_with_imagenet_is_told_at_once(tmp_path):
     (tmp_path / "train" / "n02" / "a.JPEG").unlink()
     with pytest.raises(KsclError) as error:
         public.check_imagenet(tmp_path, 2)
-    for part in ("not in a folder of their class", "no image in n02", "differ in 2 classes"):
+    for part in ("are not in class folders", "no image in n02", "differ in 2 classes"):
         assert part in str(error.value)
 
 
@@ -204,7 +204,7 @@ def test_the_list_says_which_pictures_of_a_class_go_where(cifar10, tmp_path, cap
     folder = tmp_path / "data" / "cifar10_20k"
     assert pictures(folder) == expected
     assert main(command) == 0
-    assert "left as it is" in capsys.readouterr().out
+    assert "already exists" in capsys.readouterr().out
     made = {path.name for path in folder.parent.iterdir()}
     assert made == {"cifar10_20k", "cifar10_small"}  # and nothing half made
 
@@ -229,7 +229,7 @@ def test_a_copy_that_lacks_pictures_is_refused(cifar10, tmp_path, capsys):
         Image.new("RGB", (32, 32)).save(tmp_path / "copy" / name / "0000.png")
     root = tmp_path / "data"
     assert main(["cifar10", "--root", str(root), "--archives", str(tmp_path / "copy")]) == 2
-    assert "1 images of cat, but the list wants index 2" in capsys.readouterr().err
+    assert "1 images of cat, but number 2 is needed" in capsys.readouterr().err
     assert not (root / "cifar10_20k").exists()
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from dataclasses import replace
@@ -18,9 +17,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from pycocotools import mask as coco_masks
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 
 from kscl.commands.make_shapes import main
 from kscl.data.annotated.coco import read_coco
@@ -45,7 +41,8 @@ from tests.helpers.data.mask_pixels import pixels_of_counts, pixels_of_polygons
 from tests.helpers.data.shapes import SMALL, bytes_of
 
 # Drift in these is a new GENERATOR_VERSION, or a mistake. The first is over bare pixels; the second
-# also depends on the JPEG encoder of the pinned Pillow.
+# also depends on the JPEG encoder of the pinned Pillow. For a new version, check that pixels and
+# colors do not give the class away: logistic regression on 32 x 32 pixels has 14% (chance 5%).
 SMALL_PIXELS = "6b93809add5f8feb1d545af4ab4223af08b28e5f29c606eb9d8309cbd2826b14"
 SMALL_FILES = {
     "sha256": "2606abff0ff0f504d191fb6074b53c10d518e8262b0b67e2a1f0369bdbafb284",
@@ -55,7 +52,6 @@ SMALL_FILES = {
 USUAL = ShapesSettings(
     unlabeled=20, train=100, val=60, detection_train=60, detection_test=40, image_size=64
 )
-LEARNING = replace(USUAL, train=2000, val=600, detection_train=4, detection_test=4)
 SPLITS = ("train", "val", "trainval", "test")
 
 
@@ -287,52 +283,6 @@ def test_polygons_cover_any_mask_exactly_also_with_holes_and_touching_corners() 
             assert (pixels_of_polygons(polygons_of(mask, 2, 3), *full.shape) == full).all()
 
 
-Labeled = tuple[np.ndarray, np.ndarray]  # pictures (N, 32, 32, 3) in [0, 1], labels (N,)
-
-
-@pytest.fixture(scope="module")
-def labeled(tmp_path_factory: pytest.TempPathFactory) -> list[Labeled]:
-    folder = tmp_path_factory.mktemp("learning") / "shapes"
-    make_shapes(folder, LEARNING, workers=2)
-    return [pictures_of(folder / "classes" / part) for part in ("train", "val")]
-
-
-def pictures_of(folder: Path) -> Labeled:
-    pictures, labels = [], []
-    for label, name in enumerate(CLASS_NAMES):
-        for path in sorted((folder / name).glob("*.jpg")):
-            with Image.open(path) as picture:
-                small = picture.resize((32, 32), Image.Resampling.BOX)
-            pictures.append(np.asarray(small, dtype=np.float32) / 255)
-            labels.append(label)
-    return np.stack(pictures), np.array(labels)
-
-
-def accuracy(features: list[np.ndarray], labeled: list[Labeled], regularization: float) -> float:
-    """Accuracy on `val` of a logistic regression on whatever features are given."""
-    scale = StandardScaler().fit(features[0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        model = LogisticRegression(C=1 / regularization, max_iter=40)
-        model.fit(scale.transform(features[0]), labeled[0][1])
-    return float(model.score(scale.transform(features[1]), labeled[1][1]))
-
-
-@pytest.mark.full
-def test_neither_raw_pixels_nor_colors_give_the_class_away(labeled: list[Labeled]) -> None:
-    raw = [pictures.reshape(len(pictures), -1) for pictures, _ in labeled]
-    means = [pictures.mean(axis=(1, 2)) for pictures, _ in labeled]
-    bins = [(pictures * 7.99).astype(int) for pictures, _ in labeled]
-    histograms = [
-        np.concatenate([(each == level).mean(axis=(1, 2)) for level in range(8)], axis=1)
-        for each in bins
-    ]
-    # Chance is 0.05; one standard error on 600 pictures is 0.009. Raw pixels: 0.14 measured.
-    assert accuracy(raw, labeled, regularization=1000) < 0.40
-    assert accuracy(means, labeled, regularization=1) < 0.09
-    assert accuracy(histograms, labeled, regularization=1) < 0.12
-
-
 def test_a_finished_folder_is_left_alone(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in small.rglob("*")}
     assert main([*arguments_for(SMALL), "--output-dir", str(small)]) == 0
@@ -357,7 +307,7 @@ def test_an_interrupted_run_is_made_good(
     assert find_shapes(tmp_path, SMALL) is None
     half = next((tmp_path / "unlabeled").iterdir())
     half.write_bytes(half.read_bytes()[:100])
-    with pytest.raises(KsclError, match="seed is 7, but 8 is"):
+    with pytest.raises(KsclError, match="seed is 7, but 8 was"):
         make_shapes(tmp_path, replace(SMALL, seed=8))
     make_shapes(tmp_path, SMALL)
     assert bytes_of(tmp_path) == bytes_of(small)
@@ -402,7 +352,7 @@ def test_a_folder_with_something_else_is_refused(small: Path, tmp_path: Path) ->
     with pytest.raises(KsclError, match="already holds something"):
         make_shapes(tmp_path, SMALL)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    with pytest.raises(KsclError, match="image_size is 48, but 64 is"):
+    with pytest.raises(KsclError, match="image_size is 48, but 64 was"):
         make_shapes(small, replace(SMALL, image_size=64))
     verify_shapes(small)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import time
 
 import pytest
 
@@ -42,13 +41,6 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_any_change_of_a_small_set_shows(data, change):
-    before = fingerprint(data).hash
-    CHANGES[change](data)
-    assert fingerprint(data).hash != before
-
-
 @pytest.mark.parametrize("name", ["7.xml", "7.TXT", "all.json"])
 def test_an_edit_of_an_annotation_shows_though_its_size_is_the_same(tmp_path, name):
     for i in range(2 * SAMPLED_FILES):  # so many that no sample has them all
@@ -79,16 +71,6 @@ def test_nothing_to_fingerprint_is_an_error(tmp_path):
         fingerprint(tmp_path)
     with pytest.raises(ValueError, match="nowhere"):
         fingerprint(tmp_path / "nowhere")
-
-
-def test_many_files_take_little_time(tmp_path):
-    for folder in range(20):
-        (tmp_path / str(folder)).mkdir()
-        for i in range(1000):
-            (tmp_path / str(folder) / f"{i}.jpg").touch()
-    start = time.process_time()  # of this process alone, however busy the machine is
-    assert fingerprint(tmp_path).files == 20_000
-    assert time.process_time() - start < 5  # a million then take minutes at worst
 
 
 @pytest.fixture

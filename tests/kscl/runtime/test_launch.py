@@ -106,7 +106,7 @@ def test_a_rank_that_fails_alone_says_why_though_ending_the_group_would_wait():
 
 
 def test_a_rank_that_the_system_has_ended_is_named_with_advice_for_every_tool():
-    with pytest.raises(KsclError, match=r"Rank 1 was ended by SIGKILL.*smaller batch") as caught:
+    with pytest.raises(KsclError, match=r"Rank 1 was killed by SIGKILL.*smaller batch") as caught:
         launch(end_by_the_system_on_rank_1, None, 2)
     assert "SOLVER" not in str(caught.value)  # the tools' keys differ
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kscl.runtime.startup import hidden_packages, mixed_packages, overwritten_packages
+from kscl.runtime.startup import hidden_packages, mixed_packages
 from tests.helpers.commands import ROOT, run, tool
 
 DOCTOR = "import sys; from kscl.commands.doctor import main; sys.exit(main(['--json']))"
@@ -31,7 +31,7 @@ def problems(report: str) -> dict[str, str]:
 
 
 def test_nothing_hides_our_packages_here():
-    assert (hidden_packages(), mixed_packages(), overwritten_packages()) == ({}, {}, {})
+    assert [*hidden_packages(), *mixed_packages()] == []
 
 
 @pytest.mark.full
@@ -69,8 +69,8 @@ def test_a_wheel_that_was_installed_into_a_package_of_ours_is_named_by_the_docto
     assert "package other " in found["detection"]
     assert "linear_eval" not in found
     (theirs / "RECORD").write_text("their_detection/__init__.py,,\n")
-    code = "from kscl.runtime.startup import mixed_packages; print(mixed_packages())"
-    assert python(code).stdout == "{}\n"
+    code = "from kscl.runtime.startup import mixed_packages; print(*mixed_packages())"
+    assert python(code).stdout == "\n"
 
 
 def test_a_tool_of_another_checkout_is_not_taken_for_a_package(tmp_path):

@@ -19,7 +19,7 @@ from kscl.views.augment import (
     augmentation,
     make_views,
     resolve,
-    sample_view,
+    sample_ops,
 )
 from kscl.views.recipes import MOCO_V1, MOCO_V2, RECIPES, SIMCLR, check_recipe
 from tests.helpers.config_reference import config_page
@@ -141,4 +141,4 @@ def test_a_worker_that_has_not_registered_an_augmentation_makes_its_views_too(ne
 
 def test_declared_numbers_must_suffice(new_op):
     with pytest.raises(RuntimeError, match="paint"):
-        sample_view(resolve([{"op": "paint", "p": 1.0}]), 8, 8, 8, [0.0, 0.5])
+        list(sample_ops(resolve([{"op": "paint", "p": 1.0}]), 8, 8, 8, [0.0, 0.5]))
