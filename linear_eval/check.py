@@ -58,7 +58,7 @@ def _unreadable(images: LabeledImages, most: int) -> Iterator[Problem]:
     if reasons:
         number, reason = next(iter(reasons.items()))
         what = (
-            f"{len(reasons)} of the {num_decoded:,} decoded images cannot be read, e.g. "
+            f"{len(reasons)} of the {num_decoded:,} images that were decoded cannot be read, e.g. "
             f"{source.name(number)} ({reason})"
         )
         fix = "A score counts every image, so none is skipped: fix or remove them"

@@ -166,7 +166,7 @@ class Svm(AnnotatedProbe):
             POSITIVE_WEIGHT = key(2.0, "Weight of positives relative to negatives.", above=0)
             SOLVER = key(
                 "liblinear",
-                """scikit-learn's LinearSVC, or the exact minimum of its objective, which is faster
+                """LinearSVC of scikit-learn, or the exact minimum of its objective, which is faster
                 for few images.""",
                 choices=("liblinear", "exact"),
             )
