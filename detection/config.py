@@ -44,6 +44,7 @@ NORM_KEYS = (
 )
 WEIGHTS_KEY = "MODEL.WEIGHTS"
 GRID_KEY = "KSCL.LR_GRID"
+LONGER_KEY = "KSCL.LONGER"
 SGD, ADAMW = "sgd", "adamw"
 FULL_MODEL = "full_model"  # clips the gradients of all weights together; Detectron2 has the others
 CLIP_TYPES = ("value", "norm", FULL_MODEL)
@@ -191,6 +192,13 @@ class Kscl(Section):
             """Number of the random draw of FRACTION: equal numbers give equal images; -1 takes
             SEED.""",
             at_least=OF_SEED,
+        )
+        LONGER = key(
+            1.0,
+            """Train so many times as long as the protocol says (SOLVER.MAX_ITER, STEPS and
+            WARMUP_ITERS), to spend a pretraining's time on the detector instead. The protocol
+            stays the same; the row of the leaderboard says how much longer it was trained.""",
+            at_least=1,
         )
         LR_GRID = key(
             [],

@@ -133,6 +133,13 @@ class LinearEval(Section):
 
     class SOLVER(Section):
         EPOCHS = key(100, "Passes over the training images or features.", at_least=1)
+        LONGER = key(
+            1.0,
+            """Train so many times as long as the protocol says (EPOCHS and MILESTONES), to spend a
+            pretraining's time on the probe instead. The protocol stays the same; the row of the
+            leaderboard says how much longer it was trained.""",
+            at_least=1,
+        )
         BATCH_SIZE = key(256, "Images per step, over all ranks.", at_least=1)
         BASE_LR = key(
             30.0,

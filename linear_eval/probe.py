@@ -40,6 +40,7 @@ from kscl.errors import KsclError
 from kscl.records.rankme import KEY as RANKME
 from kscl.records.rankme import rankme
 from kscl.records.record import (
+    LONGER,
     RECORD_FILE,
     Protocol,
     Record,
@@ -102,6 +103,7 @@ class Probe(Task):
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__(cfg)
         self.may_change = schema().without_effect
+        self.solver = schedule(cfg)
         self.decoded = 0  # images decoded for calibration and features
         self.features: dict[str, Features] = {}  # by role
 
@@ -257,6 +259,8 @@ class Probe(Task):
             **outcome.details,
             "images_decoded_for_features": self.decoded,
         }
+        if cfg.SOLVER.LONGER > 1:
+            details[LONGER] = cfg.SOLVER.LONGER
         if cfg.DATA.FRACTION < 1:
             details["draw"] = draw_of(cfg)
         if "val" in self.features:  # not train, which depends on the fraction
@@ -331,7 +335,8 @@ def schema() -> Schema:
     """Return the keys of all probes."""
     probes = registered()
     own = [found.Keys for found in probes.values()]
-    rules = (config.rules, _check_subset, *(found.rules for found in probes.values()))
+    shared = (config.rules, _check_subset, _check_longer)
+    rules = (*shared, *(found.rules for found in probes.values()))
     found = Schema.of(LinearEval, *own, rules=rules)
     said = [
         f"{name}: {(each.__doc__ or each.title).splitlines()[0]}" for name, each in probes.items()
@@ -354,6 +359,21 @@ def _check_subset(cfg: CfgNode) -> Iterable[Broken]:
     if limited and chosen is not None and not chosen.takes_subset:
         keys = ("PROBE", *config.SUBSET_KEYS)
         yield keys, "this probe uses all images of its sets: leave these unset"
+
+
+def _check_longer(cfg: CfgNode) -> Iterable[Broken]:
+    chosen = registered().get(cfg.PROBE)
+    if cfg.SOLVER.LONGER > 1 and chosen is not None and not chosen.command.longer:
+        yield ("PROBE", "SOLVER.LONGER"), "this probe trains nothing for a number of epochs"
+
+
+def schedule(cfg: CfgNode) -> CfgNode:
+    """Return SOLVER with the epochs that are trained: the protocol's, times SOLVER.LONGER."""
+    solver, times = cfg.SOLVER.clone(), cfg.SOLVER.LONGER
+    solver.defrost()
+    solver.EPOCHS = round(times * solver.EPOCHS)
+    solver.MILESTONES = [round(times * epoch) for epoch in solver.MILESTONES]
+    return solver
 
 
 # Words of protocols

@@ -55,13 +55,14 @@ from detection.train.detector import (
 )
 from detection.train.loader import build_test_loader, build_train_loader, seed_everything
 from detection.train.optimizer import build_optimizer
-from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of
+from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of, schedule
 from kscl.backbone_file import RANDOM
 from kscl.cli import WORLD_SIZE_OPTION
 from kscl.config import plain, value_at
 from kscl.methods.encoder import build_backbone
 from kscl.records.record import (
     LEAST_AP50,
+    LONGER,
     WORKING_AP50,
     Metric,
     Record,
@@ -99,6 +100,7 @@ retinanet.sigmoid_focal_loss_jit = sigmoid_focal_loss
     prepared_by="detection.commands.convert",
     trials="num_trials",
     labels="KSCL",
+    longer="KSCL.LONGER",
 )
 class Detection(Task):
     """Fine-tunes and scores a detector; the state between two steps is Detectron2's trainer's."""
@@ -134,6 +136,7 @@ class Detection(Task):
         super().__init__(cfg)
         self.sets = replace(sets.labeled(cfg), bad_images=dict(sets.bad_images))
         self.certificate, self.scaled_from, self.lr_search = certificate, scaled_from, lr_search
+        self.schedule = schedule(cfg)
         if cfg.SOLVER.REFERENCE_WORLD_SIZE:
             self.hints = {BATCH_KEY: SCALED, WORLD_SIZE: ""}
 
@@ -190,7 +193,9 @@ class Detection(Task):
                     )
                 ),
                 hooks.IterationTimer(),
-                hooks.LRScheduler(optimizer, build_lr_scheduler(cfg, optimizer)),
+                hooks.LRScheduler(
+                    optimizer, build_lr_scheduler(CfgNode({"SOLVER": self.schedule}), optimizer)
+                ),
                 *([self.exact_statistics()] if is_exact else []),
                 hooks.CallbackHook(after_step=lambda _: self.evaluate_on_the_way(is_exact)),
             ]
@@ -230,7 +235,7 @@ class Detection(Task):
 
     def steps(self) -> Iterator[int]:
         """Train to the last iteration, as Detectron2's `TrainerBase.train` does."""
-        cfg, trainer, last = self.cfg, self.trainer, self.cfg.SOLVER.MAX_ITER
+        cfg, trainer, last = self.cfg, self.trainer, self.schedule.MAX_ITER
         log_to(self.folder)
         log.info("Training starts at iteration %d of %d.", self.start, last)
         if self.start == last:
@@ -264,14 +269,14 @@ class Detection(Task):
         The last iteration ends in exact statistics and others in an evaluation: a stop within them
         resumes from the iteration before.
         """
-        last, period = self.cfg.SOLVER.MAX_ITER, self.cfg.SOLVER.CHECKPOINT_PERIOD
+        last, period = self.schedule.MAX_ITER, self.cfg.SOLVER.CHECKPOINT_PERIOD
         by_period = period > 0 and step % period == 0
         return by_period or step in (last - 1, last) or self.is_evaluated(step + 1)
 
     def is_evaluated(self, step: int) -> bool:
         """Return whether the detector is scored on the way; at the end it is anyway."""
         period = self.cfg.TEST.EVAL_PERIOD
-        return period > 0 and step % period == 0 and step < self.cfg.SOLVER.MAX_ITER
+        return period > 0 and step % period == 0 and step < self.schedule.MAX_ITER
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the training; refuse weights that nothing can resume from."""
@@ -361,7 +366,7 @@ class Detection(Task):
             if is_exact:
                 self.exact_statistics().update_stats()
             _share_buffers(model)
-            log.info("Evaluation after iteration %d of %d:", done, self.cfg.SOLVER.MAX_ITER)
+            log.info("Evaluation after iteration %d of %d:", done, self.schedule.MAX_ITER)
             _, numbers = self.infer(None)  # none but on rank 0
         finally:
             with torch.no_grad():
@@ -396,7 +401,7 @@ class _Writer(hooks.PeriodicWriter):
     """
 
     def __init__(self, task: Detection) -> None:
-        self.task, self.iterations = task, task.cfg.SOLVER.MAX_ITER
+        self.task, self.iterations = task, task.schedule.MAX_ITER
         super().__init__(default_writers(task.cfg.OUTPUT_DIR, self.iterations), LINES_EVERY)
 
     def after_step(self) -> None:
@@ -520,6 +525,7 @@ def write_trial_record(
         details={
             **details,
             "backbone": backbone,
+            **({LONGER: cfg.KSCL.LONGER} if cfg.KSCL.LONGER > 1 else {}),
             "scorer": cfg.KSCL.SCORER,
             "mosaic": MOSAIC_FILE,
             "per_class": per_class[cfg.KSCL.SCORER],

@@ -153,7 +153,9 @@ def _training_of(path: Path) -> Training | None:
     else:
         return None
     done = step_of(path) if is_checkpoint else 0
-    is_complete = done == known["config"]["SOLVER"]["MAX_ITER"]
+    settings = known["config"]
+    longer = settings["KSCL"].get("LONGER", 1)  # records from before this key have none
+    is_complete = done == round(longer * settings["SOLVER"]["MAX_ITER"])
     return Training(run, iterations=0 if is_complete else done, **known)
 
 

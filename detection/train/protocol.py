@@ -14,6 +14,7 @@ from detection.config import (
     DETECTOR_KEYS,
     FRACTION_KEY,
     GRID_KEY,
+    LONGER_KEY,
     NORM_KEY,
     NORM_KEYS,
     detection_defaults,
@@ -54,8 +55,8 @@ OF_RESNETS = (
     "MODEL.RESNETS.RES2_OUT_CHANNELS",
     "MODEL.RESNETS.STEM_OUT_CHANNELS",
 )
-# Keys that come with the weights, and those of replicates: contenders may have other networks under
-# one protocol.
+# Keys that come with the weights, those of replicates, and a longer training, which the row's name
+# shows: contenders may differ in them under one protocol.
 THE_CONTENDERS_OWN = (
     *OF_RESNETS,
     "MODEL.PIXEL_MEAN",
@@ -64,6 +65,7 @@ THE_CONTENDERS_OWN = (
     "KSCL.FROM_SCRATCH",
     "SEED",
     "KSCL.DRAW",
+    LONGER_KEY,
 )
 # The name of a protocol shows these by key and value, and the data by the names of the sets.
 NAMED_BY_VALUE = tuple(key for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY) if key != BUILDER_KEY)
@@ -92,8 +94,18 @@ def protocol_of(cfg: CfgNode, processes: Sequence[int] = (1,), iterations: int =
         definition["processes"] = list(processes)
     if iterations:
         definition["iterations"] = iterations
-        name += f" (after {iterations} of {cfg.SOLVER.MAX_ITER} iterations)"
+        name += f" (after {iterations} of {schedule(cfg).MAX_ITER} iterations)"
     return Protocol(name, definition)
+
+
+def schedule(cfg: CfgNode) -> CfgNode:
+    """Return SOLVER with the iterations that are trained: the protocol's, times KSCL.LONGER."""
+    solver, times = cfg.SOLVER.clone(), cfg.KSCL.LONGER
+    solver.defrost()
+    solver.MAX_ITER = round(times * solver.MAX_ITER)
+    solver.STEPS = tuple(round(times * step) for step in solver.STEPS)
+    solver.WARMUP_ITERS = round(times * solver.WARMUP_ITERS)
+    return solver
 
 
 def _definition(cfg: CfgNode) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from kscl.benchmark.leaderboard.answer import (
     advice,
     answers,
     baselines_to_choose,
+    scores,
     warnings,
 )
 from kscl.benchmark.leaderboard.differences import EXPLANATION, differences
@@ -51,6 +52,7 @@ EXAMPLES = """  kscl board output
 class Findings:
     """What the board says in words, and the tables of its differences."""
 
+    scores: list[str]  # all rows of each task, in one line
     answers: list[Answer]
     labels_saved: list[Saved]
     warnings: list[str]
@@ -61,7 +63,8 @@ class Findings:
     @property
     def sentences(self) -> list[str]:
         """Return all answers."""
-        return [it.sentence for it in self.answers] + [it.sentence for it in self.labels_saved]
+        found = [it.sentence for it in self.answers] + [it.sentence for it in self.labels_saved]
+        return [*self.scores, *found]
 
 
 def find(board: Board, baselines: Sequence[str] = ()) -> Findings:
@@ -75,12 +78,14 @@ def find(board: Board, baselines: Sequence[str] = ()) -> Findings:
     found = answers(board, baselines)
     closing = [*advice(found), *baselines_to_choose(board, baselines)]
     warned = [*warnings(board), *unfit]
-    return Findings(found, labels_saved(board, baselines), warned, closing, compared, unfit)
+    saved = labels_saved(board, baselines)
+    return Findings(scores(board), found, saved, warned, closing, compared, unfit)
 
 
 def summary_of(board: Board, found: Findings) -> str:
     """Return what a terminal shows."""
-    sentences = first_of_each((it.protocol, it.sentence) for it in found.answers)
+    sentences = [*found.scores]
+    sentences += first_of_each((it.protocol, it.sentence) for it in found.answers)
     sentences += [it.sentence for it in found.labels_saved]
     cautions = [f"Warning: {it}" for it in found.warnings]
     return summary(board, cautions, sentences, found.advice)
@@ -104,6 +109,7 @@ def write_board(
     if found.compared:
         last += ["## Differences to the baseline", *found.compared.values(), EXPLANATION]
     said = {
+        "scores": found.scores,
         "answers": [asdict(it) for it in found.answers],
         "advice": found.advice,
         "warnings": found.warnings,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from kscl.benchmark.slurm import (
     set_statuses,
     submit_all,
 )
-from kscl.benchmark.suite.check import check_stages, fetch_weights, refuse
+from kscl.benchmark.suite.check import check_stages, different_networks, fetch_weights, refuse
 from kscl.benchmark.suite.execute import (
     FAILED,
     STOPPED,
@@ -96,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     problems = [] if looks else fetch_weights(chosen)
     if not arguments.dry_run:
         refuse(problems)
+    if not looks and (warning := different_networks(chosen)):
+        print(warning, file=sys.stderr)
     stages = plan(suite)
     if arguments.only:
         stages = of_contenders(stages, chosen.contenders)
@@ -113,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments.slurm or arguments.status or arguments.cancel:
         return _on_slurm(arguments, suite, stages, state_dir)
-    states = look(stages, state_dir, suite.estimates)
+    states = look(stages, state_dir)
     jobs = max(1, arguments.jobs or suite.jobs)
     if not (problems or arguments.skip_check):
         at_once = max(jobs, usable_cores())

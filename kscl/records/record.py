@@ -36,6 +36,7 @@ RECORD_FILE = "record.json"
 RECORDS_FILE = ".records.jsonl"  # ends the name of a file with one record per line; FILE:3 is one
 LEAST_AP50 = 5.0  # percent: a detector below it is not ranked
 WORKING_AP50 = 25.0  # percent: a detector below it misses or mislabels most objects
+LONGER = "longer"  # in details: how many times as long it was trained as its protocol says
 MAX_BYTES = 64 * 2**20  # a record holds thinned curves and one bit per test image, never more
 
 LARGE = 1e15  # sums and squares of smaller numbers stay finite

@@ -151,6 +151,7 @@ class Command(NamedTuple):
     prepared_by: str = ""  # the module of the command that makes its weights from a backbone
     trials: str = ""  # the option of the command that repeats it with further seeds
     labels: str = "DATA"  # the section of the keys FRACTION and DRAW
+    longer: str = ""  # the key that makes its training longer; empty if nothing is trained
 
 
 def task(
@@ -161,6 +162,7 @@ def task(
     prepared_by: str = "",
     trials: str = "",
     labels: str = "DATA",
+    longer: str = "",
 ) -> Callable[[Registered], Registered]:
     """Register a task; `kind` is that of its records if it is not its name."""
 
@@ -168,7 +170,7 @@ def task(
         packages = [base.__module__.partition(".")[0] for base in found.__mro__]
         command = next(COMMANDS[package] for package in packages if package in COMMANDS)
         found.name, found.title, found.kind = name, title, kind or name
-        found.command = Command(command, prepared_by, trials, labels)
+        found.command = Command(command, prepared_by, trials, labels, longer)
         TASKS.register(name, found)
         return found
 

@@ -52,7 +52,7 @@ log = logging.getLogger(LOGGER)
 KEYS = {"lr": "LRS", "weight_decay": "WEIGHT_DECAYS", "l2": "L2"}  # of CACHED
 
 
-@task("cached", title="Classifier (linear probe)", kind="linear")
+@task("cached", title="Classifier (linear probe)", kind="linear", longer="SOLVER.LONGER")
 class Cached(Probe):
     """Train a linear classifier on stored features, with settings chosen within train."""
 
@@ -113,6 +113,8 @@ class Cached(Probe):
             yield ("CACHED.VIEWS",), f"must be some of {CENTER}, {FLIP}, each once"
         if not views and not cfg.CACHED.RANDOM_CROPS:
             yield ("CACHED.VIEWS", "CACHED.RANDOM_CROPS"), "there is no view to train on: name one"
+        if Cached.name == cfg.PROBE and cfg.CACHED.METHOD == "lbfgs" and cfg.SOLVER.LONGER > 1:
+            yield ("SOLVER.LONGER", "CACHED.METHOD"), "lbfgs stops where it has converged"
 
     @property
     def protocol_id(self) -> str:
@@ -179,7 +181,7 @@ class Cached(Probe):
             self.sweep = self.compare(points, rows_like(rows, features, labels, held))
             self.training, self.found = {}, []
         self.rows = training_rows(cfg, features, labels, np.arange(len(train)))
-        before = len(points) if cfg.CACHED.METHOD == "lbfgs" else cfg.SOLVER.EPOCHS
+        before = len(points) if cfg.CACHED.METHOD == "lbfgs" else self.solver.EPOCHS
         for step in self.solve(self.rows, [points[self.chosen]]):
             yield before + step
 
@@ -203,8 +205,8 @@ class Cached(Probe):
         if not self.training:
             start_from = (rows.table.shape[1], cfg.SOLVER.INIT_STD, cfg.SEED, device())
             self.training = start_grid(len(points), classes, *start_from)
-        epochs = train_grid(rows, points, self.training, cfg.SOLVER, cfg.SEED)
-        left = cfg.SOLVER.EPOCHS - len(self.training["losses"])
+        epochs = train_grid(rows, points, self.training, self.solver, cfg.SEED)
+        left = self.solver.EPOCHS - len(self.training["losses"])
         yield from progress(epochs, f"epochs of {len(points)} classifiers", left)
         self.found = solutions_of(self.training, len(points))
 
@@ -259,7 +261,7 @@ class Cached(Probe):
             "curves": {"epoch": list(range(1, len(losses) + 1)), "train_loss": losses},
         }
         if cfg.CACHED.METHOD == "sgd":
-            details["epochs"] = cfg.SOLVER.EPOCHS
+            details["epochs"] = self.solver.EPOCHS
         result = score(ranked_classes(outputs), val.targets, val.classes)
         remark = f"{in_words(points[self.chosen])}, chosen of {len(points)} within train"
         return [Outcome(result, details, remark, on_raw_features(*solution, self.rows))]

@@ -46,7 +46,7 @@ class Network(nn.Module):
             return self.head(features)
 
 
-@task("finetune", title="Classifier (fine-tuned on few labels)")
+@task("finetune", title="Classifier (fine-tuned on few labels)", longer="SOLVER.LONGER")
 class Finetune(ViewTraining):
     """Fine-tune the whole network with a new head."""
 

@@ -129,7 +129,7 @@ class ViewTraining(Probe):
         size, steps = self.cfg.INPUT.SIZE, self.steps_per_epoch
         batches = self.batches()
         if rank() == 0:
-            left = steps * self.cfg.SOLVER.EPOCHS - self.step
+            left = steps * self.solver.EPOCHS - self.step
             batches = progress(batches, f"probe {self.name}", left)
         for batch in batches:
             if not len(batch.instances):  # fewer images than ranks are left in this epoch
@@ -148,7 +148,7 @@ class ViewTraining(Probe):
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's share of every remaining batch."""
         cfg, train = self.cfg, self.data["train"]
-        steps = (self.step, self.steps_per_epoch * cfg.SOLVER.EPOCHS)
+        steps = (self.step, self.steps_per_epoch * self.solver.EPOCHS)
         batch_size, ranks = cfg.SOLVER.BATCH_SIZE, (rank(), world_size())
         sampler = StepSampler(len(train), batch_size, cfg.SEED, *steps, *ranks, drop_last=False)
         return load_views(train, self.views_of, sampler, cfg.DATA.NUM_WORKERS)
@@ -162,7 +162,7 @@ class ViewTraining(Probe):
 
     def take_step(self, batch: Batch) -> None:
         """Take one step of SGD on the global batch."""
-        solver, targets = self.cfg.SOLVER, self.data["train"].targets
+        solver, targets = self.solver, self.data["train"].targets
         epoch, place = divmod(self.step, self.steps_per_epoch)
         in_batch = min(solver.BATCH_SIZE, len(targets) - place * solver.BATCH_SIZE)  # all ranks
         for group, key in zip(self.optimizer.param_groups, self.lr_keys, strict=True):
@@ -216,7 +216,7 @@ def _add_over_ranks(module: nn.Module, loss: Tensor) -> float:
     return float(total)
 
 
-@task("online", title="Classifier (linear probe)", kind="linear")
+@task("online", title="Classifier (linear probe)", kind="linear", longer="SOLVER.LONGER")
 class Online(ViewTraining):
     """Train a linear classifier on augmented images."""
 
@@ -296,7 +296,7 @@ class Online(ViewTraining):
             "best_epoch_picked_on_val": picked,
             "curves": {name: [row[name] for row in rows] for name in rows[0]},
             "differs_from_imagenet_linear_moco": self.deviations(),
-            "epochs": self.cfg.SOLVER.EPOCHS,
+            "epochs": self.solver.EPOCHS,
         }
         remark = f"last epoch; best {picked['top1']:.2f} in epoch {picked['epoch']}, picked on val"
         weight, bias = (value.detach().cpu() for value in self.module.parameters())

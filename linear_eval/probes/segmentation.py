@@ -63,7 +63,7 @@ AT_ONCE = 2**21  # numbers in one step through the pixels of a batch: they stay 
 PICTURES_FILE, SHOWN, SIDE = "predictions.png", 8, 160  # images shown, and their longer side
 
 
-@task("segmentation", title="Segmentation (linear probe)")
+@task("segmentation", title="Segmentation (linear probe)", longer="SOLVER.LONGER")
 class Segmentation(Probe):
     """Train a 1×1 convolution on the maps of the frozen backbone to name each pixel's class."""
 
@@ -201,11 +201,11 @@ class Segmentation(Probe):
             yield from self.solve(kept, points)
             self.sweep, self.training = self.compare(points, held.tolist()), {}
         for step in self.solve(np.arange(len(train)), [points[self.chosen]]):
-            yield self.cfg.SOLVER.EPOCHS + step
+            yield self.solver.EPOCHS + step
 
     def solve(self, images: np.ndarray, points: Sequence[Point]) -> Iterator[int]:
         """Train points on images, into `self.found`, from where a checkpoint is."""
-        solver, seed, train = self.cfg.SOLVER, self.cfg.SEED, self.masked("train")
+        solver, seed, train = self.solver, self.cfg.SEED, self.masked("train")
         table, pixels = self.pixels_of("train"), self.side**2
         indices = (images[:, None] * pixels + np.arange(pixels)).reshape(1, -1)
         rows = standardized(Rows(table, indices, torch.empty(0)))

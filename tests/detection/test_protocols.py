@@ -16,7 +16,7 @@ from detection.config import (
     changed_values,
     load_detection_config,
 )
-from detection.train.protocol import protocol_of
+from detection.train.protocol import protocol_of, schedule
 from kscl.benchmark.leaderboard.reported import reported_rows
 from kscl.config import leaves, shipped_configs, value_at
 from kscl.records.record import Protocol
@@ -369,3 +369,13 @@ def test_the_protocol_of_committed_results_is_still_that_of_the_shipped_file():
     for definition in committed:
         definition.pop("data")
         assert definition == named(config="bccd_tiny_c4").definition
+
+
+def test_a_longer_training_has_the_same_protocol_and_another_schedule():
+    path = "detection/bccd_tiny_c4.yaml"
+    longer, plain = (load_detection_config(path, ["KSCL.LONGER", n]) for n in ("2.5", "1"))
+    assert protocol_of(longer) == protocol_of(plain)
+    solver = schedule(longer)
+    assert (solver.MAX_ITER, solver.STEPS, solver.WARMUP_ITERS) == (750, (600,), 125)
+    assert schedule(plain) == plain.SOLVER
+    assert longer.SOLVER == plain.SOLVER

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import pytest
+import safetensors.torch
+import torch
 
 from kscl.config import shipped_configs
 from kscl.errors import ConfigError
+from kscl.records.record import read_record
+from linear_eval.commands.linear_eval import main
 from linear_eval.probe import load_linear_eval_config
 from linear_eval.probe import probe_of as bare_probe_of
 from linear_eval.probes.online import IMAGENET
+from tests.helpers.data.digits import overrides
 
 CONFIGS = sorted((shipped_configs() / "linear_eval").glob("*.yaml"))
 SMALL = {"classes": 10, "train images": 18_000, "val images": 2_000}
@@ -121,13 +126,13 @@ def test_every_shipped_config_is_valid_and_has_a_folder_of_its_own(path):
 
 def test_a_wrong_config_is_told_whole():
     words = ["PROBE", "offline", "INPUT.RESIZE", "100", "CACHED.LRS", "[0.1, 0.1]"]
-    words += ["CACHED.HOLD_OUT", "1.0", "INPUT.MEAN", "[0.5, 0.5]", "SOLVER.LRR", "1"]
+    words += ["CACHED.HOLD_OUT", "1.0", "INPUT.MEAN", "[0.5, 0.5]", "SOLVER.BASE_RL", "1"]
     with pytest.raises(ConfigError) as error:
         load_linear_eval_config(None, words)
     text = str(error.value)
     for key in ("PROBE", "INPUT.RESIZE", "CACHED.LRS", "CACHED.HOLD_OUT", "INPUT.MEAN"):
         assert key in text
-    assert "SOLVER.LRR is not a key; did you mean SOLVER.BASE_LR" in text
+    assert "SOLVER.BASE_RL is not a key; did you mean SOLVER.BASE_LR" in text
 
 
 # Hashes of the first records; results are compared only with results of the same hash. That of
@@ -161,3 +166,29 @@ def test_the_words_of_a_center_crop_are_those_of_the_first_records():
     assert probe_of(online).definition()["train_view"] == "centre"
     cached = load_linear_eval_config(None, ["PROBE", "cached"])
     assert probe_of(cached).definition()["train_views"] == ["centre", "flip"]
+
+
+@pytest.mark.parametrize("probe", ["cached", "online"])
+def test_a_longer_training_has_the_same_protocol_and_is_that_of_more_epochs(
+    tmp_path, digits, probe
+):
+    def run(name: str, *words: object):
+        folder = tmp_path / name
+        assert main(overrides(digits, folder, "PROBE", probe, *words)) == 0
+        weights = safetensors.torch.load_file(folder / "classifier.safetensors")
+        return read_record(folder / "record.json"), weights
+
+    longer, its_weights = run("longer", "SOLVER.LONGER", 2.5)
+    more, same_weights = run("more", "SOLVER.EPOCHS", 10, "SOLVER.MILESTONES", "[5, 8]")
+    assert all(torch.equal(its_weights[key], same_weights[key]) for key in same_weights)
+    assert longer.details["longer"] == 2.5
+    assert longer.details["epochs"] == more.details["epochs"] == 10
+    assert longer.protocol.definition["epochs"] == 4
+    assert longer.protocol.hash != more.protocol.hash
+
+
+@pytest.mark.parametrize("words", [["PROBE", "knn"], ["CACHED.METHOD", "lbfgs"]])
+def test_what_trains_for_no_number_of_epochs_has_no_longer_training(words):
+    words = ["PROBE", "cached", *words, "SOLVER.LONGER", "2"]
+    with pytest.raises(ConfigError, match=r"SOLVER\.LONGER"):
+        load_linear_eval_config(None, words)

@@ -15,6 +15,7 @@ from kscl.benchmark.leaderboard.differences import (
     named_rows,
     shortest_name,
 )
+from kscl.benchmark.leaderboard.entries import THE_FILE
 from kscl.benchmark.leaderboard.labels_saved import with_all_labels
 from kscl.benchmark.leaderboard.reading import RANDOM
 from kscl.benchmark.leaderboard.rows import Board, Row, Section
@@ -22,6 +23,8 @@ from kscl.benchmark.leaderboard.statistics import LEVEL
 from kscl.benchmark.leaderboard.tables import row_name, section_names
 
 ONE_SEED = "One seed: seed-to-seed variation not measured."
+ONE_FILE = "One file of weights: how another pretraining of its kind varies is not known."
+IN_ONE_SENTENCE = 8  # rows; a longer list is a table, which follows anyway
 ADVICE = (
     "For three seeds, run the suite again with --num-seeds 3; what is finished is kept. Without a "
     "suite, repeat pretraining and evaluation with SEED 1 and SEED 2."
@@ -57,6 +60,27 @@ def answers(board: Board, baselines: Sequence[str] = ()) -> list[Answer]:
         for section, of in zip(sections, section_names(sections), strict=True)
         for answer in _of_section(section, of, baselines or (RANDOM,), board)
     ]
+
+
+def scores(board: Board) -> list[str]:
+    """Return all rows of each task in one line, best first: `kscl: 41.2 AP. Random weights: …`."""
+    found = []
+    for section in with_all_labels(board):
+        rows, label = section.rows, section.label(section.protocol.headline)
+        if 2 < len(rows) <= IN_ONE_SENTENCE:  # two are in the sentence about their difference
+            parts = [_score(row, section) for row in rows]
+            parts[0] += f" {label}"
+            found.append(f"{_task(section, board)}: {'. '.join(parts)}.")
+    return found
+
+
+def _score(row: Row, section: Section) -> str:
+    name, longer = _name(row, section), row.entry.longer
+    if longer > 1:
+        name = row.entry.method if row.is_pretrained else "Random"
+        name += f", trained {longer:.3g} times as long"
+    low = " (too low to compare)" if row.results[section.protocol].too_low else ""
+    return f"{name.replace('random', 'Random', 1)}: {section.headline(row).mean:.1f}{low}"
 
 
 def warnings(board: Board) -> list[str]:
@@ -161,7 +185,9 @@ def _answer(section: Section, protocol: str, row: Row, to: Row, board: Board) ->
     doubted = [_name(r, section) for r in (row, to) if r.warnings]
     said += f"; {' and '.join(doubted)}: see the warnings" if doubted else ""
     sentence = f"{_task(section, board)}: {said}."
-    sentence += f" {ONE_SEED}" if test is None and not low else ""
+    if test is None and not low:
+        single = [r for r in (row, to) if len(section.headline(r).values) == 1]
+        sentence += f" {ONE_FILE if all(_is_one_file(r, section) for r in single) else ONE_SEED}"
     return Answer(
         protocol=protocol,
         metric=section.protocol.headline,
@@ -174,6 +200,12 @@ def _answer(section: Section, protocol: str, row: Row, to: Row, board: Board) ->
         seeds=seeds,
         sentence=sentence,
     )
+
+
+def _is_one_file(row: Row, section: Section) -> bool:
+    """Return whether a row is a file without a seed, such as a download, in several trials."""
+    is_file = section.headline(row).replicates == (THE_FILE,)
+    return is_file and row.results[section.protocol].n_finetune > 1
 
 
 def _over_images(found: Difference) -> str:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kscl.benchmark.leaderboard.reading import RecordFile, inside, mapping, number, text
 from kscl.config import config_hash, leaves_without
 from kscl.keys import PRETRAIN
-from kscl.records.record import Json, Record
+from kscl.records.record import LONGER, Json, Record
 
 SAME_FOR_ALL_SEEDS = (*PRETRAIN.without_effect, "SEED")
 VARIED = ("METHOD.NUM_SHOTS", "METHOD.RHO")  # the two settings that the plots are drawn against
 # Of a described backbone: what makes it another entry. Evaluators add keys of their own.
 DESCRIBING = ("method", "similarity", "arch", "kwargs", "epochs", "num_shots", "rho", "remember")
 
+THE_FILE = "the file"  # the replicate of weights that no seed is known of
 MAX_SETTINGS = 2  # that set a row apart from one that looks the same
 IN_COLUMNS = (
     *("LABEL", "METHOD.NUM_SHOTS", "METHOD.RHO"),
@@ -41,6 +42,7 @@ class Entry:
     config: str  # hash of the pretraining settings without the seed
     data: str  # fingerprint of the pretraining data
     family: str  # hash of the settings without K and rho too
+    longer: float = 1.0  # times the protocol's training that the evaluation was trained
 
     @property
     def shown(self) -> tuple[object, ...]:
@@ -54,6 +56,7 @@ class Entry:
             *(self.method, self.backbone, self.width),
             *(-1.0 if value is None else value for value in (self.epochs, self.shots, self.rho)),
             *(self.config, self.data),
+            *([self.longer] if self.longer > 1 else []),
         )
 
     @property
@@ -74,7 +77,8 @@ def links(files: Sequence[RecordFile]) -> list[Link]:
     """Return where each record belongs; the latest of several pretrainings that made one file."""
     found: dict[str, Link] = {}
     made: dict[str, Link] = {}
-    words: dict[str, Json] = {}  # what all evaluations of one unknown backbone say about it
+    # What all evaluations of one unknown backbone, trained equally long, say about it.
+    words: dict[tuple[str, float], Json] = {}
     for file in files:
         record = file.record
         if record.kind == "pretrain":
@@ -88,18 +92,22 @@ def links(files: Sequence[RecordFile]) -> list[Link]:
             if "arch_kwargs" in known:  # as a certificate calls them
                 known.setdefault("kwargs", known["arch_kwargs"])
             name = {"name": record.name}
-            words[_backbone(file)] = {**name, **known, **words.get(_backbone(file), {})}
+            words[_weights(file)] = {**name, **known, **words.get(_weights(file), {})}
     replicates: dict[Link, set[str]] = {}  # the backbones of each
     for file in files:
         if file.id not in found:
-            key = _backbone(file)
-            found[file.id] = made.get(key) or _described(file, key, words[key])
-            if key not in made and "epochs" in words[key]:
-                replicates.setdefault(found[file.id], set()).add(key)
+            backbone, longer = key = _weights(file)
+            if backbone in made:
+                link = made[backbone]
+                found[file.id] = replace(link, entry=replace(link.entry, longer=longer))
+                continue
+            found[file.id] = _described(file, backbone, words[key])
+            if "epochs" in words[key]:
+                replicates.setdefault(found[file.id], set()).add(backbone)
     for file in files:
         # Several files of one method and seed differ in settings unknown here: not one trial.
         if len(replicates.get(found[file.id], ())) > 1:
-            found[file.id] = _described(file, _backbone(file), words[_backbone(file)], apart=True)
+            found[file.id] = _described(file, _backbone(file), words[_weights(file)], apart=True)
     return [found[file.id] for file in files]
 
 
@@ -111,6 +119,15 @@ def made_backbone(record: Record) -> str | None:
 def _backbone(file: RecordFile) -> str:
     """Return the backbone that was evaluated; a record that names none has one to itself."""
     return text(file.record.inputs.get("backbone")) or file.id
+
+
+def _longer(file: RecordFile) -> float:
+    """Return how many times as long as its protocol says an evaluation was trained."""
+    return number(file.record.details.get(LONGER)) or 1.0
+
+
+def _weights(file: RecordFile) -> tuple[str, float]:
+    return _backbone(file), _longer(file)
 
 
 def pretrained(record: Record) -> Entry:
@@ -181,8 +198,9 @@ def _described(
         config=_digest(settings),
         data="",
         family=_digest({k: v for k, v in settings.items() if k not in ("num_shots", "rho")}),
+        longer=_longer(file),
     )
-    return Link(entry, f"seed {seed:g}" if seed is not None else "the file")
+    return Link(entry, f"seed {seed:g}" if seed is not None else THE_FILE)
 
 
 def _width(kwargs: object) -> str:
@@ -224,16 +242,19 @@ def _digest(value: Json) -> str:
 
 
 def tags(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
-    """Return for each row the settings in which it differs from rows like it, or a short hash."""
+    """Return for each row the settings in which it differs from rows like it, or a short hash.
+
+    A longer training than the protocol's is always among them.
+    """
     alike: dict[tuple[object, ...], list[int]] = {}
     for i, (entry, _) in enumerate(rows):
-        alike.setdefault(entry.shown, []).append(i)
-    found = [""] * len(rows)
+        alike.setdefault((entry.shown, entry.longer), []).append(i)
+    found = [f"trained {e.longer:.3g}× as long" if e.longer > 1 else "" for e, _ in rows]
     for indices in alike.values():
         if len(indices) > 1:
             words = _distinguishing([rows[i] for i in indices])
             for i, word in zip(indices, words, strict=True):
-                found[i] = word
+                found[i] = ", ".join(filter(None, (word, found[i])))
     return found
 
 

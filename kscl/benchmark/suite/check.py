@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from kscl.benchmark.suite.execute import DONE, State
 from kscl.benchmark.suite.spec import Suite, override_words
-from kscl.benchmark.suite.stages import Stage
+from kscl.benchmark.suite.stages import Stage, network_of
 from kscl.config import plain
 from kscl.data.annotations import Problem
 from kscl.errors import KsclError
@@ -133,6 +133,21 @@ def fetch_weights(suite: Suite) -> list[str]:
         except KsclError as error:
             problems.append(f"contender {contender.name}: {error}")
     return problems
+
+
+def different_networks(suite: Suite) -> str:
+    """Return a warning that names the contenders of each network, or nothing if all share one."""
+    names: dict[str, list[str]] = {}
+    for contender in suite.contenders:
+        if network := network_of(suite, contender):
+            names.setdefault(network, []).append(contender.name)
+    if len(names) < 2:
+        return ""
+    listed = "; ".join(f"{network}: {', '.join(of)}" for network, of in names.items())
+    return (
+        f"Warning: the contenders have different backbones ({listed}). A difference between them "
+        "may be the network's and not the pretraining's."
+    )
 
 
 def check_checksum(path: Path, checksum: str) -> None:

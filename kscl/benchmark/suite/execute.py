@@ -55,9 +55,7 @@ class _Note:
     seconds: float
 
 
-def look(
-    stages: Sequence[Stage], state_dir: Path, estimates: Mapping[str, float] | None = None
-) -> list[State]:
+def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
     """Find what is done already, and how long the rest takes: as before, or as estimated.
 
     Name every damaged note; its stage is run again, and skips what it finds finished.
@@ -93,13 +91,12 @@ def look(
                 "or that of a stage before it is gone.",
                 stage.name,
             )
-        expected = (estimates or {}).get(stage.kind)
         states.append(
             State(
                 stage,
                 status,
                 seconds=note.seconds if note and is_known else None,
-                expected=expected and expected * stage.length,
+                expected=stage.estimate and stage.estimate * stage.length,
                 log=state_dir / f"{file_name(stage)}.log",
                 is_outdated=is_outdated,
             )
@@ -119,13 +116,14 @@ def mark_running(states: Sequence[State]) -> None:
 
 
 def _estimate(states: list[State], notes: Mapping[Path, _Note]) -> None:
-    """Expect each stage to take what stages of its kind took before, if any did, by its length."""
-    length = {state.log.with_suffix(".json"): state.stage.length for state in states if state.log}
-    took: dict[str, list[tuple[float, int]]] = {}
-    for path, note in notes.items():
-        took.setdefault(note.kind, []).append((note.seconds, length.get(path, 1)))
+    """Expect each stage to take what those of its kind and network took before, by its length."""
+    took: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for state in states:
-        if found := took.get(state.stage.kind):
+        stage = state.stage
+        if state.log and (note := notes.get(state.log.with_suffix(".json"))):
+            took.setdefault((stage.kind, stage.network), []).append((note.seconds, stage.length))
+    for state in states:
+        if found := took.get((state.stage.kind, state.stage.network)):
             seconds, lengths = map(sum, zip(*found, strict=True))
             state.expected = seconds / lengths * state.stage.length
 

@@ -50,6 +50,12 @@ class Contender:
     std: tuple[float, ...] = ()
     # Settings of the pretraining that differ from its config, by full key.
     overrides: Overrides = field(default_factory=dict)
+    # How many times as long as its config says an evaluation trains this contender, by evaluation,
+    # e.g. {detection: 2.5}, to spend a pretraining's time there instead. Its rows are compared with
+    # all others and say so; the contender is measured by these evaluations alone.
+    longer: dict[str, Any] = field(default_factory=dict)
+    # Seconds of one stage of this contender, by kind, instead of those of the suite.
+    estimates: dict[str, Any] = field(default_factory=dict)
     # Seeds of this contender, instead of those of the suite.
     seeds: tuple[int, ...] = ()
     # Lengths of this contender, instead of those of the suite; or a mapping of each to its seeds.
@@ -247,18 +253,18 @@ def _problems(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
     for key, about in contenders.items():
         yield from _contender(f"contender {key}", about, shared)
     yield from _steps(values, with_lengths)
-    for kind, seconds in _mapping(values, "estimates").items():
-        if kind not in stage_kinds():
-            known = ", ".join(stage_kinds())
-            yield f"estimates: {kind} is not a kind of stage; choose from {known}."
-        elif type(seconds) not in (int, float) or not 0 <= seconds < float("inf"):
-            yield f"estimates: {kind} must be a number of seconds, got {seconds!r}."
+    yield from _estimates("estimates", values)
+    evaluations = _mapping(values, "evaluations")
+    for key, about in contenders.items():
+        if isinstance(about, dict):
+            yield from _estimates(f"contender {key}: estimates", about)
+            yield from _longer(f"contender {key}: longer", about, evaluations)
     described = {key: about for key, about in contenders.items() if isinstance(about, dict)}
     yield from _baselines(values, described)
     if any("pretrain" in about for about in described.values()):
         yield from _basis_image(values)
     measured: dict[str, object] = {}
-    for key, about in _mapping(values, "evaluations").items():
+    for key, about in evaluations.items():
         yield from _evaluation(str(key), about)
         if isinstance(about, dict):
             same = str((about.get("kind", key), about.get("config"), about.get("overrides") or {}))
@@ -286,6 +292,28 @@ def _number_lists(where: str, about: Mapping[str, Any]) -> Iterator[str]:
         good = isinstance(given, list) and given and all(type(n) is int for n in given)
         if not good or min(given) < least or len(set(given)) != len(given):
             yield f"{where}: {key} must be a list of different whole numbers, got {given!r}."
+
+
+def _estimates(where: str, about: Mapping[str, Any]) -> Iterator[str]:
+    for kind, seconds in _mapping(about, "estimates").items():
+        if kind not in stage_kinds():
+            known = ", ".join(stage_kinds())
+            yield f"{where}: {kind} is not a kind of stage; choose from {known}."
+        elif type(seconds) not in (int, float) or not 0 <= seconds < float("inf"):
+            yield f"{where}: {kind} must be a number of seconds, got {seconds!r}."
+
+
+def _longer(where: str, about: Mapping[str, Any], evaluations: Mapping[str, Any]) -> Iterator[str]:
+    """Yield evaluations that there are not or that train nothing, and numbers not above 1."""
+    for name, times in _mapping(about, "longer").items():
+        if name not in evaluations:
+            yield f"{where}: {name} is not an evaluation; {_hint(str(name), evaluations)}"
+            continue
+        kind = _mapping(evaluations, name).get("kind", name)
+        if kind in commands() and not commands()[kind].longer:
+            yield f"{where}: {name} trains nothing: remove it."
+        if type(times) not in (int, float) or not 1 < times < float("inf"):
+            yield f"{where}: {name} must be a number greater than 1, got {times!r}."
 
 
 def _fractions(where: str, about: Mapping[str, Any]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kscl.benchmark.suite.spec import (
+    OTHER_STAGES,
     RANDOM,
     SHAPES_FOLDER,
     Contender,
@@ -18,12 +19,13 @@ from kscl.benchmark.suite.spec import (
     Suite,
     override_words,
 )
-from kscl.config import file_values, leaves, one_line
+from kscl.config import file_values, leaves, one_line, plain
 from kscl.data.annotations import is_set_name, parse_source
 from kscl.data.labeled import percent_words
 from kscl.data.source import is_remote
 from kscl.data.tar import expand_shards, is_shard_pattern
 from kscl.errors import KsclError
+from kscl.keys import load_config
 from kscl.main import VERB_OF, python_words
 from kscl.records.fingerprint import fingerprint, fingerprint_of_list
 from kscl.run.task import PRETRAIN, Command, commands
@@ -39,6 +41,7 @@ PATH_KEYS = (
     *("DATA.SUBSET", "DATASETS.TRAIN", "DATASETS.TEST"),
 )
 SETS, PARTS = "SETS.", (".train", ".val", ".test")  # of the linear suite
+OF_RANDOM_WEIGHTS = ("zero_init_last",)  # arguments of timm's that leave the network as it is
 PHOTOS = "JPEGImages"  # of a set of kscl prepare, which cuts them into a folder of tiles
 
 
@@ -61,6 +64,8 @@ class Stage:
     num_gpus: int = 0  # 0: it does not start processes
     imports: tuple[str, ...] = ()  # modules with parts of others
     length: int = 1  # of a pretraining: in units of the suite's steps
+    estimate: float | None = None  # seconds that the suite says it takes
+    network: str = ""  # times of stages with another one say nothing about this one
     key: str = ""
 
     @property
@@ -110,8 +115,9 @@ def plan(suite: Suite) -> list[Stage]:
         stages.append(_keyed(shapes))
     data = tuple(stages)
     for contender in suite.contenders:
+        network = network_of(suite, contender)
         for seed in contender.seeds:
-            stages += _Backbone(suite, contender, seed, data).stages()
+            stages += _Backbone(suite, contender, seed, data, network).stages()
     shown = [stage for stage in stages if stage.kind not in ("shapes", "convert", "basis")]
     figures = [stage for stage in stages if stage.kind == "basis"]
     folder = f"{suite.output_dir}/{suite.board}"
@@ -124,6 +130,23 @@ def plan(suite: Suite) -> list[Stage]:
         imports=suite.import_,
     )
     return [*stages, _keyed(board)]
+
+
+def network_of(suite: Suite, contender: Contender) -> str:
+    """Return the timm network of a contender and its arguments; empty if only its file knows."""
+    name, kwargs = contender.arch, contender.kwargs
+    if contender.pretrain:
+        words = override_words({**suite.pretrain_overrides, **contender.overrides})
+        cfg = load_config(contender.pretrain, words)
+        name, kwargs = cfg.BACKBONE.NAME, plain(cfg.BACKBONE.KWARGS)
+    elif not name and is_named(contender.file):
+        from kscl.backbone_file import find_weights  # slow to import
+
+        found = find_weights(contender.file, download=False)
+        if found is not None and found.description is not None:
+            name, kwargs = found.description.arch, found.description.kwargs
+    kwargs = {key: value for key, value in kwargs.items() if key not in OF_RANDOM_WEIGHTS}
+    return f"{name} {one_line(kwargs)}" if name and kwargs else name
 
 
 def of_contenders(stages: Sequence[Stage], contenders: Sequence[Contender]) -> list[Stage]:
@@ -149,6 +172,7 @@ class _Backbone:
     contender: Contender
     seed: int
     data: tuple[Stage, ...]  # the stage that draws the data, if there is one
+    network: str
     made_by: tuple[Stage, ...] = ()  # its pretraining, if it has one
 
     def stages(self) -> Iterator[Stage]:
@@ -160,6 +184,11 @@ class _Backbone:
                 yield self.basis(pretrain)
         for evaluation in self.suite.evaluations:
             command = commands()[evaluation.kind]
+            if longer := self.contender.longer:
+                if evaluation.name not in longer:
+                    continue
+                overrides = {**evaluation.overrides, command.longer: longer[evaluation.name]}
+                evaluation = replace(evaluation, overrides=overrides)
             parts = list(self.fractions(evaluation, command))
             if command.prepared_by:
                 convert = self.convert(evaluation, command)
@@ -202,10 +231,18 @@ class _Backbone:
     ) -> Stage:
         """Return a run of a task: its OUTPUT_DIR has its key, so a changed one gets another."""
         gpus, imports = num_gpus or self.suite.num_gpus, self.suite.import_
+        given |= self.costs(kind)
         stage = Stage(self.name(name), kind, tool, "", num_gpus=gpus, imports=imports, **given)
         stage = _keyed(stage, [*files, *_data(files, stage.overrides)])
         folder = self.folder(stage)
         return replace(stage, folder=folder, overrides=stage.overrides | {"OUTPUT_DIR": folder})
+
+    def costs(self, kind: str) -> dict[str, Any]:
+        """Return what is known about the time of a stage."""
+        estimates = self.suite.estimates | self.contender.estimates
+        network = self.network or self.contender.name
+        longer = self.contender.longer if kind not in OTHER_STAGES else {}
+        return {"estimate": estimates.get(kind), "network": f"{network} {longer or ''}".strip()}
 
     def name(self, stage: str) -> str:
         return f"{self.contender.name}/seed{self.seed}/{stage}"
@@ -235,6 +272,7 @@ class _Backbone:
             needs=(pretrain,),
             options=(("checkpoint", pretrain.folder), ("image", image), ("output", output)),
             imports=self.suite.import_,
+            **self.costs("basis"),
         )
         return _keyed(stage, [image])
 
@@ -280,6 +318,7 @@ class _Backbone:
             needs=self.made_by,
             inputs=(self.weights,),
             options=(*network.items(), ("protocol", evaluation.config)),
+            **self.costs("convert"),
         )
         stage = _keyed(stage, self.files(evaluation))
         folder = self.folder(stage)

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from kscl.benchmark.leaderboard.answer import ONE_SEED, advice, answers, detectable, warnings
+from kscl.benchmark.leaderboard.answer import (
+    ONE_FILE,
+    ONE_SEED,
+    advice,
+    answers,
+    detectable,
+    scores,
+    warnings,
+)
 from kscl.benchmark.leaderboard.differences import differences
 from kscl.benchmark.leaderboard.exports import as_csv
 from kscl.benchmark.leaderboard.page import ANSWERS_SHOWN, page
@@ -422,3 +430,30 @@ def test_one_run_that_is_too_low_keeps_its_row_from_being_called_best(tmp_path):
         "kscl": "not tested",
         "random": "not tested",
     }
+
+
+def with_all_alternatives(folder) -> None:
+    """KSCL, one file of ImageNet weights, and random weights, also trained 2.5 times as long."""
+    found = records([30.0, 30.5, 31.0], [20.0, 20.4, 20.9])
+    for seed, ap in enumerate([44.0, 44.1, 44.2]):
+        about = {"backbone": {"method": "imagenet", "arch": "resnet50"}}
+        found.append(detection(ap, sha("imagenet"), details=about, seed=seed))
+        about = described("random", seed) | {"longer": 2.5}
+        about["backbone"] = about["backbone"] | {"method": "random_longer", "weights": "random"}
+        found.append(detection(29.0 + seed / 10, sha("random", seed), details=about, seed=seed))
+    write_all(folder, found)
+
+
+def test_one_line_per_task_compares_all_that_one_could_do_instead(tmp_path):
+    with_all_alternatives(tmp_path)
+    board = build_board([tmp_path], check_stale=False, with_reported=False)
+    said = "Detector: imagenet: 44.1 AP. kscl: 30.5. Random, trained 2.5 times as long: 29.1. "
+    assert scores(board) == [f"{said}Random weights: 20.4."]
+    (section,) = board.sections  # a longer training has the protocol of the others
+    assert "trained 2.5× as long" in overview(board)
+    assert len(section.rows) == 4
+    compared = {answer.row.split()[0]: answer for answer in answers(board)}
+    assert set(compared) == {"kscl", "imagenet", "random_longer"}
+    assert compared["random_longer"].interval is not None
+    assert compared["imagenet"].sentence.endswith(ONE_FILE)  # which more seeds would not change
+    assert advice(answers(board)) == []

@@ -79,14 +79,17 @@ DAMAGED = {
 
 
 def test_the_suites_estimates_are_shown_until_a_stage_of_the_kind_has_finished(tmp_path):
-    states = look(two_stages(tmp_path), tmp_path / ".stages", {"pretrain": 600, "knn": 60.0})
+    first, second = two_stages(tmp_path)
+    first = replace(first, estimate=600)
+    stages = [first, replace(second, needs=(first,), estimate=60.0)]
+    states = look(stages, tmp_path / ".stages")
     shown = []
     run_stages(states, tmp_path / ".stages", lambda states: shown.append(to_go(states)))
     assert shown[0] == "About 11:00 to go; 0 of 2 stages done"
     assert any(line == "About 1:00 to go; 1 of 2 stages done" for line in shown)
     assert all(state.expected < 60 for state in states)  # as measured
-    (first, _) = look(two_stages(tmp_path), tmp_path / ".stages", {"pretrain": 600})
-    assert first.expected < 60
+    again = look(stages, tmp_path / ".stages")
+    assert again[0].expected < 60
 
 
 def test_what_was_made_from_a_result_that_is_gone_is_run_again(tmp_path):
@@ -136,8 +139,20 @@ def test_a_longer_pretraining_is_expected_to_take_longer_by_its_length(tmp_path)
     states = look([longer("8", 8), longer("4", 4), longer("1", 1)], folder)
     assert [state.expected for state in states] == [400.0, 200.0, 50.0]
     assert to_go(states) == "About 4:10 to go; 1 of 3 stages done"
-    estimated = look([longer("2", 2), longer("1", 1)], tmp_path / "empty", {"pretrain": 60.0})
+    stages = [replace(it, estimate=60.0) for it in (longer("2", 2), longer("1", 1))]
+    estimated = look(stages, tmp_path / "empty")
     assert [state.expected for state in estimated] == [120.0, 60.0]
+
+
+def test_a_stage_of_a_larger_network_is_not_expected_to_take_what_others_took(tmp_path):
+    small, large = (stage(tmp_path, name, network=name) for name in ("small", "large"))
+    more = stage(tmp_path, "more", network="small")
+    stages = [small, replace(large, estimate=600.0), more]
+    states = look(stages, tmp_path / ".stages")
+    assert run_stages(states[:1], tmp_path / ".stages", lambda _: None) == 0
+    (done, larger, like_it) = look(stages, tmp_path / ".stages")
+    assert larger.expected == 600.0
+    assert like_it.expected == done.seconds < 60
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)

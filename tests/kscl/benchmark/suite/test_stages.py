@@ -12,11 +12,13 @@ import pytest
 import yaml
 
 from detection.commands import train_net
+from kscl.benchmark.suite.check import different_networks
 from kscl.benchmark.suite.execute import note_path
 from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import Stage, plan
 from kscl.commands import make_shapes, pretrain, run_suite
 from kscl.config import value_at
+from kscl.errors import KsclError
 from linear_eval.commands import linear_eval
 from tests.helpers.chain import NETWORK, smoke_suite
 from tests.helpers.commands import ROOT
@@ -324,3 +326,35 @@ def test_every_override_of_every_shipped_suite_is_valid(path, capsys):
 
 def _plain(value: object) -> object:
     return yaml.safe_load(value) if isinstance(value, str) else value
+
+
+def test_a_contender_is_trained_longer_by_the_evaluations_that_it_names_and_no_others(tmp_path):
+    about = yaml.safe_load(smoke_suite(tmp_path).read_text())
+    contenders = about["contenders"] | {
+        "random_longer": about["contenders"]["random"]
+        | {"longer": {"detection": 2.5}, "estimates": {"detection": 70}}
+    }
+    path = smoke_suite(tmp_path, contenders=contenders, estimates={"detection": 30})
+    stages = stages_of(path)
+    assert "random_longer/seed0/knn" not in stages
+    longer, plain = (stages[f"{it}/seed0/detection"] for it in ("random_longer", "random"))
+    assert longer.overrides["KSCL.LONGER"] == 2.5
+    assert "KSCL.LONGER" not in plain.overrides
+    assert (longer.estimate, plain.estimate) == (70, 30)
+    assert longer.network != plain.network == stages["kscl/seed0/detection"].network
+    wrong = {"knn": 2, "detect": 2, "detection": 1}
+    contenders["random_longer"] |= {"longer": wrong, "estimates": {"talk": 1}}
+    with pytest.raises(KsclError) as error:
+        read_suite(smoke_suite(tmp_path, contenders=contenders))
+    parts = ("longer: knn", "longer: detect is", "longer: detection must", "estimates: talk")
+    for part in parts:
+        assert f"contender random_longer: {part}" in str(error.value)
+
+
+def test_contenders_with_different_backbones_are_named(tmp_path):
+    about = yaml.safe_load(smoke_suite(tmp_path).read_text())
+    assert different_networks(read_suite(tmp_path / "suite.yaml")) == ""
+    contenders = about["contenders"] | {"large": {"arch": "resnet50"}}
+    told = different_networks(read_suite(smoke_suite(tmp_path, contenders=contenders)))
+    assert "resnet50: large" in told
+    assert "kscl, random" in told
