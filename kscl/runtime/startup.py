@@ -15,11 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[2]
-# Packages with common names, and how our own `__init__.py` begins.
-FIRST_WORDS = {
-    "detection": b'"""From a pretrained backbone to a Faster R-CNN',
-    "linear_eval": b'"""How good a backbone is: probes of its frozen features',
-}
+COMMON_NAMES = ("detection", "linear_eval")  # of our packages; others may have them too
+OURS = b"backbone"  # a word in the first line of their `__init__.py`
 # The number of workers is a setting, and the run logs how fast images are read.
 WORKER_COUNT = r"This DataLoader will create \d+ worker processes"
 # Detectron2 asks whether it is traced; newer releases of torch log a warning about that question.
@@ -39,12 +36,12 @@ def put_packages_before_tools() -> None:
 
 def hidden_packages() -> Iterator[tuple[str, str]]:
     """Yield (name, how) of each package of ours that another one hides or has overwritten."""
-    for name, words in FIRST_WORDS.items():
+    for name in COMMON_NAMES:
         file = HOME / name / "__init__.py"
         if not file.is_file():
             continue
         with file.open("rb") as content:
-            if not content.readline().startswith(words):
+            if OURS not in content.readline():
                 yield name, f"another package has overwritten {file}"
         with contextlib.suppress(ImportError, ValueError):
             spec = importlib.util.find_spec(name)
@@ -59,7 +56,7 @@ def mixed_packages() -> Iterator[tuple[str, str]]:
     Too slow for each import: it reads the file lists of all distributions.
     """
     owners = importlib.metadata.packages_distributions()
-    for name in FIRST_WORDS:
+    for name in COMMON_NAMES:
         for owner in sorted({*owners.get(name, ())} - {"kscl"}):
             place = importlib.metadata.distribution(owner).locate_file(name)
             if Path(str(place)).resolve() == HOME / name:

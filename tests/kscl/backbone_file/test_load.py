@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-
 import pytest
 import torch
 from timm.models.vision_transformer import checkpoint_filter_fn
@@ -14,6 +11,7 @@ from kscl.backbone_file.layouts import SWAV_INPUT
 from kscl.errors import KsclError
 from kscl.methods.encoder import build_backbone
 from kscl.runtime.files import sha256_of
+from tests.helpers.faults.bad_server import serve
 from tests.helpers.networks.checkpoints import CHECKPOINTS, dino, mae, moco, some, under
 
 NARROW = {"channels": [8, 16, 32, 64]}
@@ -326,57 +324,18 @@ def test_weights_that_are_not_real_floating_point_numbers_are_refused(states, sa
         load(saved(spoiled))
 
 
-@pytest.fixture
-def server(tmp_path):
-    """A web server on this machine that serves a folder and counts the requests."""
-    folder = tmp_path / "served"
-    folder.mkdir()
-    asked: list[str] = []
-
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *arguments, **more):
-            super().__init__(*arguments, directory=str(folder), **more)
-
-        def do_GET(self):
-            asked.append(self.path)
-            super().do_GET()
-
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{running.server_address[1]}", asked
-        running.shutdown()
-
-
-def test_weights_at_an_address_are_downloaded_once_and_hashed(
-    states, tmp_path, server, monkeypatch
-):
-    folder, address, asked = server
-    monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
-    for place in ("a", "b"):  # the same name in two folders: two files
-        (folder / place).mkdir()
-    save_backbone(folder / "a/b.safetensors", states[0], Description("resnet18", NARROW))
-    torch.save(states[0], folder / "b/b.safetensors.pth")
-    ours = load_backbone(f"{address}/a/b.safetensors")
-    assert ours.layout == "kscl backbone"
-    assert ours.file_sha256 == sha256_of(folder / "a/b.safetensors")
-    assert load_backbone(f"{address}/a/b.safetensors").file_sha256 == ours.file_sha256
-    assert asked == ["/a/b.safetensors"]
-    theirs = load(f"{address}/b/b.safetensors.pth")
-    assert theirs.layout == "plain"
-    assert theirs.file_sha256 == sha256_of(folder / "b/b.safetensors.pth")
-
-
-def test_a_source_that_is_not_there_is_an_error_that_names_it_and_leaves_no_file(
-    tmp_path, server, monkeypatch
-):
-    _, address, _ = server
+def test_weights_at_an_address_are_downloaded_once_and_hashed(states, tmp_path, monkeypatch):
     monkeypatch.setenv("KSCL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("kscl.runtime.paths.BACKOFF_SECONDS", 0.0)
-    for wrong in (f"{address}/none.pth", "http://127.0.0.1:1/none.pth", str(tmp_path / "none.pth")):
-        with pytest.raises(KsclError, match=wrong):
-            load(wrong)
+    file = tmp_path / "b.safetensors"
+    save_backbone(file, states[0], Description("resnet18", NARROW))
+    with serve(tmp_path) as server:
+        for _ in range(2):
+            loaded = load_backbone(f"{server.address}/b.safetensors")
+            assert loaded.layout == "kscl backbone"
+            assert loaded.file_sha256 == sha256_of(file)
+        assert server.asked == {"/b.safetensors": 1}
+        for wrong in (f"{server.address}/none.pth", "http://127.0.0.1:1/none.pth", "/no/none.pth"):
+            with pytest.raises(KsclError, match=wrong):
+                load(wrong)
     assert not [p for p in (tmp_path / "cache").rglob("*none.pth*") if p.suffix != ".lock"]

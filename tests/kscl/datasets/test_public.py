@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import http.server
 import pickle
 import shutil
 import tarfile
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +19,7 @@ from kscl.config import shipped_configs
 from kscl.datasets import public
 from kscl.errors import KsclError
 from tests.helpers.data.sets import write_voc
+from tests.helpers.faults.bad_server import serve
 
 BOX = (1, 1, 20, 20)
 
@@ -45,16 +43,8 @@ def server(tmp_path):
         make_archive(folder, "VOC2007", "test", ["000002"], "test.tar"),
         make_archive(folder, "VOC2012", "trainval", ["2012_000001"], "trainval12.tar"),
     ]
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
-        threading.Thread(target=served.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{served.server_port}", archives
-        served.shutdown()
+    with serve(folder) as served:
+        yield served.address, archives
 
 
 def test_archives_are_fetched_and_merged_into_detectron2_s_layout(server, tmp_path):

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kscl.errors import KsclError
 from kscl.runtime import paths
-from kscl.runtime.paths import is_url, local_path
-
-
-class Answers(http.server.BaseHTTPRequestHandler):
-    """Serves its own port as text; /short breaks off, /empty has no byte."""
-
-    def do_GET(self) -> None:
-        body = str(self.server.server_address[1]).encode()
-        if self.path == "/gone":
-            self.send_error(410)
-            return
-        self.send_response(200)
-        announced = {"/short": len(body) + 100, "/empty": 0}.get(self.path, len(body))
-        self.send_header("Content-Length", str(announced))
-        self.end_headers()
-        self.wfile.write(b"" if self.path == "/empty" else body)
-
-    def log_message(self, *_: object) -> None:
-        pass
+from kscl.runtime.paths import cached_path, is_url, local_path
+from tests.helpers.faults.bad_server import serve
 
 
 @pytest.fixture(autouse=True)
@@ -38,15 +18,9 @@ def _at_once(monkeypatch):
 
 
 @pytest.fixture
-def servers() -> Iterator[list[str]]:
-    """Two web servers on this machine."""
-    running = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) for _ in range(2)]
-    for server in running:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield [f"http://127.0.0.1:{server.server_address[1]}" for server in running]
-    for server in running:
-        server.shutdown()
-        server.server_close()
+def folder(tmp_path) -> Path:
+    (tmp_path / "served").mkdir()
+    return tmp_path / "served"
 
 
 def test_a_local_path_stays_as_it_is(tmp_path: Path) -> None:
@@ -55,28 +29,30 @@ def test_a_local_path_stays_as_it_is(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_two_hosts_with_the_same_path_have_two_files(servers: list[str], tmp_path: Path) -> None:
-    paths = [local_path(f"{server}/weights/b.pth", tmp_path) for server in servers]
-    assert [path.read_text() for path in paths] == [server.split(":")[2] for server in servers]
-    assert all(path.suffix == ".pth" for path in paths)
+def test_two_hosts_with_the_same_path_have_two_files(folder: Path, tmp_path: Path) -> None:
+    kept = []
+    for content in ("one", "other"):
+        (folder / "b.pth").write_text(content)
+        with serve(folder) as server:
+            kept.append(local_path(f"{server.address}/b.pth", tmp_path / "cache"))
+    assert [path.read_text() for path in kept] == ["one", "other"]
+    assert all(path.suffix == ".pth" for path in kept)
+    assert cached_path("http://x/b.pth?download=true", tmp_path).suffix == ".pth"
 
 
-def test_a_query_does_not_hide_the_ending(servers: list[str], tmp_path: Path) -> None:
-    path = local_path(f"{servers[0]}/b.safetensors?download=true", tmp_path)
-    assert path.suffix == ".safetensors"
-
-
-@pytest.mark.parametrize("page", ["short", "empty", "gone"])
+@pytest.mark.parametrize("failure", ["truncate", "410", ""])
 def test_what_is_not_whole_is_an_error_and_never_cached(
-    servers: list[str], tmp_path: Path, page: str
+    folder: Path, tmp_path: Path, failure: str
 ) -> None:
-    for _ in range(2):
-        with pytest.raises(KsclError, match=f"{servers[0]}/{page}"):
-            local_path(f"{servers[0]}/{page}", tmp_path)
-    assert not [path for path in tmp_path.rglob(f"*{page}*") if path.suffix != ".lock"]
+    (folder / "page").write_text("whole" if failure else "")
+    with serve(folder, [failure] * 99) as server:
+        for _ in range(2):
+            with pytest.raises(KsclError, match=f"{server.address}/page"):
+                local_path(f"{server.address}/page", tmp_path / "cache")
+    assert not [p for p in (tmp_path / "cache").rglob("*page*") if p.suffix != ".lock"]
 
 
-def test_a_cache_that_cannot_be_written_is_named(servers: list[str], tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, not a folder")
     with pytest.raises(KsclError, match="cache"):
-        local_path(f"{servers[0]}/b.pth", tmp_path / "cache")
+        local_path("http://127.0.0.1:1/b.pth", tmp_path / "cache")

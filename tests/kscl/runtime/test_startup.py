@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kscl.runtime.startup import hidden_packages, mixed_packages
-from tests.helpers.commands import ROOT, run, tool
+from tests.helpers.commands import ROOT, run
 
 DOCTOR = "import sys; from kscl.commands.doctor import main; sys.exit(main(['--json']))"
 
@@ -52,10 +52,9 @@ def test_a_package_that_hides_one_of_ours_is_named_at_import_and_by_the_doctor(t
     theirs.mkdir()
     (theirs / "__init__.py").touch()
     environment = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "PYTHONWARNINGS": "default"}
-    done = run(sys.executable, ROOT / "tools/train_net.py", "--help", env=environment)
-    assert str(theirs) in done.stderr  # whether the import then fails depends on the installation
-    found = problems(tool("doctor", "--json", env=environment).stdout)
-    assert str(theirs) in found["detection"]
+    done = run(sys.executable, "-m", "kscl", "doctor", "--json", env=environment, cwd=tmp_path)
+    assert str(theirs) in done.stderr
+    assert str(theirs) in problems(done.stdout)["detection"]
 
 
 @pytest.mark.full
