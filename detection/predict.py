@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from detectron2.data.transforms import ResizeShortestEdge
-from detectron2.modeling import build_model
 
 from detection import MIN_SCORE
 from detection.config import check_version, load_detection_config
 from detection.errors import DetectionError
 from detection.train.detector import DETECTOR_FILE, load_detector
+from detection.train.model import build_detector
 from kscl.config import CONFIG_FILE
 from kscl.data.formats import UnreadableImage, decode_image
 from kscl.data.source import read_file
@@ -43,7 +43,7 @@ def load_predictor(run: str | Path, min_score: float = MIN_SCORE) -> Predictor:
     cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     cfg.MODEL.WEIGHTS = str(folder / DETECTOR_FILE)
     names = read_record(folder / RECORD_FILE)["details"]["classes"]
-    model = build_model(cfg)
+    model = build_detector(cfg)
     load_detector(model, cfg.MODEL.WEIGHTS)
     model.eval()
     resize = ResizeShortestEdge(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)

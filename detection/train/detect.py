@@ -23,7 +23,6 @@ from detectron2.config import CfgNode
 from detectron2.engine import AMPTrainer, SimpleTrainer, hooks
 from detectron2.engine.defaults import default_writers
 from detectron2.evaluation import inference_on_dataset
-from detectron2.modeling import build_model
 from detectron2.modeling.meta_arch import retinanet
 from detectron2.solver import build_lr_scheduler
 from detectron2.utils import comm
@@ -54,6 +53,7 @@ from detection.train.detector import (
     refuse_run_folder,
 )
 from detection.train.loader import build_test_loader, build_train_loader, seed_everything
+from detection.train.model import build_detector
 from detection.train.optimizer import build_optimizer
 from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of, schedule
 from kscl.backbone_file import RANDOM
@@ -178,7 +178,7 @@ class Detection(Task):
         set_numerics(tf32=cfg.KSCL.TF32, cudnn_benchmark=cfg.CUDNN_BENCHMARK)
         self.dicts = self.sets.train_dicts(cfg)
         seed_everything(cfg.SEED, "model")
-        self.model = build_model(cfg)
+        self.model = build_detector(cfg)
         parallel = _parallel(self.model)
         optimizer = build_optimizer(cfg, self.model)
         trainer_type = AMPTrainer if cfg.SOLVER.AMP.ENABLED else SimpleTrainer
@@ -439,7 +439,7 @@ def score_detector(job: tuple[CfgNode, RunSets, Detector]) -> int:
         log_to(None)
         set_numerics(tf32=cfg.KSCL.TF32, cudnn_benchmark=cfg.CUDNN_BENCHMARK)
         task.run = Run(task, stop)
-        task.model = build_model(cfg)
+        task.model = build_detector(cfg)
         load_detector(task.model, detector.path)
         try:
             scores = task.evaluate()

@@ -467,7 +467,7 @@ def test_the_next_command_of_the_converter_has_a_folder_of_its_own(tmp_path, cap
         words = ["random", "--arch", "resnet50", "--arch-kwargs", "{channels: [8, 16, 32, 64]}"]
         words += ["--protocol", "detection/shapes_tiny_c4.yaml"]
         assert convert([*words, "--output-dir", str(tmp_path / name)]) == 0
-        (told,) = re.findall(r"Next: python tools/train_net\.py (.*)", capsys.readouterr().out)
+        (told,) = re.findall(r"Next: kscl train-net (.*)", capsys.readouterr().out)
         config, path, *overrides = shlex.split(told)
         assert main([config, path, "--print-config", *overrides]) == 0
         folders += re.findall(r"^OUTPUT_DIR: (.*)", capsys.readouterr().out, flags=re.M)
