@@ -27,11 +27,13 @@ from torch import Tensor, nn
 
 from detection.errors import DetectionError
 from kscl.config import plain
+from kscl.errors import KsclError
 from kscl.methods.encoder import PROBE_SIZE, build_backbone
 
 STRIDES = {"res2": 4, "res3": 8, "res4": 16, "res5": 32}  # Detectron2's names of the levels
 LAST = "last"  # the one level of a plain transformer
 PLAIN_STRIDE = 16  # to which its patches are resampled; a simple pyramid makes 4 to 32 of it
+PLAIN_NORM = "LN"  # of that pyramid (MODEL.FPN.NORM), as in ViTDet
 ALL_FROZEN = 5  # of MODEL.BACKBONE.FREEZE_AT
 PLAIN_HEAD, EXTRA_NORM_HEAD = "Res5ROIHeads", "Res5ROIHeadsExtraNorm"
 EXTRA_NORM = "norm"  # its name inside res5: part of what checkpoints of this protocol look like
@@ -85,6 +87,7 @@ class TimmBackbone(Backbone):
         _keep_only(network, name, self.levels)
         _freeze(network, name, freeze_at)
         self.network = set_batch_norm(network, norm)
+        self.is_frozen = freeze_at == ALL_FROZEN
         self._out_features = [level.name for level in self.levels]
         self._out_feature_strides = {level.name: level.stride for level in self.levels}
         self._out_feature_channels = {level.name: level.channels for level in self.levels}
@@ -93,6 +96,13 @@ class TimmBackbone(Backbone):
     def size_divisibility(self) -> int:
         """The side of an image must be a multiple of this."""
         return max(STRIDES.values())
+
+    def train(self, mode: bool = True) -> TimmBackbone:
+        """Set the mode; a frozen network stays in eval mode, without drop path and dropout."""
+        super().train(mode)
+        if self.is_frozen:
+            self.network.eval()
+        return self
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """Return the values of every level by its name, (B, C, H, W)."""
@@ -110,11 +120,16 @@ class PlainPyramid(SimpleFeaturePyramid):
 
 
 def _network(cfg: CfgNode, levels: Sequence[str]) -> TimmBackbone:
-    about, freeze_at = cfg.KSCL.TIMM, cfg.MODEL.BACKBONE.FREEZE_AT
-    kwargs = plain(about.KWARGS)
-    if cfg.KSCL.DROP_PATH and freeze_at < ALL_FROZEN:
+    name, kwargs = cfg.KSCL.TIMM.NAME, plain(cfg.KSCL.TIMM.KWARGS)
+    if name and cfg.KSCL.DROP_PATH:
         kwargs["drop_path_rate"] = cfg.KSCL.DROP_PATH
-    return TimmBackbone(about.NAME, kwargs, levels, cfg.MODEL.RESNETS.NORM, freeze_at)
+        try:
+            with torch.device("meta"):
+                build_backbone(name, kwargs)
+        except KsclError as error:
+            raise DetectionError(f"KSCL.DROP_PATH must be 0 for {name}: {error}") from error
+    norm, freeze_at = cfg.MODEL.RESNETS.NORM, cfg.MODEL.BACKBONE.FREEZE_AT
+    return TimmBackbone(name, kwargs, levels, norm, freeze_at)
 
 
 @BACKBONE_REGISTRY.register()
@@ -175,7 +190,7 @@ def _with_plain_pyramid(
         out_channels=cfg.MODEL.FPN.OUT_CHANNELS,
         scale_factors=scales,
         top_block=top_block,
-        norm="LN",  # of ViTDet
+        norm=cfg.MODEL.FPN.NORM,
     )
 
 

@@ -263,7 +263,7 @@ class Probe(Task):
             details[LONGER] = cfg.SOLVER.LONGER
         if cfg.DATA.FRACTION < 1:
             details["draw"] = draw_of(cfg)
-        if "val" in self.features:  # not train, which depends on the fraction
+        if "val" in self.features and self.view == CENTER:  # train depends on the fraction
             details[RANKME] = round(rankme(self.centers("val").numpy()), 3)
         if score.per_class:
             details |= {"classes": self.data["val"].classes, "per_class": score.per_class}

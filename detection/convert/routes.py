@@ -25,6 +25,7 @@ from detection.backbones import (
     C4,
     EXACT_BUILDERS,
     LAST,
+    PLAIN_NORM,
     PROTOCOL_BUILDERS,
     TIMM_BUILDERS,
     TimmBackbone,
@@ -143,6 +144,8 @@ def _timm_route(arch: str, kwargs: Mapping[str, Any], cfg: CfgNode, builder: str
         "KSCL.TIMM.NAME": arch,
         "KSCL.TIMM.KWARGS": plain(arguments),
     }
+    if is_pyramid:
+        keys["MODEL.FPN.NORM"] = PLAIN_NORM
     prefix = UNDER_PLAIN_PYRAMID if is_pyramid else UNDER_FPN
     names = {name: f"{prefix}{name}" for name in state if not is_counter(name)}
     return _route(TIMM, keys, names, state)

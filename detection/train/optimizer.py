@@ -58,10 +58,14 @@ def adamw_groups(cfg: CfgNode, model: nn.Module, prefix: str, network: Any) -> l
     the last one comes before the detector's new parts, which have BASE_LR.
     """
     layers: dict[str, int] = {}
-    without_decay: set[str] = set()
-    if network is not None:
+    if cfg.KSCL.LAYER_DECAY < 1:
+        if not hasattr(network, "group_matcher"):
+            raise DetectionError(
+                f"KSCL.LAYER_DECAY must be 1 for {cfg.KSCL.TIMM.NAME}, whose layers timm does not "
+                f"number, got {cfg.KSCL.LAYER_DECAY:g}."
+            )
         layers = group_parameters(network, network.group_matcher(coarse=False), reverse=True)
-        without_decay = set(getattr(network, "no_weight_decay", set)())
+    without_decay = set(getattr(network, "no_weight_decay", set)())
     top = max(layers.values(), default=0) + 1
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for name, weights in model.named_parameters():

@@ -9,7 +9,7 @@ from typing import Any
 
 from detectron2.config import CfgNode
 
-from detection.backbones import PLAIN_BUILDERS, PROTOCOL_BUILDERS
+from detection.backbones import PLAIN_BUILDERS, PLAIN_NORM, PROTOCOL_BUILDERS
 from detection.config import (
     DETECTOR_KEYS,
     FRACTION_KEY,
@@ -140,6 +140,8 @@ def _name(cfg: CfgNode) -> str:
     if cfg.KSCL.PROTOCOL and shipped.is_file():
         shipped_cfg = load_detection_config(shipped)
         ours, theirs = _definition(cfg), _definition(shipped_cfg)
+        if _has_simple_pyramid(cfg):  # which its name says
+            theirs["MODEL.FPN.NORM"] = PLAIN_NORM
         changes = "".join(
             f"+{key}={one_line(ours[key])}" for key in NAMED_BY_VALUE if ours[key] != theirs[key]
         )

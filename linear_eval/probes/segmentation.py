@@ -163,17 +163,24 @@ class Segmentation(Probe):
         """Freeze the backbone, look at its maps, and start or continue from a checkpoint."""
         super().prepare(saved)
         size, levels = self.cfg.INPUT.SIZE, tuple(self.cfg.SEGMENTATION.LEVELS)
-        dense = replace(self.frozen, levels=levels)
+        dense, arch = replace(self.frozen, levels=levels), self.loaded.description.arch
+        network: Any = dense.module
         try:
             with torch.no_grad():
                 maps = dense.maps(torch.zeros(1, 3, size, size, device=device()))  # (1, h, w, C)
-            self.side, width = maps.shape[1:3]
-            assert self.side == width, f"they are {self.side} x {width}"
+            stride = math.lcm(*(network.feature_info[level]["reduction"] for level in levels))
         except Exception as error:  # whatever a model does with levels that it does not have
             raise KsclError(
-                f"SEGMENTATION.LEVELS {list(levels)}: {self.loaded.description.arch} has no square "
-                f"maps there ({type(error).__name__}: {error}). Name others, or another backbone."
+                f"SEGMENTATION.LEVELS {list(levels)}: {arch} has no maps there "
+                f"({type(error).__name__}: {error}). Name others, or another backbone."
             ) from error
+        if size % stride:
+            raise KsclError(
+                f"INPUT.SIZE must be a multiple of {stride} for {arch}, or its maps would show "
+                f"more than the image, got {size}. Set INPUT.SIZE and INPUT.RESIZE to "
+                f"{-(-size // stride) * stride}."
+            )
+        self.side = maps.shape[1]
         self.frozen = replace(dense, dim=maps.numel())
         self.sweep = saved.get("sweep", [])
         self.training = {

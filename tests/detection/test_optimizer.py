@@ -105,14 +105,29 @@ def test_the_gradients_of_all_weights_are_clipped_together():
     assert float(sum(norms)) == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(("freeze_at", "rates"), [("0", [0.0, 0.3]), ("5", [0.0, 0.0])])
-def test_drop_path_rises_over_the_blocks_unless_they_are_frozen(freeze_at, rates):
-    words = ("KSCL.DROP_PATH", "0.3", "MODEL.BACKBONE.FREEZE_AT", freeze_at)
-    model = build_model(config(VIT, *words))
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_drop_path_rises_over_the_blocks_and_leaves_a_frozen_network_alone(is_frozen):
+    words = ("KSCL.DROP_PATH", "0.9", "MODEL.BACKBONE.FREEZE_AT", "5" if is_frozen else "0")
+    model = build_model(config(VIT, *words)).train()
     (backbone,) = [module for module in model.modules() if isinstance(module, TimmBackbone)]
     found = [getattr(block.drop_path2, "drop_prob", 0.0) for block in backbone.network.blocks]
-    assert found == pytest.approx(rates)
-    assert {p.requires_grad for p in backbone.parameters()} == {freeze_at == "0"}
+    assert found == pytest.approx([0.0, 0.9])
+    assert {p.requires_grad for p in backbone.parameters()} == {not is_frozen}
+    images = torch.randn(16, 3, 64, 64)
+    one, other = (backbone(images)["last"] for _ in range(2))
+    assert torch.equal(one, other) == is_frozen
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [("densenet121", "KSCL.DROP_PATH", "0.1"), ("poolformer_s12", "KSCL.LAYER_DECAY", "0.9")],
+)
+def test_a_network_without_drop_path_or_without_numbered_layers_is_refused_by_key(name, key, value):
+    words = ["KSCL.OPTIMIZER", "adamw", key, value, "MODEL.BACKBONE.NAME", PYRAMID]
+    cfg = load_detection_config("detection/shapes_tiny_fpn.yaml", [*words, "MODEL.DEVICE", "cpu"])
+    cfg.KSCL.TIMM.NAME = name
+    with pytest.raises(KsclError, match=f"{key} .*{name}"):
+        build_optimizer(cfg, build_on_meta(cfg))
 
 
 @pytest.mark.parametrize(

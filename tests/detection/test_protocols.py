@@ -251,7 +251,8 @@ def test_protocols_of_other_heads_or_norms_have_other_names_and_hashes():
     # One FPN stands on either network; the pyramid of a plain transformer is another neck.
     timm = protocol("coco_fpn_1x", "MODEL.BACKBONE.NAME", "build_timm_fpn_backbone")
     assert timm == plain
-    pyramid = protocol("coco_fpn_1x", "MODEL.BACKBONE.NAME", "build_timm_plain_backbone")
+    words = ("MODEL.BACKBONE.NAME", "build_timm_plain_backbone", "MODEL.FPN.NORM", "LN")
+    pyramid = protocol("coco_fpn_1x", *words)
     assert pyramid.id == "coco-fpn-1x-simple-pyramid"
     assert pyramid.hash != plain.hash
 

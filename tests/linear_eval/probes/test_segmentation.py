@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from kscl.records.record import read_record
 from kscl.rng import Stream, permutation
 from linear_eval.commands.linear_eval import main
 from linear_eval.linear import Rows, new_head, solutions_of, standardized, start_grid
+from tests.helpers.commands import ROOT
 from tests.helpers.data.digits import config, overrides
 
 pytestmark = pytest.mark.portable
@@ -146,21 +150,32 @@ def test_the_record_has_scikit_learns_iou_of_the_saved_classifier(scenes, finish
     assert Image.open(finished / "predictions.png").width > 6 * 64
 
 
+KILLED = """
+import os, signal, sys
+import linear_eval.probes.segmentation as module
+from linear_eval.commands.linear_eval import main
+
+original, left = module.descend, int(sys.argv[1])
+
+def descend(*args):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    original(*args)
+
+module.descend = descend
+main(sys.argv[2:])
+"""
+
+
 @pytest.mark.parametrize("epochs", [2, 12, 20], ids=["in the grid", "after it", "in the last fit"])
-def test_a_stopped_run_resumes_to_the_same_bits(scenes, finished, tmp_path, monkeypatch, epochs):
-    original, done = module.descend, []
-
-    def stops(*args):
-        done.append(1)
-        if len(done) > epochs * 5:  # batches of an epoch, also of the grid's 21 images
-            raise KeyboardInterrupt
-        original(*args)
-
-    monkeypatch.setattr(module, "descend", stops)
-    with pytest.raises(KeyboardInterrupt):
-        main.__wrapped__(words(scenes, tmp_path / "run"))
-    monkeypatch.setattr(module, "descend", original)
-    assert main(["--resume", *words(scenes, tmp_path / "run")]) == 0
+def test_a_killed_run_resumes_to_the_same_bits(scenes, finished, tmp_path, epochs):
+    batches = epochs * 5  # those of an epoch, also of the grid's 21 images
+    given = words(scenes, tmp_path / "run")
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(batches), *given], cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    assert main(["--resume", *given]) == 0
     runs = tmp_path / "run", finished
     parts, whole = (safetensors.torch.load_file(run / "classifier.safetensors") for run in runs)
     assert all(torch.equal(parts[name], whole[name]) for name in ("weight", "bias"))
@@ -213,3 +228,14 @@ def test_a_mask_that_is_wrong_is_named_before_any_work(scenes, tmp_path, capsys,
     assert not (tmp_path / "run/record.json").exists()
     assert main(["--check", *given]) == 1
     assert str(mask) in json.dumps(json.loads(capsys.readouterr().out))
+
+
+def test_a_size_of_which_patches_would_show_more_than_the_image_is_refused(
+    scenes, tmp_path, capsys
+):
+    small = {"embed_dim": 12, "depth": 1, "num_heads": 2}
+    more = ("BACKBONE.NAME", "vit_small_patch14_dinov2", "BACKBONE.KWARGS", small)
+    assert main(words(scenes, tmp_path / "run", *more, "SEGMENTATION.LEVELS", "[-1]")) == 2
+    said = capsys.readouterr().err
+    assert "INPUT.SIZE" in said
+    assert "70" in said
