@@ -166,7 +166,7 @@ def is_later(name: str, later: Sequence[str]) -> bool:
     return any(Path(piece).is_relative_to(missing) for piece in pieces for missing in later)
 
 
-def tell_problems(
+def report_problems(
     *checks: Callable[[], Iterable[object] | None], estimate: Callable[[], float] | None = None
 ) -> int:
     """Run every check, print what they return or raise as JSON, and return the exit code.
@@ -180,10 +180,10 @@ def tell_problems(
         except KsclError as error:
             problems.append({"kind": "error", "what": str(error), "fatal": True})
     good = not any(problem["fatal"] for problem in problems)
-    told: dict[str, Any] = {"good": good, "problems": problems}
+    report: dict[str, Any] = {"good": good, "problems": problems}
     if good and estimate is not None:
-        told["seconds"] = estimate()
-    print(json.dumps(told, indent=1), flush=True)
+        report["seconds"] = estimate()
+    print(json.dumps(report, indent=1), flush=True)
     return 0 if good else 1
 
 

@@ -142,7 +142,7 @@ def load(cfg: CfgNode) -> Loaded:
         mean=cfg.INPUT.MEAN or None,
         std=cfg.INPUT.STD or None,
     )
-    for sentence in loaded.said:
+    for sentence in loaded.messages:
         log.info(sentence)
     # For a transformer made for another size (DINOv2: 518), timm interpolates the position
     # embeddings and pads images to whole patches.

@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     convert, report = (_to_timm, _report_of_timm) if arguments.to == "timm" else (_to_d2, _report)
     run = functools.partial(convert, arguments)
     if arguments.check:
-        return cli.tell_problems(lambda: _try(run))
+        return cli.report_problems(lambda: _try(run))
     print(report(run(output=arguments.output_dir)))
     return 0
 
@@ -187,7 +187,7 @@ def _report(converted: Any) -> str:
     return "\n".join(
         [
             f"{certificate.source['name']} ({certificate.source['layout']}): {certificate.arch}",
-            *converted.said,
+            *converted.messages,
             f"Relative difference between timm and Detectron2 (allowed {certificate.tolerance:g}):",
             _table(rows),
             f"{certificate.tensors} tensors were converted; left out: "

@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = (arguments.config_file, [*arguments.overrides, *grid], arguments.num_gpus)
     if arguments.check:
         how = (arguments.check_later, arguments.eval_only)
-        return cli.tell_problems(lambda: check(*given, *how))
+        return cli.report_problems(lambda: check(*given, *how))
     cfg, scaled_from, notice = _adapted(*given, arguments.eval_only)
     if arguments.print_config:
         print(detection_schema().print(cfg), end="")

@@ -76,7 +76,7 @@ class Converted:
     folder: Path
     certificate: Certificate
     cfg: CfgNode
-    said: tuple[str, ...]  # which network of the file was taken, what was not read, warnings
+    messages: tuple[str, ...]  # which network of the file was taken, what was not read, warnings
 
     @property
     def weights(self) -> Path:
@@ -155,7 +155,7 @@ def convert(
             write_atomically(folder / PLAIN_CONFIG_FILE, plain_text.encode())
         write_certificate(certificate, folder / CERTIFICATE_FILE)
     warning = optimizer_warning(cfg, backbone, about.arch)
-    return Converted(output, certificate, cfg, (*loaded.said, *([warning] if warning else [])))
+    return Converted(output, certificate, cfg, (*loaded.messages, *([warning] if warning else [])))
 
 
 def optimizer_warning(cfg: CfgNode, backbone: nn.Module, arch: str) -> str:

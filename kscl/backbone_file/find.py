@@ -47,7 +47,7 @@ class Found:
     left_behind: tuple[str, ...]
     input: tuple[Color, Color] | None  # mean and std of the project's input, if they are known
     why_ask: str
-    said: str  # which of several networks was taken; "" if there is only one
+    message: str  # which of several networks was taken; "" if there is only one
     has_stride: bool = False  # a file of Detectron2 with bottleneck blocks
     stride_in_1x1: bool | None = None  # of these blocks; None: not known
 
@@ -155,7 +155,7 @@ def find_tensors(
         left_behind=_left_behind(place, everywhere),
         input=inputs.pop() if len(inputs) == 1 else None,
         why_ask=_why_ask(layouts),
-        said=f"Took {LAYOUTS[known].takes}." if known and is_one_of_several else "",
+        message=f"Took {LAYOUTS[known].takes}." if known and is_one_of_several else "",
     )
 
 
@@ -370,14 +370,14 @@ def _found_in_detectron2(
     found = _checked_tensors(place, wanted, name)
     if channels == BGR:  # the first convolution's inputs
         found["conv1.weight"] = found["conv1.weight"].flip(1)
-    said = f"Read as Detectron2's layout by {author}, {channels}"
+    flipped = "; its first convolution is turned to RGB" if channels == BGR else ""
     return Found(
         layout=layout_of(trunk.kind, channels),
         tensors=found,
         left_behind=_left_behind(place, dicts),
         input=known.input if known else None,
-        why_ask="Detectron2's files do not tell it",
-        said=f"{said}{'; its first convolution is turned to RGB' if channels == BGR else ''}.",
+        why_ask="Detectron2's files do not contain it",
+        message=f"Read as Detectron2's layout by {author}, {channels}{flipped}.",
         has_stride="layer1.0.conv3.weight" in wanted,
         stride_in_1x1=known.stride_in_1x1 if known else None,
     )

@@ -43,7 +43,7 @@ class Loaded:
     file_sha256: str | None
     tensors_sha256: str
     left_behind: tuple[str, ...] = ()  # what the file holds beside the backbone
-    said: tuple[str, ...] = ()  # sentences that a tool prints: which network was taken, and so on
+    messages: tuple[str, ...] = ()  # to print, e.g. which network was taken
 
 
 def load_backbone(
@@ -104,7 +104,7 @@ def load_backbone(
         objects = f"Python objects in it ({some(dropped)}) were not read"
         raise KsclError(f"{error}\n  {objects}. {THREE_LINES}") from error
     _check_stride(found, description, name)
-    said = [sentence for sentence in (weights.said, found.said) if sentence]
+    messages = [sentence for sentence in (weights.message, found.message) if sentence]
     if described is not None or weights.description is not None:
         _check_agrees(description, given, name)
     else:
@@ -112,12 +112,12 @@ def load_backbone(
         colors = (description.mean, description.std)
         is_timms = found.layout.startswith(TIMM_LAYOUTS) and not given
         if is_timms and colors != (IMAGENET_MEAN, IMAGENET_STD):
-            said.append(
+            messages.append(
                 f"Its input is taken to be that of {description.arch} in timm: mean {colors[0]}, "
                 f"std {colors[1]}; change it with --mean and --std."
             )
     if dropped:
-        said.append(f"Only tensors of the file were read, not {some(dropped, MOST_DROPPED)}.")
+        messages.append(f"Only tensors of the file were read, not {some(dropped, MOST_DROPPED)}.")
     backbone.load_state_dict(found.tensors, strict=True)
     is_ours = described is not None and path.suffix == ".safetensors"
     return Loaded(
@@ -128,7 +128,7 @@ def load_backbone(
         file_sha256,
         tensors_hash(backbone),
         found.left_behind,
-        tuple(said),
+        tuple(messages),
     )
 
 

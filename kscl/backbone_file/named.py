@@ -57,7 +57,7 @@ class Weights:
     path: Path
     description: Description | None = None  # None: a file or an address, which say nothing
     sha256: str = ""  # how its SHA-256 begins, if the name tells
-    said: str = ""  # a sentence for the user
+    message: str = ""  # for the user
 
 
 def find_weights(source: str | Path, *, download: bool = True) -> Weights | None:
@@ -209,8 +209,8 @@ def _by_hub(
         cached = huggingface_hub.try_to_load_from_cache(filename=file, **where)
         if isinstance(cached, str):
             path = Path(cached)
-            said = _changed(name, repo_id, revision, path) if download else ""
-            return Weights(path, about, _blob_hash(path), said)
+            message = _changed(name, repo_id, revision, path) if download else ""
+            return Weights(path, about, _blob_hash(path), message)
     if not download:
         return None
     kept = Path(constants.HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}")

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         register_handler(handler)
     words = (given.config_file, given.overrides)
     if given.check:
-        return cli.tell_problems(
+        return cli.report_problems(
             lambda: check(*words, given.num_gpus, given.check_later),
             estimate=(lambda: seconds(*words)) if given.estimate else None,
         )

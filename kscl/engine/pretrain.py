@@ -57,7 +57,7 @@ from kscl.run.task import Inputs, Task, task
 from kscl.runtime.distributed import device, first_rank_first, on_first_rank, rank, world_size
 from kscl.runtime.files import sha256_of
 from kscl.runtime.machine import keep_freed_memory
-from kscl.runtime.precision import tell_of_tf32
+from kscl.runtime.precision import suggest_tf32
 from kscl.views.sizes import last_size
 
 log = logging.getLogger(__name__)
@@ -301,7 +301,7 @@ def announce(state: TrainState, data: Mapping[str, Any]) -> None:
         state.total_steps,
         f"{world_size()} x {state.device.type}",
     )
-    tell_of_tf32(state.cfg.SOLVER.AMP, state.cfg.SOLVER.TF32, state.device)
+    suggest_tf32(state.cfg.SOLVER.AMP, state.cfg.SOLVER.TF32, state.device)
     for _, warning in state.method.setup_warnings(data["images"], world_size()):
         log.warning("%s", warning)
 
@@ -343,7 +343,7 @@ def start_from_weights(method: Method, cfg: CfgNode) -> dict[str, str]:
             mean=cfg.INPUT.MEAN,
             std=cfg.INPUT.STD,
         )
-    for sentence in loaded.said:
+    for sentence in loaded.messages:
         log.info(sentence)
     for encoder in method.encoders():
         encoder.backbone.load_state_dict(loaded.backbone.state_dict())

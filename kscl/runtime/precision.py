@@ -89,7 +89,7 @@ def warn_of_emulation(amp: str, device: torch.device) -> None:
         )
 
 
-def tell_of_tf32(amp: str, tf32: bool, device: torch.device) -> None:
+def suggest_tf32(amp: str, tf32: bool, device: torch.device) -> None:
     """Log what TF32 would gain on a GPU that has it, unless it or mixed precision is on."""
     if tf32 or amp != "off" or device.type != "cuda":
         return

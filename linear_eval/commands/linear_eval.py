@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = (given.config_file, given.overrides)
     if given.check:
         how = (given.num_gpus, given.check_later, given.allow_overlap)
-        return cli.tell_problems(lambda: check(*words, *how))
+        return cli.report_problems(lambda: check(*words, *how))
     cfg = load_linear_eval_config(*words)
     if given.print_config:
         print(schema().print(cfg), end="")

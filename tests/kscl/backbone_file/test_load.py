@@ -97,7 +97,7 @@ def test_a_checkpoint_is_read_as_its_project_would(networks, states, saved, proj
     loaded = load(saved(content), **(IMAGENET if layout in ASKED else {}))
     assert loaded.layout == layout
     assert loaded.tensors_sha256 == tensors_hash(networks[0])
-    taken = [sentence for sentence in loaded.said if sentence.startswith("Took")]
+    taken = [sentence for sentence in loaded.messages if sentence.startswith("Took")]
     assert len(taken) == int(second)
     tensors = [v for v in container_of(content, layout).values() if torch.is_tensor(v)]
     unused = [key for key in loaded.left_behind if not key.startswith("[")]
@@ -161,10 +161,10 @@ def test_the_input_of_a_plain_file_is_that_of_the_model_in_timm_and_it_is_said(v
     path = saved({"arch": VIT, key: state} if key else state)
     loaded = load(path, VIT, SMALL_VIT)
     assert loaded.description.mean == loaded.description.std == (0.5,) * 3
-    assert "--mean" in " ".join(loaded.said)
+    assert "--mean" in " ".join(loaded.messages)
     told = load(path, VIT, SMALL_VIT, **IMAGENET)
     assert told.description.mean == IMAGENET["mean"]
-    assert told.said == ()
+    assert told.messages == ()
 
 
 @pytest.mark.parametrize("key", ["model", "model_ema"])
@@ -176,7 +176,7 @@ def test_a_transformer_under_model_is_timms_or_maes_and_its_input_is_asked_for(v
     assert loaded.layout == f"plain ({key})"
     assert loaded.description.mean == IMAGENET["mean"]
     deit = load(path, "deit_tiny_patch16_224", SMALL_VIT)  # timm knows its input
-    assert (deit.description.mean, deit.said) == (IMAGENET["mean"], ())
+    assert (deit.description.mean, deit.messages) == (IMAGENET["mean"], ())
 
 
 @pytest.mark.parametrize("keys", [("model", "model_ema"), ("state_dict", "state_dict_ema")])
@@ -238,7 +238,7 @@ def test_a_network_with_more_or_fewer_parts_or_of_another_width_is_refused_by_na
 def test_copies_of_a_network_are_told_apart(networks, states, saved):
     one, two = states
     twice = under("backbone.", one) | under("encoder_q.0.", one) | some("queue")
-    assert load(saved({"state_dict": twice})).said == ()  # one network under two names
+    assert load(saved({"state_dict": twice})).messages == ()  # one network under two names
     path = saved(one | under("module.", two))  # two that differ only by a wrapper
     with pytest.raises(KsclError, match=r"--prefix ''(.|\n)*--prefix 'module\.'"):
         load(path)

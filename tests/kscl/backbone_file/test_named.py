@@ -163,14 +163,14 @@ def test_a_file_that_changed_on_the_hub_is_named_and_the_cached_one_is_used(hub)
     first, second = (weights_of("test_resnet", seed) for seed in (1, 2))
     hub.push(REPOSITORY, first)
     before = load_backbone(TIMM)
-    assert before.said == ()
+    assert before.messages == ()
     digest = hub.push(REPOSITORY, second)
     named._changed.cache_clear()
     after = load_backbone(TIMM)
     assert after.file_sha256 == before.file_sha256
-    assert digest[:12] in after.said[0]
+    assert digest[:12] in after.messages[0]
     pinned = f"hf-hub:{REPOSITORY}@{hub.commit(REPOSITORY)}"
-    assert pinned in after.said[0]
+    assert pinned in after.messages[0]
     hub.repositories[REPOSITORY]["config.json"] = json.dumps(
         {"architecture": "test_resnet"}
     ).encode()

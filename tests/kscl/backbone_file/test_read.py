@@ -99,8 +99,8 @@ def test_a_backbone_beside_objects_is_loaded_and_they_are_named(backbone, tmp_pa
         delattr(argparse, named.__name__)
     loaded = load(tmp_path / "x.pth")
     assert loaded.tensors_sha256 == tensors_hash(backbone)
-    assert "argparse.red" in " ".join(loaded.said)
-    assert "\x1b" not in " ".join(loaded.said)
+    assert "argparse.red" in " ".join(loaded.messages)
+    assert "\x1b" not in " ".join(loaded.messages)
 
 
 def test_a_pickle_with_code_in_place_of_the_tensors_is_refused_and_nothing_runs(tmp_path):

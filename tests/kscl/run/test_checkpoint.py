@@ -39,16 +39,13 @@ def save_steps(folder, *steps, keep=9):
     return [save_checkpoint(folder, step, content(step), keep) for step in steps]
 
 
-def test_what_is_saved_comes_back_to_the_bit(tmp_path):
-    (path,) = save_steps(tmp_path, 7)
+def test_what_is_saved_comes_back_to_the_bit_under_a_name_of_step_and_checksum(tmp_path):
+    assert load_newest(tmp_path / "none") is None
+    (path,) = save_steps(tmp_path, 41)
     found = load_newest(tmp_path)
     assert found is not None
     assert found[0] == path
-    assert same_bits(found[1], content(7))
-
-
-def test_the_name_carries_the_step_and_a_checksum_of_the_content(tmp_path):
-    (path,) = save_steps(tmp_path, 41)
+    assert same_bits(found[1], content(41))
     assert step_of(path) == 41
     assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] in path.name
 
@@ -70,10 +67,6 @@ def test_a_damaged_later_checkpoint_does_not_push_out_what_was_just_written(tmp_
     save_steps(tmp_path, 14, 16, keep=keep)
     assert damaged not in find_checkpoints(tmp_path)
     assert len(find_checkpoints(tmp_path)) == keep
-
-
-def test_where_nothing_was_saved_nothing_is_found(tmp_path):
-    assert load_newest(tmp_path / "none") is None
 
 
 def cut(path):

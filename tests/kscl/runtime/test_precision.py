@@ -18,7 +18,7 @@ from kscl.runtime.precision import (
     in_tf32,
     numerics,
     set_numerics,
-    tell_of_tf32,
+    suggest_tf32,
     warn_of_emulation,
 )
 from kscl.views.batch import Batch
@@ -90,7 +90,7 @@ def test_a_gpu_that_could_use_tf32_is_told_what_it_buys(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
     with caplog.at_level(logging.INFO):
-        tell_of_tf32(amp, tf32, torch.device(device))
+        suggest_tf32(amp, tf32, torch.device(device))
     assert [("SOLVER.TF32 true" in line) for line in caplog.messages] == [True] * is_told
 
 
