@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +50,86 @@ RESERVE = 0.85  # fraction of the minutes to plan with: estimates are estimates
 SHOTS_OF_KSCL = 5
 MEASURED_STEPS = 24
 MEASURED_ITERATIONS = 16
+MEASURED_LONGER = 21.0  # times the epochs of the probe's second measurement
 STEP = re.compile(r"\b(?:iter:|step) (\d+)\b")  # in the log of a fine-tuning or a pretraining
 PERIOD = 0.05  # seconds between two looks at it
 PRECISE_BN_ITERATIONS = 20  # forward passes at the end of a fine-tuning, a third of the work each
-PRETRAIN, DETECTION = "pretrain/bccd_moco.yaml", "detection/bccd_tiny_c4.yaml"
+PRETRAIN = "pretrain/small_moco.yaml"
+C4, FPN = "detection/bccd_tiny_c4.yaml", "detection/shapes_tiny_fpn.yaml"
 LINEAR, KNN = "linear_eval/shapes.yaml", "linear_eval/shapes_knn.yaml"
-NETWORK = {"channels": [8, 16, 32, 64], "zero_init_last": True}
+# ImageNet weights to compare with: of half a million weights on a CPU, and the usual ones on GPUs.
+CPU_WEIGHTS, GPU_WEIGHTS = "timm:test_resnet.r160_in1k", "timm:resnet50.tv_in1k"
+NO_WEIGHTS = "none"
+# Contenders, the most telling first; the last ones are left out first if the minutes are few.
+RANDOM, LONGER, IMAGENET = "random", "random_longer", "imagenet"
+MOCO, KSCL, CONTINUED = "moco_v2", "kscl", "kscl_from_imagenet"
+CONTENDERS = (RANDOM, LONGER, IMAGENET, KSCL, MOCO, CONTINUED)
+FEWEST_CONTENDERS = (RANDOM, LONGER, IMAGENET, KSCL)
+OF_IMAGENET = (IMAGENET, CONTINUED)
+PRETRAINED = (MOCO, KSCL, CONTINUED)
+# Seconds of one GPU of the paper's: an image of an epoch at K = 1 (16 minutes on 8 V100), and a
+# fine-tuning (24,000 iterations of 0.55 s on 8, Detectron2's published time).
+GPU_IMAGE_SECONDS, GPU_DETECTION_SECONDS, GPU_EPOCHS = 8 * 16 * 60 / 1_281_167, 8 * 13_200, 200
 FROM_FILE = "what is not said below is in this file of configs/"
 DIFFERS = "what differs from that file"
 GROUPS = "keys are shuffled among so many parts of the batch, as among MoCo's eight GPUs"
+WHERE_IT_CONTINUES = "the start; the projector alone learns in the first epoch"
+PAPERS = "pretrain/kscl_k5_rho40_r50_200ep.yaml"
+ABOUT = {
+    RANDOM: "no pretraining",
+    LONGER: "no pretraining: its time is spent on the evaluation's training",
+    IMAGENET: "what you can download: trained on a million labeled photos",
+    MOCO: "the method that KSCL extends: one key per image",
+    KSCL: "several keys per image; each pretraining takes as many seconds",
+    CONTINUED: "KSCL on your images, from the downloaded weights on",
+}
 STARTS_OF_TRAINING = "A few minutes on a CPU compare starts of training, not finished detectors."
 
 Settings = dict[str, tuple[Any, str]]  # value and reason by key
+
+
+# The network that all contenders share
+
+
+@dataclass(frozen=True)
+class Network:
+    """A timm network, and its ImageNet weights if there are any."""
+
+    arch: str
+    kwargs: dict[str, Any]
+    weights: str = ""
+    left_out: str = ""  # why there are none
+
+    @property
+    def detection(self) -> str:
+        """Return the config of a detector that takes it: Detectron2's C4 has ResNets of its own."""
+        return FPN if self.weights else C4
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Return all contenders that this network allows."""
+        return tuple(it for it in CONTENDERS if self.weights or it not in OF_IMAGENET)
+
+
+# The paper's ResNet-50 with 8 to 64 channels: half a million weights train on a CPU.
+NARROW = Network("resnet50", {"channels": [8, 16, 32, 64], "zero_init_last": True})
+
+
+def find_network(weights: str, otherwise: Network) -> Network:
+    """Return the network of named weights, in a cache or fetched; another one if there are none."""
+    from kscl.backbone_file import checked_hash, find_weights  # slow to import
+
+    if weights == NO_WEIGHTS:
+        return replace(otherwise, left_out="--weights none")
+    try:
+        found = find_weights(weights)
+        assert found is not None  # it may be downloaded
+        if found.description is None:
+            raise KsclError(f"{weights} does not name its network; use timm:NAME or hf-hub:NAME.")
+        checked_hash(found, weights)
+    except KsclError as error:
+        return replace(otherwise, left_out=str(error))
+    return Network(found.description.arch, found.description.kwargs, weights)
 
 
 # Facts: the images and boxes of a prepared set
@@ -180,6 +248,7 @@ class Costs:
     detection_start: float = 0.0  # and the pass over the test images
     iteration: float = 0.0
     probe: float = 0.0
+    probe_fit: float = 0.0  # of it, the training of the linear classifier
     slowdown: float = 1.0  # by other programs while it was measured; not in the seconds above
 
 
@@ -194,6 +263,7 @@ def fastest_costs(facts: Facts) -> Costs:
         detection_start=8.0,
         iteration=0.1,
         probe=3.0,
+        probe_fit=0.5,
     )
 
 
@@ -201,12 +271,15 @@ def fastest_costs(facts: Facts) -> Costs:
 class Plan:
     """What the minutes decide."""
 
+    contenders: tuple[str, ...]
     seeds: int
     jobs: int
     moco_epochs: int
     kscl_epochs: int
     iterations: int
     seconds: dict[str, float]  # of one stage, by kind
+    longer: dict[str, float]  # times that random_longer is trained as long, by evaluation
+    longer_seconds: dict[str, float]  # of its stages
     total: float  # seconds of the whole suite, from its check to its last stage
 
 
@@ -235,77 +308,139 @@ def epoch_steps(facts: Facts) -> int:
 
 
 def choose_lengths(
-    facts: Facts, costs: Costs, minutes: float, cores: int, seeds: int | None = None
+    facts: Facts,
+    costs: Costs,
+    minutes: float,
+    cores: int,
+    seeds: int | None = None,
+    contenders: tuple[str, ...] = CONTENDERS,
 ) -> Plan:
-    """Fit epochs and iterations into the minutes; three seeds if each still learns something."""
+    """Fit contenders, epochs and iterations into the minutes.
+
+    As many contenders as train well with three seeds, and one seed if not even the fewest do.
+    """
     jobs = max(1, min(cores, 3))
-    chosen = longest_plan(facts, costs, minutes, jobs, seeds or SEEDS)
-    if seeds is None and not _trains(facts, chosen, GOOD_STEPS, GOOD_ITERATIONS):
-        chosen = longest_plan(facts, costs, minutes, jobs, 1)
-    if not _trains(facts, chosen, FEWEST_STEPS, FEWEST_ITERATIONS):
-        least = _least_minutes(facts, costs, jobs, chosen.seeds)
-        what = "comparison" if chosen.seeds == 1 else f"comparison with {chosen.seeds} seeds"
+    for count in [seeds] if seeds else [SEEDS, 1]:
+        for chosen in fewer_and_fewer(contenders):
+            plan = longest_plan(facts, costs, minutes, jobs, count, chosen)
+            if _trains(facts, plan, GOOD_STEPS, GOOD_ITERATIONS):
+                return plan
+    if not _trains(facts, plan, FEWEST_STEPS, FEWEST_ITERATIONS):
+        fewest = (FEWEST_STEPS, FEWEST_ITERATIONS)
+        least = _least_minutes(facts, costs, jobs, plan.seeds, plan.contenders, *fewest)
+        what = "comparison" if plan.seeds == 1 else f"comparison with {plan.seeds} seeds"
         raise KsclError(
             f"{minutes:g} minutes are too few: the shortest useful {what} takes about {least:.0f} "
             f"here. Write --minutes {math.ceil(least)}."
         )
-    return chosen
+    return plan
 
 
-def longest_plan(facts: Facts, costs: Costs, minutes: float, jobs: int, seeds: int) -> Plan:
+def fewer_and_fewer(contenders: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Return all contenders, then without the last, down to the fewest that answer anything."""
+    fewest = len([it for it in contenders if it in FEWEST_CONTENDERS])
+    return [contenders[:count] for count in range(len(contenders), fewest - 1, -1)]
+
+
+def minutes_for_three(facts: Facts, costs: Costs, plan: Plan) -> int:
+    """Return the minutes in which the contenders of a plan train well with three seeds."""
+    good = (GOOD_STEPS, GOOD_ITERATIONS)
+    return math.ceil(_least_minutes(facts, costs, plan.jobs, SEEDS, plan.contenders, *good))
+
+
+def longest_plan(
+    facts: Facts,
+    costs: Costs,
+    minutes: float,
+    jobs: int,
+    seeds: int,
+    contenders: tuple[str, ...] = CONTENDERS,
+) -> Plan:
     """Return the plan that trains longest and, with its reserve, ends within the minutes."""
     budget = minutes * 60 * RESERVE
     low, high = 0.0, budget * jobs  # seconds of training per seed
     while high - low > 1:
         middle = (low + high) / 2
-        fits = plan_of(facts, costs, middle, jobs, seeds).total <= budget
+        fits = plan_of(facts, costs, middle, jobs, seeds, contenders).total <= budget
         low, high = (middle, high) if fits else (low, middle)
-    return plan_of(facts, costs, low, jobs, seeds)
+    return plan_of(facts, costs, low, jobs, seeds, contenders)
 
 
-def plan_of(facts: Facts, costs: Costs, training: float, jobs: int, seeds: int) -> Plan:
+def plan_of(
+    facts: Facts,
+    costs: Costs,
+    training: float,
+    jobs: int,
+    seeds: int,
+    contenders: tuple[str, ...] = CONTENDERS,
+) -> Plan:
     """Return the plan that trains so many seconds per seed, all contenders together.
 
     What the shortest useful pretrainings leave goes to the detectors until they have enough
-    iterations: a difference between detectors that find nothing says nothing.
+    iterations: a difference between detectors that find nothing says nothing. A random start gets
+    the seconds of a pretraining for each evaluation that trains something.
     """
-    iterations = 0
+    detectors, iterations = len(contenders), 0
+    trained = (facts.boxes is not None) + (facts.classes is not None)
+    pretrainings = len([it for it in contenders if it in PRETRAINED])
+    pretrainings += trained if LONGER in contenders else 0
     if facts.boxes is not None:
         shortest = math.ceil(FEWEST_STEPS / epoch_steps(facts)) * costs.kscl_epoch
-        first = min(ENOUGH_ITERATIONS, (training - 2 * shortest) / 3 / costs.iteration)
-        fair = min(MOST_ITERATIONS, training * DETECTION_PART / 3 / costs.iteration)
+        left = training - pretrainings * shortest
+        first = min(ENOUGH_ITERATIONS, left / detectors / costs.iteration)
+        fair = min(MOST_ITERATIONS, training * DETECTION_PART / detectors / costs.iteration)
         iterations = max(0, int(max(first, fair)))
-    pretraining = max(0.0, training - 3 * iterations * costs.iteration) / 2
+    pretraining = max(0.0, training - detectors * iterations * costs.iteration) / pretrainings
     moco = min(MOST_EPOCHS, int(pretraining / costs.moco_epoch))
     kscl = min(MOST_EPOCHS, int(moco * costs.moco_epoch / costs.kscl_epoch))
-    seconds = {"pretrain": costs.moco_start + moco * costs.moco_epoch, "basis": costs.moco_start}
+    spent = moco * costs.moco_epoch
+    seconds = {"pretrain": costs.moco_start + spent, "basis": costs.moco_start}
     evaluations: list[list[str]] = []
+    longer: dict[str, float] = {}
     if facts.boxes is not None:
         seconds["convert"] = costs.convert
         seconds["detection"] = costs.detection_start + iterations * costs.iteration
+        longer["detection"] = _times(spent, iterations * costs.iteration)
         evaluations.append(["convert", "detection"])
     if facts.classes is not None:
         seconds |= {"linear": costs.probe, "knn": costs.probe}
+        longer["linear"] = _times(spent, costs.probe_fit)
         evaluations += [["linear"], ["knn"]]
+    of_longer = {kind: seconds[kind] + spent for kind in longer}
     before = costs.moco_start + costs.convert  # the suite checks every stage before the first
-    total = before + _makespan(seconds, evaluations, jobs, seeds)
-    return Plan(seeds, jobs, moco, kscl, iterations, seconds, total)
+    total = before + _makespan(contenders, seconds, of_longer, evaluations, jobs, seeds)
+    lengths = (moco, kscl, iterations)
+    return Plan(contenders, seeds, jobs, *lengths, seconds, longer, of_longer, total)
+
+
+def _times(more: float, seconds: float) -> float:
+    """Return how many times as long something takes with so many seconds more, in three digits."""
+    return float(f"{1 + more / max(seconds, 0.01):.3g}")
 
 
 def _makespan(
-    seconds: dict[str, float], evaluations: list[list[str]], jobs: int, seeds: int
+    contenders: Sequence[str],
+    seconds: dict[str, float],
+    of_longer: dict[str, float],
+    evaluations: list[list[str]],
+    jobs: int,
+    seeds: int,
 ) -> float:
     """Return when the last stage ends if a free place takes the first stage that can run."""
-    stages: list[tuple[str, int]] = []  # (kind, number of the stage it waits for, or -1)
-    for contender in ("random", "moco_v2", "kscl"):
+    stages: list[tuple[float, int]] = []  # (seconds, number of the stage it waits for, or -1)
+    for contender in contenders:
+        times = seconds | of_longer if contender == LONGER else seconds
         for _ in range(seeds):
             start = -1
-            if contender != "random":
+            if contender in PRETRAINED:
                 start = len(stages)
-                stages += [("pretrain", -1), ("basis", start)]
+                stages += [(times["pretrain"], -1), (times["basis"], start)]
             for chain in evaluations:
+                if contender == LONGER and chain[-1] not in of_longer:
+                    continue
+                first = len(stages)
                 stages += [
-                    (k, start if not i else len(stages) + i - 1) for i, k in enumerate(chain)
+                    (times[kind], start if not i else first + i - 1) for i, kind in enumerate(chain)
                 ]
     ends: dict[int, float] = {}  # of stages that are done or running
     free = [0.0] * jobs
@@ -318,7 +453,7 @@ def _makespan(
         ]
         place = free.index(now)
         if ready:
-            free[place] = ends[ready[0]] = now + seconds[stages[ready[0]][0]]
+            free[place] = ends[ready[0]] = now + stages[ready[0]][0]
         else:  # wait for a stage that is running
             free[place] = min(end for end in ends.values() if end > now)
     return max(ends.values())
@@ -330,13 +465,18 @@ def _trains(facts: Facts, plan: Plan, steps: int, iterations: int) -> bool:
     return fine_tuned and plan.kscl_epochs * epoch_steps(facts) >= steps
 
 
-def _least_minutes(facts: Facts, costs: Costs, jobs: int, seeds: int) -> float:
+def _least_minutes(
+    facts: Facts,
+    costs: Costs,
+    jobs: int,
+    seeds: int,
+    contenders: tuple[str, ...],
+    steps: int,
+    iterations: int,
+) -> float:
     minutes = 1.0
     while not _trains(
-        facts,
-        longest_plan(facts, costs, minutes, jobs, seeds),
-        FEWEST_STEPS,
-        FEWEST_ITERATIONS,
+        facts, longest_plan(facts, costs, minutes, jobs, seeds, contenders), steps, iterations
     ):
         minutes *= 1.1
     return minutes
@@ -345,8 +485,8 @@ def _least_minutes(facts: Facts, costs: Costs, jobs: int, seeds: int) -> float:
 # Settings and their reasons
 
 
-def pretrain_settings(facts: Facts, sizes: Sizes, epochs: int) -> Settings:
-    """Return the settings of a pretraining, on top of pretrain/bccd_moco.yaml."""
+def pretrain_settings(facts: Facts, sizes: Sizes, network: Network, epochs: int) -> Settings:
+    """Return the settings of a pretraining, on top of pretrain/small_moco.yaml."""
     what = "tiles" if facts.has_tiles else "images"
     cut = f" of {facts.num_photos} images: crops of a whole one would show different objects"
     source = f"{facts.num_pretrain} {what}{cut if facts.has_tiles else ''}; none like a test image"
@@ -361,8 +501,11 @@ def pretrain_settings(facts: Facts, sizes: Sizes, epochs: int) -> Settings:
         f"shorter than the {facts.num_pretrain} {what}: a longer queue would hold the query's own "
         "one"
     )
+    arguments = {"BACKBONE.KWARGS": (network.kwargs, "its width, as of all contenders")}
     return {
         "DATA.TRAIN": (facts.pretrain, source),
+        "BACKBONE.NAME": (network.arch, "the network of all contenders"),
+        **(arguments if network.kwargs else {}),
         "INPUT.SIZE": (VIEW, "small views: on a CPU, more epochs help more than more pixels"),
         "SOLVER.BATCH_SIZE": (sizes.batch, f"at most half of the {what}"),
         "KEY_ENCODER.BATCH_NORM_GROUPS": (batch_norm_groups(sizes.batch), GROUPS),
@@ -395,8 +538,8 @@ def _epochs(epochs: int) -> Settings:
     }
 
 
-def detection_settings(facts: Facts, sizes: Sizes, iterations: int) -> Settings:
-    """Return the settings of the fine-tuning, on top of detection/bccd_tiny_c4.yaml."""
+def detection_settings(facts: Facts, sizes: Sizes, network: Network, iterations: int) -> Settings:
+    """Return the settings of the fine-tuning, on top of the network's config."""
     assert facts.boxes is not None
     names, short, longest = facts.boxes.class_names, sizes.short_side, int(1.5 * sizes.short_side)
     object_size = (
@@ -424,7 +567,10 @@ def detection_settings(facts: Facts, sizes: Sizes, iterations: int) -> Settings:
         "SOLVER.MAX_ITER": (iterations, _length(iterations, MOST_ITERATIONS)),
         "SOLVER.STEPS": ([int(0.8 * iterations)], falls),
         "SOLVER.WARMUP_ITERS": (max(1, iterations // 6), rises),
-        "KSCL.PROTOCOL": (f"{facts.name}-tiny-c4", board_name),
+        "KSCL.PROTOCOL": (
+            f"{facts.name}-tiny-{'fpn' if network.detection == FPN else 'c4'}",
+            board_name,
+        ),
     }
 
 
@@ -452,7 +598,7 @@ def _values(settings: Settings) -> dict[str, Any]:
 # Measured costs
 
 
-def measure(facts: Facts, sizes: Sizes, cores: int) -> Costs:
+def measure(facts: Facts, sizes: Sizes, network: Network, cores: int) -> Costs:
     """Run every kind of stage for a moment; return the seconds of their parts.
 
     They run side by side as the stages of the suite will, so they slow each other down as those
@@ -465,12 +611,12 @@ def measure(facts: Facts, sizes: Sizes, cores: int) -> Costs:
         folder = Path(name)
         steps = {"SOLVER.MAX_STEPS": MEASURED_STEPS, "SOLVER.WARMUP_EPOCHS": 0}
         steps |= {"LOG.PERIOD": 4, "DATA.NUM_WORKERS": 0}  # all work is in one process
-        moco = _values(pretrain_settings(facts, sizes, 1)) | steps
+        moco = _values(pretrain_settings(facts, sizes, network, 1)) | steps
         kscl = moco | _values(kscl_settings(1)) | steps
-        of_detection = threads.submit(_detection, folder, facts, sizes)
+        of_detection = threads.submit(_detection, folder, facts, sizes, network)
         of_moco = threads.submit(_pretraining, folder / "moco", moco)
         of_kscl = threads.submit(_pretraining, folder / "kscl", kscl)
-        of_probe = threads.submit(_probe, folder / "probe", facts)
+        of_probe = threads.submit(_probe, folder, facts, network)
         start, moco_step, slowdown = of_moco.result()
         kscl_step = max(moco_step, of_kscl.result()[1])  # more views per image never cost less
         epoch = epoch_steps(facts)
@@ -479,17 +625,23 @@ def measure(facts: Facts, sizes: Sizes, cores: int) -> Costs:
             epoch * moco_step,
             epoch * kscl_step,
             *of_detection.result(),
-            of_probe.result(),
+            *of_probe.result(),
             slowdown=slowdown,
         )
 
 
-def _probe(folder: Path, facts: Facts) -> float:
+def _probe(folder: Path, facts: Facts, network: Network) -> tuple[float, float]:
+    """Return the seconds of a linear probe, and of its training alone."""
     if facts.classes is None:
-        return 0.0
-    overrides = _values(probe_settings(facts)) | {"BACKBONE.WEIGHTS": "random"}
-    overrides |= {"BACKBONE.NAME": "resnet50", "BACKBONE.KWARGS": NETWORK}
-    return _run_task("linear", folder, LINEAR, overrides).work
+        return 0.0, 0.0
+    overrides = _values(probe_settings(facts)) | {"BACKBONE.WEIGHTS": RANDOM}
+    overrides |= {"BACKBONE.NAME": network.arch, "BACKBONE.KWARGS": network.kwargs}
+    seconds = []
+    for times in (1.0, MEASURED_LONGER):
+        place = folder / f"probe{times:g}"  # with a cache of its own: features are computed twice
+        more = {"SOLVER.LONGER": times, "DATA.CACHE_DIR": str(place / "cache")}
+        seconds.append(_run_task("linear", place / "run", LINEAR, overrides | more).work)
+    return seconds[0], max(0.0, seconds[1] - seconds[0]) / (MEASURED_LONGER - 1)
 
 
 def _pretraining(folder: Path, overrides: dict[str, Any]) -> tuple[float, float, float]:
@@ -499,17 +651,19 @@ def _pretraining(folder: Path, overrides: dict[str, Any]) -> tuple[float, float,
     return start, spent.step, spent.clock / spent.work
 
 
-def _detection(folder: Path, facts: Facts, sizes: Sizes) -> tuple[float, float, float]:
+def _detection(
+    folder: Path, facts: Facts, sizes: Sizes, network: Network
+) -> tuple[float, float, float]:
     """Return the seconds of a conversion, of all of a fine-tuning but its steps, and of a step."""
     if facts.boxes is None:
         return 0.0, 0.0, 0.0
     converted = str(folder / "converted")
-    network = (("arch", "resnet50"), ("arch_kwargs", NETWORK))
-    options = (*network, ("protocol", DETECTION), ("output_dir", converted))
+    built = (("arch", network.arch), ("arch_kwargs", network.kwargs))
+    options = (*built, ("protocol", network.detection), ("output_dir", converted))
     tool = commands()["detection"].prepared_by
     convert = Stage("convert", "convert", tool, converted, inputs=("random",), options=options)
     seconds = run_measured(convert).work
-    overrides = _values(detection_settings(facts, sizes, MEASURED_ITERATIONS))
+    overrides = _values(detection_settings(facts, sizes, network, MEASURED_ITERATIONS))
     overrides |= {"TEST.PRECISE_BN.NUM_ITER": 1}
     spent = _run_task("detection", folder / "run", f"{converted}/config.yaml", overrides)
     more = PRECISE_BN_ITERATIONS / 3 - MEASURED_ITERATIONS
@@ -587,38 +741,50 @@ def processor_seconds(pid: int) -> float:
 # The suite file
 
 
-def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir: Path) -> str:
+def cpu_suite(
+    facts: Facts, sizes: Sizes, network: Network, plan: Plan, minutes: float, output_dir: Path
+) -> str:
     """Return the suite of a machine without GPUs."""
     lines = [
         f"# Made by kscl start for {facts.root} and {minutes:g} minutes; change what you like.",
         f"# Estimated: {clock(plan.total)} in all, {estimate(plan)}.",
+        *(f"# {line}" for line in left_out(network, plan)),
         *_head(facts, output_dir),
         "# Several seeds, so that a difference can be told from noise."
         if plan.seeds > 1
-        else "# One seed: seed-to-seed variation is not measured. [0, 1, 2] adds two seeds.",
+        else "# One seed cannot answer: how much seeds differ is not measured. [0, 1, 2] does.",
         f"seeds: {list(range(plan.seeds))}",
         f"jobs: {plan.jobs}  # stages at the same time, one core each",
         "# Seconds of one stage as measured; those of finished stages replace them.",
-        f"estimates: {one_line({kind: round(value) for kind, value in plan.seconds.items()})}",
-        "baseline: [random]  # the question is what pretraining adds to random weights",
+        f"estimates: {_rounded(plan.seconds)}",
+        "# The question is what pretraining adds, also if its time goes into training instead.",
+        f"baseline: [{RANDOM}, {LONGER}]",
         "# The page shows what each pretraining makes of this image.",
         f"basis_image: {one_line(facts.first_image)}",
         "contenders:  # what is compared; all of them have the same network",
-        "  random:  # no pretraining",
-        "    arch: resnet50  # the paper's, but narrow",
-        "    # 8 to 64 channels instead of 256 to 2048: half a million weights train on a CPU.",
-        f"    kwargs: {one_line(NETWORK)}",
-        "  moco_v2:  # the method that KSCL extends: one key per image",
-        f"    pretrain: {PRETRAIN}  # {FROM_FILE}",
-        *_overrides(pretrain_settings(facts, sizes, plan.moco_epochs), title=DIFFERS),
-        "  kscl:  # the same images and as many seconds as moco_v2; an epoch costs it more",
-        f"    pretrain: {PRETRAIN}",
-        *_overrides(
-            pretrain_settings(facts, sizes, plan.kscl_epochs) | kscl_settings(plan.kscl_epochs),
-            explained=pretrain_settings(facts, sizes, plan.moco_epochs),
-        ),
-        "evaluations:  # of every contender",
     ]
+    moco = pretrain_settings(facts, sizes, network, plan.moco_epochs)
+    kscl = pretrain_settings(facts, sizes, network, plan.kscl_epochs)
+    kscl |= kscl_settings(plan.kscl_epochs)
+    explained: set[str] = set()
+    for contender in (it for it in ABOUT if it in plan.contenders):
+        if contender in (RANDOM, LONGER):
+            lines += _random(contender, network, plan.longer)
+            if contender == LONGER:
+                lines += ["    # seconds of one stage"]
+                lines += [f"    estimates: {_rounded(plan.longer_seconds)}"]
+        elif contender == IMAGENET:
+            lines += _imagenet(network)
+        else:
+            settings = dict(moco if contender == MOCO else kscl)
+            if contender == CONTINUED:
+                settings["BACKBONE.WEIGHTS"] = (network.weights, WHERE_IT_CONTINUES)
+            title = "" if explained else DIFFERS
+            lines += [f"  {contender}:  # {ABOUT[contender]}"]
+            lines += [f"    pretrain: {PRETRAIN}{'' if explained else f'  # {FROM_FILE}'}"]
+            lines += _overrides(settings, explained=explained, title=title)
+            explained |= set(settings)
+    lines += ["evaluations:  # of every contender"]
     if facts.classes is not None:
         lines += ["  linear:  # a linear classifier on features that stay as they are"]
         lines += [f"    config: {LINEAR}  # {FROM_FILE}"]
@@ -630,12 +796,43 @@ def cpu_suite(facts: Facts, sizes: Sizes, plan: Plan, minutes: float, output_dir
         lines += [f"  # {STARTS_OF_TRAINING}"]
         lines += ["  detection:  # a Faster R-CNN, fine-tuned from the backbone"]
         note = "" if facts.classes is not None else f"  # {FROM_FILE}"  # said once
-        lines += [f"    config: {DETECTION}{note}"]
-        lines += _overrides(detection_settings(facts, sizes, plan.iterations))
+        lines += [f"    config: {network.detection}{note}"]
+        lines += _overrides(detection_settings(facts, sizes, network, plan.iterations))
     return "\n".join(lines) + "\n"
 
 
-def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3) -> str:
+def left_out(network: Network, plan: Plan | None = None) -> list[str]:
+    """Return which contenders are left out and why, a line each."""
+    lines = []
+    if not network.weights:
+        lines.append(f"Left out: {' and '.join(OF_IMAGENET)}. {network.left_out}")
+    few = [it for it in network.contenders if plan is not None and it not in plan.contenders]
+    if few:
+        lines.append(f"Left out: {' and '.join(few)}. The minutes are too few for them.")
+    return [" ".join(line.split()) for line in lines]
+
+
+def _random(contender: str, network: Network, longer: dict[str, float]) -> list[str]:
+    about = [f"    arch: {network.arch}  # the network of all contenders"]
+    if network.kwargs:
+        about += [f"    kwargs: {one_line(network.kwargs)}  # its width"]
+    if contender == LONGER:
+        about += ["    # so many times as long as the others, which takes a pretraining's seconds"]
+        about += [f"    longer: {one_line(longer)}"]
+    return [f"  {contender}:  # {ABOUT[contender]}", *about]
+
+
+def _imagenet(network: Network) -> list[str]:
+    return [f"  {IMAGENET}:  # {ABOUT[IMAGENET]}", f"    file: {network.weights}  # by name"]
+
+
+def _rounded(seconds: dict[str, float]) -> str:
+    return one_line({kind: round(value) for kind, value in seconds.items()})
+
+
+def gpu_suite(
+    facts: Facts, network: Network, num_gpus: int, output_dir: Path, num_seeds: int = 3
+) -> str:
     """Return the suite with the paper's recipes, for GPUs."""
     refuse_few(facts.num_photos)
     queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
@@ -643,16 +840,22 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
     batch = min(256, queue) // num_gpus * num_gpus
     groups = batch_norm_groups(batch)
     alone = [f"  # {GROUPS}", f"  KEY_ENCODER.BATCH_NORM_GROUPS: {groups}"]
+    spent = GPU_EPOCHS * facts.num_photos * GPU_IMAGE_SECONDS
+    longer = {"detection": _times(spent, GPU_DETECTION_SECONDS)} if facts.boxes else {}
+    longer = {kind: times for kind, times in longer.items() if times > 1}
+    quick = f"Left out: {LONGER}. Pretraining takes less than 1% of the evaluations' time."
     lines = [
         f"# Made by kscl start for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
-        "# They take hours to days; kscl plan estimates a pretraining. For a quick answer, run",
-        "# kscl start with --cpu.",
+        "# They take hours to days; kscl plan estimates them. For a quick answer, run kscl start",
+        "# with --cpu.",
+        *(f"# {line}" for line in [*left_out(network), *([] if longer else [quick])]),
         *_head(facts, output_dir),
         "# Several seeds: with one, seed-to-seed variation is not measured.",
         f"seeds: {list(range(num_seeds))}",
         f"num_gpus: {num_gpus}  # of every stage; batches are shared out among them",
-        "baseline: [random]  # the question is what pretraining adds to random weights",
-        "pretrain_overrides:  # of both pretrainings",
+        "# The question is what pretraining adds, also if its time goes into training instead.",
+        f"baseline: [{', '.join([RANDOM, *([LONGER] if longer else [])])}]",
+        "pretrain_overrides:  # of all pretrainings",
         "  # all images that are not to test on, at full size",
         f"  DATA.TRAIN: {one_line(facts.photos)}",
         f"  # shorter than the {facts.num_photos} images; the paper's, for a million, is 65536",
@@ -662,13 +865,18 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
         f"  SOLVER.BATCH_SIZE: {batch}",
         *(alone if num_gpus == 1 else []),
         "contenders:  # what is compared; all of them have the same network",
-        "  random: {arch: resnet50}  # no pretraining",
+        *_random(RANDOM, network, {}),
+        *(_random(LONGER, network, longer) if longer else []),
+        *(_imagenet(network) if network.weights else []),
         "  # the method that KSCL extends, with one key per image, for 200 epochs",
         "  moco_v2: {pretrain: pretrain/moco_v2_r50_200ep.yaml}",
         "  # the paper's K = 5 and rho = 40 %, also for 200 epochs, each of which costs it more",
-        "  kscl: {pretrain: pretrain/kscl_k5_rho40_r50_200ep.yaml}",
-        "evaluations:  # of every contender",
+        f"  kscl: {{pretrain: {PAPERS}}}",
     ]
+    if network.weights:
+        lines += [f"  {CONTINUED}:  # {ABOUT[CONTINUED]}", f"    pretrain: {PAPERS}"]
+        lines += _overrides({"BACKBONE.WEIGHTS": (network.weights, WHERE_IT_CONTINUES)})
+    lines += ["evaluations:  # of every contender"]
     if facts.classes is not None:
         lines += ["  linear:  # a linear classifier on features that stay as they are"]
         lines += [f"    config: linear_eval/linear_cached.yaml  # {FROM_FILE}"]
@@ -676,7 +884,7 @@ def gpu_suite(facts: Facts, num_gpus: int, output_dir: Path, num_seeds: int = 3)
         paths = {key: probe[key] for key in ("DATA.TRAIN", "DATA.VAL")}
         lines += _overrides(paths, title=DIFFERS)
     if facts.boxes is not None:
-        small = detection_settings(facts, choose_sizes(facts), 1)
+        small = detection_settings(facts, choose_sizes(facts), network, 1)
         keys = ("DATASETS.TRAIN", "DATASETS.TEST", "MODEL.ROI_HEADS.NUM_CLASSES")
         chosen = {key: small[key] for key in keys}
         chosen["KSCL.PROTOCOL"] = (f"{facts.name}-c4-24k", small["KSCL.PROTOCOL"][1])

@@ -1,8 +1,10 @@
 """Propose a comparison for your data and your minutes: measure a few steps, write a suite file.
 
-The suite compares random weights, MoCo v2 and KSCL, the latter two with the same seconds of
-pretraining, by a detector where there are boxes and by probes where there are class folders. Every
-choice is explained in the file. On a machine with GPUs it has the paper's recipes.
+The suite compares KSCL with what you would do anyway: random weights, also with the pretraining's
+time spent on training, ImageNet weights, and MoCo v2; and KSCL that continues from ImageNet
+weights. It compares by a detector where there are boxes and by probes where there are class
+folders, and has as many contenders as the minutes allow with three seeds. Every choice is explained
+in the file. On a machine with GPUs it has the paper's recipes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from kscl.records.record import WORKING_AP50
 from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import clock
 from kscl.runtime.machine import usable_cores
+from kscl.runtime.paths import is_named
 
 EXAMPLES = """  kscl prepare own --images photos --annotations labels \\
       --output-dir data/mine
@@ -39,6 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--num-seeds", type=int, metavar="N", help=about)
     about = "for the suite and its results (default: output/ and the name of the data)"
     parser.add_argument("--output-dir", type=Path, metavar="DIR", help=about)
+    about = "ImageNet weights to compare with, timm:NAME or hf-hub:OWNER/NAME, whose network all "
+    about += "contenders have; none leaves them out (default: a small network that timm has, and "
+    about += "on GPUs a ResNet-50, if they are cached or can be fetched)"
+    parser.add_argument("--weights", metavar="NAME", help=about)
     cli.add_flag(parser, "--cpu", "use the CPU though there are GPUs")
     given = parser.parse_args(argv)
     if not given.minutes > 0:
@@ -57,21 +64,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     import torch
 
     from kscl.benchmark.start import (
+        CPU_WEIGHTS,
+        GPU_WEIGHTS,
+        NARROW,
+        NO_WEIGHTS,
+        SEEDS,
         STARTS_OF_TRAINING,
+        Network,
         choose_lengths,
         choose_sizes,
         cpu_suite,
         estimate,
         fastest_costs,
+        find_network,
         gpu_suite,
+        left_out,
         look_at,
         measure,
+        minutes_for_three,
     )
 
     facts = look_at(given.data)
     gpus = 0 if given.cpu else torch.cuda.device_count()
+    if given.weights not in (None, NO_WEIGHTS) and not is_named(given.weights):
+        raise KsclError(
+            f"--weights {given.weights} is not a name such as {CPU_WEIGHTS}. A file of your own is "
+            "a contender to add to the written suite."
+        )
     if gpus:
-        text = gpu_suite(facts, gpus, output_dir, given.num_seeds or 3)
+        network = find_network(given.weights or GPU_WEIGHTS, Network("resnet50", {}))
+        text = gpu_suite(facts, network, gpus, output_dir, given.num_seeds or SEEDS)
+        for line in left_out(network):
+            print(line)
         print(
             "The paper's recipes for GPUs take as long as they take, whatever the --minutes; "
             "kscl plan estimates a pretraining, and --cpu keeps to the minutes."
@@ -79,15 +103,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         sizes = choose_sizes(facts)
         cores = usable_cores()
-        choose_lengths(facts, fastest_costs(facts), given.minutes, cores, given.num_seeds)
+        limits = (given.minutes, cores, given.num_seeds)
+        choose_lengths(facts, fastest_costs(facts), *limits, NARROW.contenders)
+        network = find_network(given.weights or CPU_WEIGHTS, NARROW)
         print("Measuring a few steps of every stage on this machine …", flush=True)
-        costs = measure(facts, sizes, cores)
-        plan = choose_lengths(facts, costs, given.minutes, cores, given.num_seeds)
-        text = cpu_suite(facts, sizes, plan, given.minutes, output_dir)
+        costs = measure(facts, sizes, network, cores)
+        plan = choose_lengths(facts, costs, *limits, network.contenders)
+        text = cpu_suite(facts, sizes, network, plan, given.minutes, output_dir)
+        print(f"Contenders: {', '.join(plan.contenders)}.")
+        for line in left_out(network, plan):
+            print(line)
         print(
             f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, {plan.jobs} stages at a time; one "
             f"stage: {estimate(plan)}. In all about {clock(plan.total)}."
         )
+        if plan.seeds == 1:
+            minutes = minutes_for_three(facts, costs, plan)
+            print(
+                "One seed cannot answer: how much seeds differ is not measured. For three, allow "
+                f"about {minutes} minutes: --minutes {minutes}."
+            )
         if facts.boxes is not None:
             print(
                 f"{STARTS_OF_TRAINING} Below an AP50 of {WORKING_AP50:g}, which is common then, a "

@@ -16,27 +16,39 @@ import torch
 import yaml
 
 from kscl.benchmark.start import (
+    CONTENDERS,
+    CPU_WEIGHTS,
     ENOUGH_ITERATIONS,
+    FEWEST_CONTENDERS,
     FEWEST_STEPS,
+    GPU_WEIGHTS,
+    NARROW,
     STARTS_OF_TRAINING,
     Boxes,
     Costs,
     Facts,
+    Network,
     choose_lengths,
     choose_sizes,
     cpu_suite,
     epoch_steps,
+    find_network,
     gpu_suite,
+    left_out,
     look_at,
+    minutes_for_three,
     plan_of,
     run_measured,
 )
+from kscl.benchmark.suite.check import different_networks
 from kscl.benchmark.suite.spec import Suite, read_suite
 from kscl.benchmark.suite.stages import plan as plan_stages
 from kscl.commands import prepare_data, run_suite, start
 from kscl.data.open import open_source
 from kscl.errors import KsclError
+from kscl.methods.encoder import build_backbone
 from kscl.runtime.logs import clock
+from tests.helpers import hub as hubs
 from tests.helpers.commands import tool
 from tests.helpers.data.own_folders import (
     prepare,
@@ -57,7 +69,10 @@ COSTS = Costs(
     detection_start=20.0,
     iteration=0.3,
     probe=3.0,
+    probe_fit=0.2,
 )
+NAMED = Network("test_resnet", {}, CPU_WEIGHTS)
+RESNET50 = Network("resnet50", {})
 
 
 def facts_of(images: int = 273, side: float = 100.0) -> Facts:
@@ -85,7 +100,7 @@ def test_boxes_of_one_size_have_one_anchor_and_no_warning(recwarn):
 
 def test_too_few_photos_are_refused_on_gpus_too(tmp_path):
     with pytest.raises(KsclError, match="at least 8"):
-        gpu_suite(facts_of(7), 2, tmp_path)
+        gpu_suite(facts_of(7), RESNET50, 2, tmp_path)
 
 
 @pytest.mark.parametrize("images", [8, 9, 65, 200, 5000])
@@ -99,11 +114,11 @@ def test_one_process_shuffles_its_keys_over_groups_of_about_eight_images(images,
     facts, key = facts_of(images), "KEY_ENCODER.BATCH_NORM_GROUPS"
     plan = plan_of(facts, COSTS, 200.0, 2, 1)
     file = tmp_path / "suite.yaml"
-    file.write_text(cpu_suite(facts, choose_sizes(facts), plan, 9, tmp_path / "out"))
+    file.write_text(cpu_suite(facts, choose_sizes(facts), NAMED, plan, 9, tmp_path / "out"))
     for contender in ("moco_v2", "kscl"):
         found = yaml.safe_load(file.read_text())["contenders"][contender]["overrides"][key]
         assert found == groups
-    one, two = (yaml.safe_load(gpu_suite(facts, n, tmp_path)) for n in (1, 2))
+    one, two = (yaml.safe_load(gpu_suite(facts, RESNET50, n, tmp_path)) for n in (1, 2))
     batch = one["pretrain_overrides"]["SOLVER.BATCH_SIZE"]
     assert batch % one["pretrain_overrides"][key] == 0
     assert one["pretrain_overrides"][key] == min(8, max(2, batch // 8)) or images == 8
@@ -111,13 +126,13 @@ def test_one_process_shuffles_its_keys_over_groups_of_about_eight_images(images,
 
 
 def test_the_estimate_stays_within_the_minutes_and_contenders_get_the_same_seconds():
-    for minutes in (6, 8, 15, 30, 60, 240):
+    for minutes in (9, 15, 30, 60, 240):
         plan = choose_lengths(facts_of(), COSTS, minutes, cores=2)
         assert plan.total <= 60 * minutes
         assert plan.kscl_epochs * COSTS.kscl_epoch == pytest.approx(
             plan.moco_epochs * COSTS.moco_epoch, abs=COSTS.kscl_epoch
         )
-    assert choose_lengths(facts_of(), COSTS, 8, cores=2).seeds == 1
+    assert choose_lengths(facts_of(), COSTS, 9, cores=2).seeds == 1
     assert choose_lengths(facts_of(), COSTS, 60, cores=2).seeds == 3
 
 
@@ -136,6 +151,64 @@ def test_detectors_get_enough_iterations_before_pretrainings_get_more():
         assert plan.iterations >= ENOUGH_ITERATIONS or steps <= 2 * FEWEST_STEPS
     assert lengths[-1].iterations > ENOUGH_ITERATIONS
     assert lengths[-1].moco_epochs > 2 * lengths[0].moco_epochs
+
+
+def test_fewer_contenders_come_before_fewer_seeds():
+    plans = [choose_lengths(facts_of(), COSTS, minutes, cores=2) for minutes in range(9, 200, 5)]
+    chosen = [(plan.seeds, len(plan.contenders)) for plan in plans]
+    assert chosen == sorted(chosen)
+    assert {(3, len(FEWEST_CONTENDERS)), (3, len(CONTENDERS))} <= set(chosen)
+    one = next(plan for plan in plans if plan.seeds == 1)
+    enough = minutes_for_three(facts_of(), COSTS, one)
+    assert choose_lengths(facts_of(), COSTS, enough, 2, contenders=one.contenders).seeds == 3
+
+
+def test_random_weights_get_the_seconds_of_a_pretraining():
+    facts = replace(facts_of(), classes=Path("data/x/classes"))
+    plan = plan_of(facts, COSTS, 600.0, 2, 3)
+    spent = plan.moco_epochs * COSTS.moco_epoch
+    trained = {"detection": plan.iterations * COSTS.iteration, "linear": COSTS.probe_fit}
+    assert set(plan.longer) == set(trained)  # nearest neighbors train nothing
+    for kind, seconds in trained.items():
+        assert (plan.longer[kind] - 1) * seconds == pytest.approx(spent, rel=0.02)
+        assert plan.longer_seconds[kind] == pytest.approx(plan.seconds[kind] + spent)
+
+
+def test_without_network_or_cache_the_contenders_left_out_are_named_with_the_reason(
+    boxes, measured, start_on, capsys
+):
+    suite = start_on(boxes, 0, "--num-seeds", "1")
+    told = capsys.readouterr().out
+    (comment,) = (line for line in written(suite).splitlines() if line.startswith("# Left out"))
+    assert "HF_HUB_OFFLINE" in comment
+    for text in (told, comment):
+        assert "imagenet and kscl_from_imagenet" in text
+        assert CPU_WEIGHTS in text
+    assert "cannot answer" in told
+    assert "--minutes " in told
+
+
+def written(suite: Suite) -> str:
+    return (Path(suite.output_dir) / "suite.yaml").read_text()
+
+
+def test_with_weights_in_the_cache_all_contenders_have_their_network(
+    boxes, measured, start_on, tmp_path, monkeypatch, capsys
+):
+    with hubs.serve(tmp_path) as hub:
+        hubs.use(monkeypatch, tmp_path / "hub", hub.address)
+        hub.push("timm/test_resnet.r160_in1k", build_backbone("test_resnet").state_dict())
+        assert find_network(CPU_WEIGHTS, NARROW) == NAMED
+    hubs.use(monkeypatch, tmp_path / "hub", offline=True)
+    suite = start_on(boxes, 0, "--minutes", "240")
+    assert {it.name for it in suite.contenders} == {*CONTENDERS}
+    assert different_networks(suite) == ""
+    assert "Left out" not in capsys.readouterr().out + written(suite)
+    continued = suite.contenders[-1]
+    assert continued.overrides["BACKBONE.WEIGHTS"] == CPU_WEIGHTS
+    assert left_out(find_network("none", NARROW)) == [
+        "Left out: imagenet and kscl_from_imagenet. --weights none"
+    ]
 
 
 def test_the_number_of_seeds_can_be_asked_for():
@@ -178,7 +251,8 @@ def test_the_estimate_counts_stages_that_wait_for_others(jobs, seeds):
     plan = plan_of(facts_of(), COSTS, 300, jobs, seeds)
     times, basis, checks = plan.seconds, COSTS.moco_start, COSTS.moco_start + COSTS.convert
     evaluated = times["convert"] + times["detection"]
-    work = seeds * (2 * (times["pretrain"] + basis) + 3 * evaluated)
+    spent = plan.moco_epochs * COSTS.moco_epoch
+    work = seeds * (3 * (times["pretrain"] + basis) + 6 * evaluated + spent)
     longest_chain = times["pretrain"] + evaluated
     ideal = max(work / jobs, longest_chain)
     # A free place always takes a stage that can run, so Graham's bound holds.
@@ -196,23 +270,32 @@ def test_too_few_minutes_are_refused_with_a_number_that_is_enough():
 
 
 def test_both_suites_can_be_read_and_planned(tmp_path):
-    for images, classes in ((273, None), (50, Path("data/x/classes"))):
+    for images, classes, small, large in (
+        (9000, None, NAMED, replace(RESNET50, weights=GPU_WEIGHTS)),
+        (50, Path("data/x/classes"), NARROW, RESNET50),
+    ):
         write_image(tmp_path / "a.jpg", seed=0)
         facts = replace(facts_of(images), classes=classes, root=Path("data/a: #1"))
         facts = replace(facts, first_image=str(tmp_path / "a.jpg"))
         sizes = choose_sizes(facts)
-        plan = choose_lengths(facts, COSTS, 60, cores=2)
-        for text in (
-            cpu_suite(facts, sizes, plan, 60, tmp_path / "out"),
-            gpu_suite(facts, 6, tmp_path / "out"),
+        plan = choose_lengths(facts, COSTS, 240, cores=2, contenders=small.contenders)
+        for network, text in (
+            (small, cpu_suite(facts, sizes, small, plan, 240, tmp_path / "out")),
+            (large, gpu_suite(facts, large, 6, tmp_path / "out")),
         ):
             path = tmp_path / "suite.yaml"
             path.write_text(text)
             suite = read_suite(path)
-            names = [contender.name for contender in suite.contenders]
-            assert names == ["random", "moco_v2", "kscl"]
-            assert suite.baseline == ["random"]
-            for contender in suite.contenders[1:]:
+            # On GPUs, pretraining on 50 photos takes no time that could be spent elsewhere.
+            quick = {"random_longer"} if network is large and images == 50 else set()
+            assert {it.name for it in suite.contenders} == {*network.contenders} - quick
+            assert suite.baseline == [it for it in ("random", "random_longer") if it not in quick]
+            for longer in (it.longer for it in suite.contenders if it.name == "random_longer"):
+                assert longer["detection"] > 1
+            assert different_networks(suite) == ""
+            for contender in suite.contenders:
+                if not contender.pretrain:
+                    continue
                 values = {**suite.pretrain_overrides, **contender.overrides}
                 assert values["DICTIONARY.QUEUE_LENGTH"] < images
                 assert values["SOLVER.BATCH_SIZE"] % suite.num_gpus == 0
@@ -223,9 +306,11 @@ def test_both_suites_can_be_read_and_planned(tmp_path):
 def test_every_setting_of_the_written_suite_is_explained_where_it_first_stands(tmp_path, classes):
     facts = replace(facts_of(), classes=classes)
     plan = choose_lengths(facts, COSTS, 60, cores=2)
-    on_cpu = explained_settings(cpu_suite(facts, choose_sizes(facts), plan, 60, tmp_path / "out"))
+    suite = cpu_suite(facts, choose_sizes(facts), NAMED, plan, 60, tmp_path / "out")
+    on_cpu = explained_settings(suite)
     assert {"METHOD.RHO", "SOLVER.STEPS", "KSCL.PROTOCOL", "basis_image"} < on_cpu
-    assert "SOLVER.BATCH_SIZE" in explained_settings(gpu_suite(facts, 2, tmp_path / "out"))
+    on_gpus = gpu_suite(facts, RESNET50, 2, tmp_path / "out")
+    assert "SOLVER.BATCH_SIZE" in explained_settings(on_gpus)
 
 
 def explained_settings(text: str) -> set[str]:
@@ -241,9 +326,9 @@ def explained_settings(text: str) -> set[str]:
 
 def test_a_length_at_its_limit_is_not_said_to_fill_the_minutes(tmp_path):
     facts, said = facts_of(), []
-    for minutes in (30, 600):
-        plan = choose_lengths(facts, COSTS, minutes, cores=2)
-        text = cpu_suite(facts, choose_sizes(facts), plan, minutes, tmp_path / "out")
+    for minutes in (30, 1200):
+        plan = choose_lengths(facts, COSTS, minutes, cores=2, contenders=NARROW.contenders)
+        text = cpu_suite(facts, choose_sizes(facts), NARROW, plan, minutes, tmp_path / "out")
         lines = text.splitlines()
         said += [lines[i - 1].strip() for i, line in enumerate(lines) if "SOLVER.EPOCHS" in line][
             :1
@@ -255,9 +340,9 @@ def test_the_suite_knows_how_long_its_stages_take_before_the_first_has_run(tmp_p
     photo = tmp_path / "a.jpg"
     photo.touch()
     facts = replace(facts_of(), first_image=str(photo))
-    plan = choose_lengths(facts, COSTS, 60, cores=2)
+    plan = choose_lengths(facts, COSTS, 60, cores=2, contenders=NARROW.contenders)
     path = tmp_path / "suite.yaml"
-    path.write_text(cpu_suite(facts, choose_sizes(facts), plan, 60, tmp_path / "out"))
+    path.write_text(cpu_suite(facts, choose_sizes(facts), NARROW, plan, 60, tmp_path / "out"))
     assert run_suite.main([str(path), "--dry-run", "--skip-check"]) == 0
     first, *stages = capsys.readouterr().out.splitlines()
     minutes = int(first.removeprefix("About ").partition(":")[0])
@@ -299,6 +384,11 @@ def measured(monkeypatch) -> None:
     monkeypatch.setattr("kscl.benchmark.start.measure", lambda *_: COSTS)
 
 
+@pytest.fixture(autouse=True)
+def _without_weights(tmp_path, monkeypatch) -> None:
+    hubs.use(monkeypatch, tmp_path / "hub", offline=True)
+
+
 @pytest.fixture
 def start_on(tmp_path, monkeypatch):
     """A function that starts on a set and a number of GPUs, and returns the suite."""
@@ -331,15 +421,16 @@ def test_small_objects_are_pretrained_on_in_tiles_and_on_gpus_in_whole_photos(tm
     assert prepare(tmp_path) == 0
     facts = look_at(tmp_path / "mine")
     assert facts.num_pretrain == 12 * facts.num_photos
-    plan = choose_lengths(facts, COSTS, 60, cores=2)
+    plan = choose_lengths(facts, COSTS, 60, cores=2, contenders=NARROW.contenders)
     chosen = []
     for text in (
-        cpu_suite(facts, choose_sizes(facts), plan, 60, tmp_path / "out"),
-        gpu_suite(facts, 2, tmp_path / "out"),
+        cpu_suite(facts, choose_sizes(facts), NARROW, plan, 60, tmp_path / "out"),
+        gpu_suite(facts, RESNET50, 2, tmp_path / "out"),
     ):
         (tmp_path / "suite.yaml").write_text(text)
         suite = read_suite(tmp_path / "suite.yaml")
-        values = {**suite.pretrain_overrides, **suite.contenders[1].overrides}
+        (kscl,) = (it for it in suite.contenders if it.name == "kscl")
+        values = {**suite.pretrain_overrides, **kscl.overrides}
         assert len(open_source(values["DATA.TRAIN"])) > values["DICTIONARY.QUEUE_LENGTH"]
         (evaluation,) = suite.evaluations
         assert evaluation.overrides["KSCL.PROTOCOL"].startswith("mine-")  # not bccd
@@ -350,7 +441,7 @@ def test_small_objects_are_pretrained_on_in_tiles_and_on_gpus_in_whole_photos(tm
 def test_the_estimate_is_told_for_each_kind_of_stage(boxes, measured, start_on, capsys):
     suite = start_on(boxes, 0, "--num-seeds", "1")
     told = capsys.readouterr().out
-    epochs = suite.contenders[1].overrides["SOLVER.EPOCHS"]
+    epochs = suite.contenders[2].overrides["SOLVER.EPOCHS"]  # MoCo v2's
     iterations = suite.evaluations[0].overrides["SOLVER.MAX_ITER"]
     seconds = {
         "pretrain": COSTS.moco_start + epochs * COSTS.moco_epoch,
@@ -371,7 +462,8 @@ def test_class_folders_alone_are_compared_by_probes(classes, measured, start_on,
     for evaluation in suite.evaluations:
         assert evaluation.overrides["DATA.TRAIN"] == str(classes / "classes/train")
         assert evaluation.overrides["DATA.VAL"] == str(classes / "classes/val")
-    assert {contender.name for contender in suite.contenders} == {"random", "moco_v2", "kscl"}
+    assert {it.name for it in suite.contenders} == {*NARROW.contenders}
+    assert set(suite.contenders[1].longer) == {"linear"}
     assert not any(stage.kind in ("convert", "detection") for stage in plan_stages(suite))
     told = capsys.readouterr().out
     assert f"linear {clock(COSTS.probe)}" in told
@@ -382,7 +474,7 @@ def test_a_machine_with_gpus_gets_the_recipes_of_the_paper(boxes, start_on, caps
     suite = start_on(boxes, 4)
     assert suite.num_gpus == 4
     assert [contender.pretrain for contender in suite.contenders] == [
-        "",
+        *[""] * (len(suite.contenders) - 2),
         "pretrain/moco_v2_r50_200ep.yaml",
         "pretrain/kscl_k5_rho40_r50_200ep.yaml",
     ]
@@ -440,6 +532,6 @@ def test_three_commands_lead_from_folders_to_the_answer_page(tmp_path, kind):
     board = tmp_path / "output/leaderboard"
     assert (board / "leaderboard.html").is_file()
     answers = json.loads((board / "leaderboard.json").read_text())["answers"]
-    assert sorted(answer["row"].split()[0] for answer in answers) == ["kscl", "moco_v2"]
+    assert {answer["row"].split()[0] for answer in answers} >= {"kscl", "random_longer"}
     said = " ".join(done.stdout.split())  # without the line breaks of a terminal
     assert all(answer["sentence"] in said for answer in answers)
