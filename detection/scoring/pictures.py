@@ -35,6 +35,7 @@ MOSAIC_FILE = "detections.jpg"  # in the folder of a run; the leaderboard's page
 MOSAIC_IMAGES = 4
 MOSAIC_CELL = 256  # pixels; the page stays small
 MOSAIC_QUALITY = 82
+TITLE = 24  # pixels above each row of a mosaic
 COLUMNS = 4  # images side by side in the sheet
 INCHES = 3.2  # width of one of them
 DOTS_PER_INCH = 130
@@ -89,10 +90,14 @@ def draw_mosaic(run: Path, images: Sequence[AnnotatedImage]) -> None:
             )
         )
     step, height = MOSAIC_CELL + 8, max(above.height for above, _ in columns)
-    sheet = Image.new("RGB", (step * len(columns) - 8, 2 * height + 8), "white")
-    for number, cells in enumerate(columns):
-        for below, cell in enumerate(cells):
-            sheet.paste(cell, (step * number, below * (height + 8)))
+    sheet = Image.new("RGB", (step * len(columns) - 8, 2 * (height + TITLE)), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
+    titles = ("annotated", f"found with a score of {MIN_SCORE:g} or more (dashed: no such object)")
+    for below, title in enumerate(titles):
+        top = below * (height + TITLE)
+        draw.text((0, top + 3), title, fill="black", font=font)
+        for number, cells in enumerate(columns):
+            sheet.paste(cells[below], (step * number, top + TITLE))
     content = io.BytesIO()
     sheet.save(content, "JPEG", quality=MOSAIC_QUALITY)
     write_atomically(run / MOSAIC_FILE, content.getvalue())

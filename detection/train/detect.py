@@ -527,7 +527,7 @@ def write_trial_record(
             "backbone": backbone,
             **({LONGER: cfg.KSCL.LONGER} if cfg.KSCL.LONGER > 1 else {}),
             "scorer": cfg.KSCL.SCORER,
-            "mosaic": MOSAIC_FILE,
+            "pictures": MOSAIC_FILE,
             "per_class": per_class[cfg.KSCL.SCORER],
             "per_class_by_scorer": per_class,
             "absent_classes": headline["absent_classes"],

@@ -13,7 +13,7 @@ from tests.helpers.commands import ROOT, run
 def test_the_wheel_runs_the_demo_in_an_empty_folder(tmp_path):
     def succeed(*words: object, **options: object) -> str:
         # Without the path of a working tree, which would be imported instead of the wheel.
-        done = run(*map(str, words), env={"PYTHONPATH": ""}, **options)
+        done = run(*map(str, words), env={"PYTHONPATH": ""}, timeout=3600, **options)
         assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
         return done.stdout
 
@@ -28,7 +28,7 @@ def test_the_wheel_runs_the_demo_in_an_empty_folder(tmp_path):
     succeed(kscl, "install-detectron2", cwd=empty)
     assert "Everything needed is here." in succeed(kscl, "doctor", cwd=empty)
     assert "commit" in succeed(kscl, "--version", cwd=empty)
-    said = succeed(kscl, "demo", cwd=empty, timeout=3600)
+    said = succeed(kscl, "demo", cwd=empty)
     assert "random" in said
     assert len(said.splitlines()) <= 25
     assert list(empty.rglob("leaderboard.html"))

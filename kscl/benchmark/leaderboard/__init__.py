@@ -34,6 +34,7 @@ ranks are equal; the hash covers the fingerprints of the evaluation's data (see 
   against `outputs["backbone"]` as long as the file exists
 - `basis_figure`: path of a PNG, JPEG or WebP, relative to the record; it is embedded in the page.
   Without it, a file basis.png beside a pretraining's record is used
+- `pictures`: path of such a picture that shows predictions on test images beside the truth
 - `costs`: {"peak_memory_gib", "peak_gpu_memory_gib"} of the run
 - `right`: which test images were correct (`kscl.records.hits`), so that two rows can be paired
 - `resampled_METRIC`: the metric that ranks on resamples of the test images, the same ones for all

@@ -20,7 +20,7 @@ from kscl.benchmark.leaderboard.labels_saved import with_all_labels
 from kscl.benchmark.leaderboard.reading import RANDOM
 from kscl.benchmark.leaderboard.rows import Board, Row, Section
 from kscl.benchmark.leaderboard.statistics import LEVEL
-from kscl.benchmark.leaderboard.tables import row_name, section_names
+from kscl.benchmark.leaderboard.tables import row_name, section_names, short_name
 
 ONE_SEED = "One seed: seed-to-seed variation not measured."
 ONE_FILE = "One file of weights: how another pretraining of its kind varies is not known."
@@ -88,7 +88,7 @@ def warnings(board: Board) -> list[str]:
     found = []
     for section in with_all_labels(board):  # few labels are meant to give low scores
         low = [row for row in section.rows if row.results[section.protocol].too_low]
-        who = [f"{row_name(row)}, whose {_lowest(row, section)}, is" for row in low]
+        who = [f"{short_name(row, board.rows)}, whose {_lowest(row, section)}, is" for row in low]
         who = ["every row is"] if len(low) == len(section.rows) else who
         found += [
             f"{_task(section, board)}: {it} too low to compare. Train longer, or bring more "
@@ -105,7 +105,7 @@ def warnings(board: Board) -> list[str]:
                     f"{working:g}, this compares starts of training, not working networks."
                 )
     return found + [
-        f"{row_name(row)}: {said} No result of this row is called best."
+        f"{short_name(row, board.rows)}: {said} No result of this row is called best."
         for row in board.rows
         for said in row.warnings
     ]
@@ -256,10 +256,5 @@ def _task(section: Section, board: Board) -> str:
 
 
 def _name(row: Row, section: Section) -> str:
-    """Return the method, or all that tells it from another row of the same method."""
-    alike = [other for other in section.rows if other.entry.method == row.entry.method]
-    if row.entry.method == RANDOM and len(alike) == 1:
-        return "random weights"
-    if len(alike) == 1:
-        return row.entry.method
-    return row_name(row)
+    name = short_name(row, section.rows)
+    return "random weights" if name == RANDOM else name

@@ -22,6 +22,7 @@ from kscl.benchmark.leaderboard.tables import (
     IDENTITY,
     identity,
     row_name,
+    short_name,
     table,
     text,
     without_empty_columns,
@@ -162,8 +163,8 @@ def _saved(group: Group, row: Row, to: Row, title: str) -> Saved:
     ends = interval(labels, curves, [sign * value for value in goal.values])
     part = None if ends is None else tuple(end and end / full for end in ends)
     label = section.label(section.protocol.headline)
-    said = f"{title}: {_name(row, section)} "
-    target = f"{_name(to, section)}'s full-data {label} ({goal.mean:.1f})"
+    said = f"{title}: {short_name(row, section.rows)} "
+    target = f"{short_name(to, section.rows)}'s full-data {label} ({goal.mean:.1f})"
     if found is None:
         said += f"does not reach {target}: {measures[-1].mean:.1f} with all {full:,} labels"
     else:
@@ -196,11 +197,6 @@ def _share(fraction: float | None, smallest: float) -> str:
         return "more than 100%"
     percent = f"{100 * fraction:.2g}%" if fraction < 0.995 else "100%"
     return f"{percent} or less" if fraction == smallest else percent
-
-
-def _name(row: Row, section: Section) -> str:
-    alike = [other for other in section.rows if other.entry.method == row.entry.method]
-    return row.entry.method if len(alike) == 1 else row_name(row)
 
 
 # What is shown
@@ -244,7 +240,7 @@ def _draw_group(panel: Any, group: Group, saved: Sequence[Saved]) -> None:
         colors[row_name(row)] = color = f"C{place}"
         curve = _curve(group, row)
         means = [measure.mean for measure in curve.values()]
-        panel.plot([*curve], means, marker="o", color=color, label=_name(row, full))
+        panel.plot([*curve], means, marker="o", color=color, label=short_name(row, full.rows))
         for labels, measure in curve.items():
             if measure.interval and measure.interval_is == OVER_SEEDS:
                 beside = labels * (ticks[-1] / ticks[0]) ** (0.006 * place)

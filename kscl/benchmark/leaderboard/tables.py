@@ -110,17 +110,37 @@ def backbone(row: Row) -> str:
 
 
 def row_name(row: Row) -> str:
-    """Return a row in words: its method, and in parentheses all that tells it from others."""
+    """Return a row in words: its method, and in parentheses all of its settings."""
+    return _named(row, filter(None, _settings(row)))
+
+
+def short_name(row: Row, rows: Sequence[Row]) -> str:
+    """Return the method, and what tells it from other rows of the same method among these."""
+    alike = [_settings(other) for other in rows if other.entry.method == row.entry.method]
+    return _named(
+        row,
+        (
+            word
+            for place, word in enumerate(_settings(row))
+            if word and any(other[place] != word for other in alike)
+        ),
+    )
+
+
+def _settings(row: Row) -> list[str]:
     it = row.entry
-    settings = (
+    return [
         cut(backbone(row)),
         f"K {it.shots}" if it.shots is not None else "",
         f"ρ {percent(it.rho)}" if it.rho is not None else "",
         f"{it.epochs:g} epochs" if it.epochs is not None else "",
         cut(row.tag),
-    )
-    said = ", ".join(filter(None, settings))
-    return f"{cut(it.method)} ({said})" if said else cut(it.method)
+    ]
+
+
+def _named(row: Row, settings: Iterable[str]) -> str:
+    said = ", ".join(settings)
+    return f"{cut(row.entry.method)} ({said})" if said else cut(row.entry.method)
 
 
 def identity(row: Row) -> list[str]:

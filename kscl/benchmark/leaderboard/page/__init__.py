@@ -18,6 +18,7 @@ from kscl.benchmark.leaderboard.differences import EXPLANATION, class_means, pai
 from kscl.benchmark.leaderboard.entries import SAME_FOR_ALL_SEEDS
 from kscl.benchmark.leaderboard.exports import entry_of, mean_ranks_of, measured
 from kscl.benchmark.leaderboard.reading import (
+    RANDOM,
     RecordFile,
     curves,
     inside,
@@ -33,11 +34,13 @@ from kscl.benchmark.leaderboard.tables import (
     metric_labels,
     section_letters,
     section_names,
+    short_name,
 )
 from kscl.records.record import Json, file_and_line
 
 SCRIPTS = ("table.js", "plots.js", "compare.js", "main.js")
-ANSWERS_SHOWN = 4  # above the table; more of them would hide it
+ANSWERS_SHOWN = 6  # above the table; more of them would hide it
+PICTURED_ROWS = 3  # of a protocol; the page stays small
 CURVE_POINTS = 60
 CURVE_RUNS = 5  # of one row; more lines on top of each other show nothing more
 DIGITS = 5
@@ -78,8 +81,9 @@ def page(
         "title": html.escape(title),
         "answer": _paragraphs([*warnings, *first])
         + opened * bool(more)
-        + _paragraphs(advice)
+        + _paragraphs(advice, "quiet")
         + _chart(chart),
+        "pictures": _pictures(board),
         "style": style,
         # Nothing in the data can end its element.
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
@@ -90,8 +94,41 @@ def page(
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 
 
-def _paragraphs(sentences: Sequence[str]) -> str:
-    return "".join(f"<p>{html.escape(sentence)}</p>" for sentence in sentences)
+def _paragraphs(sentences: Sequence[str], style: str = "") -> str:
+    start = f'<p class="{style}">' if style else "<p>"
+    return "".join(f"{start}{html.escape(sentence)}</p>" for sentence in sentences)
+
+
+def _pictures(board: Board) -> str:
+    """Return what the best rows and random weights predict on test images, by protocol."""
+    parts = []
+    for section, name in zip(board.sections, section_names(board.sections), strict=True):
+        found = [
+            (row, shown)
+            for row in section.rows
+            if (shown := next(filter(None, map(predictions, _files(row, section))), None))
+        ]
+        baseline = [pair for pair in found[PICTURED_ROWS:] if pair[0].entry.method == RANDOM]
+        figures = [
+            f"<figure><figcaption>{html.escape(_scored(row, section))}</figcaption>"
+            f'<img src="{shown}" alt="The predictions beside the truth"></figure>'
+            for row, shown in (*found[:PICTURED_ROWS], *baseline[:1])
+        ]
+        if figures:
+            parts.append(f"<h3>{html.escape(name)}</h3>{''.join(figures)}")
+    if not parts:
+        return ""
+    title = "Predictions on test images, beside the truth"
+    return f'<section id="pictures"><h2>{title}</h2>{"".join(parts)}</section>'
+
+
+def _files(row: Row, section: Section) -> list[RecordFile]:
+    return row.results[section.protocol].records
+
+
+def _scored(row: Row, section: Section) -> str:
+    label = section.label(section.protocol.headline)
+    return f"{short_name(row, section.rows)}: {label} {section.headline(row).mean:.1f}"
 
 
 def _chart(content: bytes) -> str:
@@ -275,12 +312,19 @@ def _link(path: Path, folder: Path) -> str:
 
 
 def basis_figure(file: RecordFile) -> str | None:
-    """Return the record's `basis_figure`, or the one drawn beside a pretraining's record.
-
-    It is a data URI: only a picture, only from the records' folder.
-    """
+    """Return the record's `basis_figure`, or the one drawn beside a pretraining's record."""
     named = text(file.record.details.get("basis_figure"))
-    path = file_of(file, named or (BASIS_FILE if file.record.kind == "pretrain" else None))
+    return _embedded(file, named or (BASIS_FILE if file.record.kind == "pretrain" else None))
+
+
+def predictions(file: RecordFile) -> str | None:
+    """Return the picture of predictions that an evaluation names, if it exists."""
+    return _embedded(file, file.record.details.get("pictures"))
+
+
+def _embedded(file: RecordFile, name: object) -> str | None:
+    """Return a data URI: only of a picture, only from the records' folder."""
+    path = file_of(file, name)
     try:
         if path is None or path.stat().st_size > MAX_PICTURE_BYTES:
             return None

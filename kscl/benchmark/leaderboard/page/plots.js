@@ -128,24 +128,19 @@ function barFrame(place, values, left, height, label) {
   return { root, px };
 }
 
+function cutTo(name, room) {
+  return name.length > room ? `${name.slice(0, Math.max(3, Math.floor(room)) - 1)}…` : name;
+}
+
 // The same with a name at the left of every `step` pixels.
 function namedFrame(place, names, values, step, label) {
   const longest = Math.max(...names.map((name) => name.length));
   const left = Math.min(Math.max(240, place.clientWidth) * 0.35, 12 + 7 * longest);
-  const room = Math.max(3, Math.floor((left - 12) / 7));
   const drawn = barFrame(place, values, left, step * names.length, label);
   names.forEach((name, i) => drawn.root.append(
     svg("text", { class: "tick", x: left - 10, y: step * (i + 0.5) + 8, "text-anchor": "end" },
-      svg("title", {}, name), name.length > room ? `${name.slice(0, room - 1)}…` : name)));
+      svg("title", {}, name), cutTo(name, (left - 12) / 7))));
   return drawn;
-}
-
-function bar({ root, px }, y, { value, interval, series: color, words }) {
-  const [from, to] = [Math.min(px(0), px(value)), Math.max(px(0), px(value))];
-  root.append(svg("g", { class: `s${color}` }, svg("title", {}, words),
-    svg("rect", { class: "bar", x: from, y, width: Math.max(1, to - from), height: BAR - 2 }),
-    interval ? svg("line", { class: "whisker", x1: px(interval[0]), x2: px(interval[1]),
-      y1: y + BAR / 2 - 1, y2: y + BAR / 2 - 1 }) : ""));
 }
 
 // Names from top to bottom, a bar from 0 for each entry: [{name, series, values: {name: v}}].
@@ -156,20 +151,29 @@ function barChart(place, entries, names, label) {
   names.forEach((name, i) => entries.forEach((entry, j) => {
     const value = entry.values[name];
     if (!isNumber(value)) return;
-    const words = `${name}: ${fixed(value, 2)} · ${entry.name}`;
-    bar(drawn, 8 + step * i + BAR * j, { value, series: entry.series, words });
+    const { root, px } = drawn;
+    const [from, to] = [Math.min(px(0), px(value)), Math.max(px(0), px(value))];
+    root.append(svg("g", { class: `s${entry.series}` },
+      svg("title", {}, `${name}: ${fixed(value, 2)} · ${entry.name}`),
+      svg("rect", { class: "bar", x: from, y: 8 + step * i + BAR * j,
+        width: Math.max(1, to - from), height: BAR - 2 })));
   }));
 }
 
-// One bar for each entry, its name above it: names of rows are long. [{name, value, interval, series}]
-function rowBars(place, entries, label) {
+// A dot and its interval for each entry, its name above it: names of rows are long.
+// [{name, value, interval, series}]
+function rowDots(place, entries, label) {
   const step = 34;
   const values = entries.flatMap(({ value, interval }) => [value, ...(interval || [])]);
-  const drawn = barFrame(place, [0, ...values], 8, step * entries.length, label);
-  entries.forEach((entry, i) => {
-    const words = `${entry.name}: ${fixed(entry.value, 2)}`;
-    drawn.root.append(svg("text", { class: "tick", x: 8, y: step * i + 16 }, words));
-    bar(drawn, step * i + 21, { ...entry, words });
+  const { root, px } = barFrame(place, values, 8, step * entries.length, label);
+  entries.forEach(({ name, value, interval, series: color }, i) => {
+    const y = step * i + 26;
+    const words = `${name}: ${fixed(value, 2)}`;
+    root.append(svg("text", { class: "tick", x: 8, y: y - 10 }, 
+      `${cutTo(name, place.clientWidth / 7 - 10)}: ${fixed(value, 2)}`),
+      svg("g", { class: `s${color}` }, svg("title", {}, words),
+        interval ? svg("line", { class: "whisker wide", x1: px(interval[0]), x2: px(interval[1]), y1: y, y2: y }) : "",
+        svg("circle", { class: "dot", cx: px(value), cy: y, r: 5 })));
   });
 }
 
@@ -194,7 +198,7 @@ const MAX_CURVES = 24;
 const MAX_CLASS_ROWS = 6;
 const MAX_CLASSES = 24;
 const MAX_KEYS = 12;
-const MAX_BARS = 20;
+const MAX_ROWS = 12;
 const COLORS = 6;
 
 const series = new Map(); // method → the index of its color
@@ -225,16 +229,15 @@ function points(chosen, x) {
     .filter((point) => isNumber(point.x) && point.measure);
 }
 
-function scatter(place, chosen, found, axis, linesOf) {
-  if (!found.length) return empty(place, `No row here has both ${chosen.label} and ${axis.name}.`);
+function scatter(place, chosen, found, axis, joined) {
   const heights = found.flatMap(({ measure }) => [measure.mean, ...(measure.interval || [])]);
   const label = `${chosen.label} against ${axis.name}: ${counted(found.length, "row")}`;
   const x = { ...axis, values: found.map((point) => point.x) };
   const y = { values: heights, label: chosen.label };
-  return frame(place, { x, y, label }, (px, py, layer) => {
+  frame(place, { x, y, label }, (px, py, layer) => {
     const places = spreadOut(found.map((point) => px(point.x)), 11);
     found.forEach((point, i) => { point.px = places[i]; });
-    for (const line of linesOf ? linesOf(found) : []) {
+    for (const line of joined) {
       const ends = line.map((point) => [point.px, py(point.measure.mean)]);
       path(layer, ends, seriesOf(line[0].row.method), rowName(line[0].row));
     }
@@ -269,44 +272,47 @@ function lines(found, fixed, joins) {
   }).filter((line) => line.length > 1 && line[0].x < line[line.length - 1].x);
 }
 
-function plotShots(place, chosen) {
-  const found = points(chosen, (row) => row.K);
-  const ticks = [...new Set(found.map((point) => point.x))].sort((a, b) => a - b);
-  // With K = 1 there is no ρ: the lines of every ρ begin there.
-  const axis = { name: "K", label: "K, key views per image", ticks, padding: 0.1 };
-  scatter(place, chosen, found, axis, (all) => lines(all, "rho", (row) => row.K === 1));
-}
-
-function plotRho(place, chosen) {
-  const found = points(chosen, (row) => row.rho);
-  const ticks = [...new Set(found.map((point) => point.x))].sort((a, b) => a - b);
-  const axis = { name: "ρ", label: "ρ, eigenvalue mass kept", ticks, format: percent, padding: 0.1 };
-  scatter(place, chosen, found, axis, (all) => lines(all, "K", () => false));
-}
-
 function hoursOf(row) {
   const hours = (row.epochs * row.figures.minutes_per_epoch) / 60;
   return hours > 0 ? hours : null;
 }
 
-function plotCost(place, chosen) {
-  const found = points(chosen, hoursOf);
-  const values = found.map((point) => point.x);
-  const log = Math.max(...values) > 20 * Math.min(...values);
-  const words = (row) => `${short(hoursOf(row))} h${row.machine ? ` on ${row.machine}` : ""} ${row.note || ""}`;
-  scatter(place, chosen, found,
-    { name: "cost", label: `hours of pretraining${log ? " (log)" : ""}`, log, words });
+// A panel over K or ρ tells something if a line joins rows that differ in nothing else; one over
+// cost, if there are three costs.
+const PANELS = {
+  shots: { title: "Against K", x: (row) => row.K, name: "K", label: "K, key views per image",
+    note: "Lines join rows that differ in nothing else. Whiskers are 95% intervals; rings are reported values.",
+    // With K = 1 there is no ρ: the lines of every ρ begin there.
+    lines: (found) => lines(found, "rho", (row) => row.K === 1) },
+  rho: { title: "Against ρ", x: (row) => row.rho, name: "ρ", label: "ρ, eigenvalue mass kept",
+    note: "Lines join rows that differ in nothing else.", format: percent,
+    lines: (found) => lines(found, "K", () => false) },
+  cost: { title: "Accuracy against cost", x: hoursOf, name: "cost", label: "hours of pretraining",
+    note: "Hours on different machines are not comparable; the tooltip names the machine.",
+    words: (row) => `${short(hoursOf(row))} h${row.machine ? ` on ${row.machine}` : ""} ${row.note || ""}` },
+};
+
+function drawScatter(name, chosen) {
+  const panel = PANELS[name];
+  const found = points(chosen, panel.x);
+  const values = [...new Set(found.map((point) => point.x))].sort((a, b) => a - b);
+  const joined = panel.lines ? panel.lines(found) : [];
+  const log = !panel.lines && values[values.length - 1] > 20 * values[0];
+  const axis = { ...panel, log, label: panel.label + (log ? " (log)" : ""),
+    ...(panel.lines ? { ticks: values, padding: 0.1 } : {}) };
+  drawOrHide(`plot-${name}`, panel.lines ? joined.length : values.length > 2,
+    (place) => scatter(place, chosen, found, axis, joined));
 }
 
 // Every row by its name, best first; published ones too when they are shown.
-function plotBars(place, chosen) {
-  const found = points(chosen, () => 0).sort((a, b) => b.measure.mean - a.measure.mean).slice(0, MAX_BARS);
+function plotRows(place, chosen) {
+  const found = points(chosen, () => 0).sort((a, b) => b.measure.mean - a.measure.mean).slice(0, MAX_ROWS);
   if (!found.length) return empty(place, `No row here has ${chosen.label}.`);
   const entry = ({ row, measure }) => {
     const name = rowName(row) + (row.metrics ? " (reported)" : "");
     return { name, value: measure.mean, interval: measure.interval, series: seriesOf(row.method) };
   };
-  return rowBars(place, found.map(entry), `${chosen.label}: ${counted(found.length, "row")}`);
+  return rowDots(place, found.map(entry), `${chosen.label}: ${counted(found.length, "row")}`);
 }
 
 function curveNames() {
@@ -362,24 +368,13 @@ function drawPlots() {
   const chosen = chosenMetric();
   const rows = bestFirst(chosen).filter(passes);
   byId("metric-note").textContent = `${chosen.label} under ${fullName(DATA.protocols[chosen.protocol])}`;
-  // A panel with a point or two, each of one seed, shows nothing that bars do not show better.
-  const panels = { shots: (row) => row.K, rho: (row) => row.rho, cost: hoursOf };
-  const oneSeed = points(chosen, () => 0).every(({ measure }) => !(measure.values?.length > 1));
-  const fewest = oneSeed ? 3 : 2;
-  const lonely = Object.keys(panels).filter((panel) => points(chosen, panels[panel]).length < fewest);
-  for (const panel of Object.keys(panels)) {
-    byId(`plot-${panel}`).replaceChildren();
-    byId(`plot-${panel}`).closest(".card").hidden = lonely.includes(panel);
-  }
-  byId("plot-bars").closest(".card").hidden = !lonely.length;
-  if (lonely.length) plotBars(byId("plot-bars"), chosen);
-  if (!lonely.includes("shots")) plotShots(byId("plot-shots"), chosen);
-  if (!lonely.includes("rho")) plotRho(byId("plot-rho"), chosen);
-  if (!lonely.includes("cost")) plotCost(byId("plot-cost"), chosen);
+  plotRows(byId("plot-rows"), chosen);
+  for (const name of Object.keys(PANELS)) drawScatter(name, chosen);
   const withClasses = rows.filter((row) => Object.keys(resultOf(row, chosen.protocol)?.classes || {}).length);
   drawOrHide("plot-curves", rows.some((row) => row.curves.length),
     (place) => plotCurves(place, rows, byId("curve").value));
   drawOrHide("plot-classes", withClasses.length, (place) => plotClasses(place, withClasses, chosen.protocol));
+  byId("plots").hidden = !byId("charts").querySelector(".card:not([hidden])");
   const drawn = rows.filter((row) => row.curves.length || resultOf(row, chosen.protocol));
   drawLegend([...drawn, ...DATA.protocols[chosen.protocol].reported.filter(passes)]);
 }
@@ -405,7 +400,7 @@ function card(id, title, note, control) {
 }
 
 function buildPlots() {
-  if (!DATA.protocols.length) return byId("plots").remove();
+  if (!DATA.protocols.length) return ["chart", "plots"].forEach((id) => byId(id).remove());
   chooseColors();
   const options = DATA.protocols.flatMap((protocol, i) => protocol.metrics.map((metric, j) =>
     el("option", { value: `${i}/${metric}` }, `${protocol.labels[j]} · ${protocol.name}`)));
@@ -417,10 +412,7 @@ function buildPlots() {
   const curve = el("select", { id: "curve", "aria-label": "Curve", on: { change: drawPlots } },
     curveNames().map((name) => el("option", {}, name)));
   byId("charts").append(
-    card("plot-bars", "Rows side by side", `At most ${MAX_BARS} rows, best first. Whiskers are 95% intervals.`),
-    card("plot-shots", "Against K", "Whiskers are 95% intervals; rings are reported values."),
-    card("plot-rho", "Against ρ", "Lines join rows that differ in nothing else."),
-    card("plot-cost", "Accuracy against cost", "Hours on different machines are not comparable; the tooltip names the machine."),
+    ...Object.entries(PANELS).map(([name, { title, note }]) => card(`plot-${name}`, title, note)),
     card("plot-curves", "Training curves", `At most ${MAX_CURVES} runs, best rows first.`, curve),
     card("plot-classes", "Per class", `The best ${MAX_CLASS_ROWS} rows; of many classes, the ${MAX_CLASSES} that differ most.`),
   );

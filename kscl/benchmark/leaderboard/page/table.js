@@ -41,13 +41,17 @@ function duration(seconds) {
 }
 
 // The name of a row outside of the table: in a plot, in a message.
-function rowName(row) {
-  const words = [row.method, row.backbone];
+const rowName = (row) => [row.method, ...settingsInWords(row)].join(" · ");
+
+// A backbone that all rows share tells none of them apart.
+function settingsInWords(row) {
+  const words = [];
+  if (row.metrics || DATA.rows.some((other) => other.backbone !== row.backbone)) words.push(row.backbone);
   if (isNumber(row.K)) words.push(`K ${row.K}`);
   if (isNumber(row.rho)) words.push(`ρ ${percent(row.rho)}`);
   if (isNumber(row.epochs)) words.push(`${row.epochs} epochs`);
   if (row.tag) words.push(row.tag);
-  return words.filter(Boolean).join(" · ");
+  return words.filter(Boolean);
 }
 
 // The columns of a view: the name of each, what it sorts by and what it shows.
@@ -64,20 +68,20 @@ const HINTS = {
 function columnsOf(data, protocol) {
   const chosen = protocol < 0 ? data.protocols.map((_, i) => i) : [protocol];
   const columns = [];
-  if (protocol >= 0) columns.push(rankColumn(protocol));
   columns.push(methodColumn(protocol));
-  columns.push(textColumn("backbone", "backbone"));
-  columns.push(plainColumn("epochs", "epochs", short));
-  columns.push(plainColumn("K", "K", short));
-  columns.push(plainColumn("rho", "ρ", percent));
   for (const i of chosen) {
     const { metrics, labels, letter } = data.protocols[i];
     metrics.forEach((metric, j) => {
       const label = protocol < 0 && letter ? `${labels[j]} (${letter})` : labels[j];
       columns.push(metricColumn(data, i, metric, label, protocol >= 0));
+      if (protocol >= 0 && !j) columns.push(intervalColumn(data, i), rankColumn(i));
     });
-    if (protocol >= 0) columns.push(intervalColumn(data, i), ...furtherColumns(data, i));
   }
+  columns.push(plainColumn("epochs", "epochs", short));
+  columns.push(plainColumn("K", "K", short));
+  columns.push(plainColumn("rho", "ρ", percent));
+  columns.push(textColumn("backbone", "backbone"));
+  if (protocol >= 0) columns.push(...furtherColumns(data, protocol));
   columns.push(...data.columns.map(figureColumn));
   const stage = protocol < 0 || data.protocols[protocol].stage;
   for (const [key, label] of Object.entries(data.costs)) {
@@ -121,11 +125,13 @@ function methodColumn(protocol) {
     value: (row) => `${row.method} ${row.tag || ""}`,
     cell: (row) => [
       el("span", { class: "method" }, row.method),
-      row.tag && el("span", { class: "tag" }, row.tag),
+      el("span", { class: "tag" }, isOnly(row) ? row.tag : settingsInWords(row).join(", ")),
       badges(row, protocol),
     ],
   };
 }
+
+const isOnly = (row) => DATA.rows.filter((other) => other.method === row.method).length < 2;
 
 function badges(row, protocol) {
   const found = [];
@@ -280,8 +286,12 @@ function buildTable() {
   const mine = state.protocol < 0
     ? DATA.rows : DATA.rows.filter((row) => resultOf(row, state.protocol));
   const rows = [...mine, ...published];
-  view.columns = columnsOf(DATA, state.protocol).filter((column) => column.key === "method"
+  const filled = columnsOf(DATA, state.protocol).filter((column) => column.key === "method"
     || rows.some((row) => column.value(row) !== null && column.value(row) !== ""));
+  const shared = filled.filter((column) => isShared(column, rows));
+  view.columns = filled.filter((column) => !shared.includes(column));
+  const said = shared.map((column) => `${column.label} ${el("span", {}, column.cell(rows[0])).textContent}`);
+  byId("shared").textContent = said.length ? `All rows: ${said.join(", ")}.` : "";
   if (!view.columns.some((column) => column.key === state.key)) {
     state.key = null; // in the order of the board: best first
   }
@@ -294,6 +304,13 @@ function buildTable() {
   if (view.watch) view.watch.disconnect();
   view.watch = new IntersectionObserver(([seen]) => { if (seen.isIntersecting) placeMore(CHUNK); },
     { root: byId("frame"), rootMargin: "800px" });
+}
+
+// What all rows have in common is said once, below the table.
+function isShared(column, rows) {
+  const speaks = column.group !== undefined || ["method", "rank", "interval"].includes(column.key);
+  return !speaks && rows.length > 1
+    && rows.every((row) => column.value(row) === column.value(rows[0]));
 }
 
 // Filter, sort, and put the first rows into the page; the others follow as one scrolls.
@@ -370,7 +387,7 @@ function groupRow() {
 }
 
 // What the search looks through.
-const wordsOf = (row) => `${rowName(row)} ${row.source || ""} ${row.note || ""}`.toLowerCase();
+const wordsOf = (row) => [rowName(row), row.backbone, row.source, row.note].join(" ").toLowerCase();
 
 const cellClass = (column) => [column.type, `col-${column.key.replace(/\W/g, "-")}`, column.key === "method" && "first",
   column.wraps && "wraps", column.aside && "aside", column.spread && "has-spread", column.marked && "has-mark"]

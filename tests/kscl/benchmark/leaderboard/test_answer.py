@@ -275,7 +275,7 @@ def test_rows_of_one_method_are_told_apart_in_words(tmp_path):
     write_all(tmp_path, records)
     found = answers(build_board([tmp_path], check_stale=False, with_reported=False))
     assert sorted(answer.sentence.split(" pretraining")[0] for answer in found) == [
-        f"Detector: kscl (resnet50, K {shots}, ρ 40%, 200 epochs)" for shots in (3, 5)
+        f"Detector: kscl (K {shots})" for shots in (3, 5)
     ]
 
 
@@ -398,7 +398,7 @@ def test_a_detector_that_is_too_low_is_never_best_though_another_one_is_not(tmp_
     assert "the lowest AP50 4.5 of kscl is too low" in answer.sentence
     assert "adds" not in answer.sentence
     warning, starts = warnings(board)
-    assert warning.startswith("Detector: kscl (")
+    assert warning.startswith("Detector: kscl, ")
     assert "lowest AP50 4.5" in warning
     assert "not ranked" in warning
     assert "the best AP50 is 5.6." in starts

@@ -17,8 +17,10 @@ from kscl.records.record import Protocol
 from tests.helpers.leaderboard_records import (
     DETECTION,
     MOCO,
+    PNG,
     board_of,
     described,
+    detection,
     evaluation,
     kscl,
     linear,
@@ -115,7 +117,10 @@ def test_an_opened_row_moves_with_its_panel(page):
 def test_a_protocol_shows_its_own_rows_and_columns_only(page):
     choose(page, "shapes-tiny-c4")
     labels = [button.text for button in all_of(page, "thead button")]
-    assert labels[:9] == ["rank", "method", "backbone", "epochs", "K", "ρ", "AP50", "AP", "AP75"]
+    assert labels[:9] == [
+        *("method", "AP", "95% interval", "rank", "AP50", "AP75", "epochs", "K", "ρ"),
+    ]
+    assert one(page, "#shared").text.startswith("All rows: backbone resnet50")
     assert "top-1" not in labels
     assert len(all_of(page, ROWS)) == 6
     assert column(page, "rank") == ["1", "1", "1", "4", "5", "6"]
@@ -225,11 +230,11 @@ def test_plots_show_the_rows_that_the_filters_leave(page):
     assert one(page, "#plot-classes").is_displayed()
     assert len(all_of(page, "#plot-curves path")) == 14
     next(chip for chip in all_of(page, ".chip") if chip.text == "moco_v2").click()
-    assert dots("shots") == 0  # one point: bars instead
-    assert len(all_of(page, "#plot-bars rect")) == 1
+    assert dots("shots") == 0  # one point, which no line joins with another
+    assert dots("rows") == 1
     assert len(all_of(page, "#plot-curves path")) == 3
     title = page.execute_script(
-        "return document.querySelector('#plot-bars rect').parentNode.textContent"
+        "return document.querySelector('#plot-rows circle').parentNode.textContent"
     )
     assert title.startswith("moco_v2 · resnet50 · K 1 · 200 epochs")
     choose(page, "imagenet-linear-moco")
@@ -358,7 +363,7 @@ const edges = (element) => {
   const box = element.getBoundingClientRect();
   return [box.left, box.right, box.top, box.bottom];
 };
-const charts = [...document.querySelectorAll("#charts .chart")];
+const charts = [...document.querySelectorAll("#plot-rows .chart, #charts .chart")];
 return charts.filter((chart) => chart.getClientRects().length).map((chart) => {
   const all = (css) => [...chart.querySelectorAll(css)].map(edges);
   return {
@@ -422,6 +427,36 @@ def test_only_the_frame_scrolls_sideways_and_the_methods_stay(page, width):
         assert one(page, ".panel").size["width"] <= width
 
 
+def test_a_phone_shows_each_method_and_its_headline_without_scrolling(page, files):
+    with screen(page, 390):
+        page.refresh()
+        settle(page)
+        cells = all_of(page, f"{ROWS} > .col-0-top1 .value")
+        assert [cell.text for cell in cells]
+        right = "return arguments[0].getBoundingClientRect().right"
+        assert all(page.execute_script(right, cell) < 390 for cell in cells)
+        # The answer, the chart and the table come in this order.
+        tops = [one(page, css).location["y"] for css in ("#answer", "#chart", "#board")]
+        assert tops == sorted(tops)
+
+
+def test_predictions_on_test_images_are_shown_beside_the_truth(browser, tmp_path):
+    names = ("random", *(f"m{number}" for number in range(4)))
+    made = [
+        detection(30.0 + i, sha(name), details=described(name, 0) | {"pictures": "found.png"})
+        for i, name in enumerate(names)
+    ]
+    folder = write_all(tmp_path / "r", made)
+    for run in folder.iterdir():
+        (run / "found.png").write_bytes(PNG)
+    board = build_board([folder], check_stale=False, with_reported=False)
+    open_page(browser, write_board(board, tmp_path, formats=["html"])["html"])
+    captions = [it.text for it in all_of(browser, "#pictures figcaption")]
+    assert captions == ["m3: AP 34.0", "m2: AP 33.0", "m1: AP 32.0", "random: AP 30.0"]
+    widths = "return [...document.querySelectorAll('#pictures img')].map((i) => i.naturalWidth)"
+    assert browser.execute_script(widths) == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_names_of_protocols_can_be_read_to_the_end(browser, tmp_path, width):
     records = [
@@ -468,8 +503,8 @@ def test_columns_without_any_value_are_left_out(browser, tmp_path):
     file = write_board(board_of(tmp_path / "r", records), tmp_path, formats=["html"])["html"]
     open_page(browser, file)
     labels = [button.text for button in all_of(browser, "thead button")]
-    assert labels[:2] == ["method", "backbone"]
-    assert not {"K", "ρ", "epochs", "rank", "min / epoch", "views/s"} & set(labels)
+    assert labels[:2] == ["method", "top-1"]
+    assert not {"backbone", "K", "ρ", "epochs", "rank", "min / epoch", "views/s"} & set(labels)
     assert {"top-1", "top-5"} <= set(labels)
 
 
@@ -494,7 +529,7 @@ def test_the_plots_show_a_metric_of_masks(browser, tmp_path):
     choose = "const m = arguments[0]; m.value = '0/mask/AP'; m.dispatchEvent(new Event('change'))"
     browser.execute_script(choose, one(browser, "#metric"))
     assert one(browser, "#metric-note").get_attribute("textContent").startswith("mask AP under")
-    assert len(all_of(browser, "#plot-bars rect")) == 2
+    assert len(all_of(browser, "#plot-rows circle")) == 2
 
 
 def one_seed(folder: Path) -> Path:
@@ -503,10 +538,11 @@ def one_seed(folder: Path) -> Path:
     return write_board(board_of(folder / "r", records), folder, formats=["html"])["html"]
 
 
-def test_with_one_seed_bars_replace_plots_of_a_point_or_two(browser, tmp_path):
+def test_every_row_has_a_dot_and_plots_of_a_point_or_two_are_not_drawn(browser, tmp_path):
     open_page(browser, one_seed(tmp_path))
     settle(browser)
-    assert len(all_of(browser, "#plot-bars rect")) == 3
+    assert len(all_of(browser, "#plot-rows circle")) == 3
+    assert len(all_of(browser, "#plot-rows .whisker")) == 3
     assert not any(
         one(browser, f"#plot-{name}").is_displayed() for name in ("shots", "rho", "cost")
     )
