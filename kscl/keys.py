@@ -142,12 +142,12 @@ class Pretrain(Section):
 
         TYPE = key(
             "mlp",
-            """Two layers (mlp), with BatchNorm after the first (mlp_bn) or both (simclr), or one
-            (linear).""",
-            choices=("mlp", "mlp_bn", "simclr", "linear"),
+            """Two layers (mlp), with BatchNorm after the first (mlp_bn) or both (simclr); three,
+            with BatchNorm after the first two (mlp3_bn); or one (linear).""",
+            choices=("mlp", "mlp_bn", "mlp3_bn", "simclr", "linear"),
         )
         HIDDEN_DIM = key(
-            0, "Width of the hidden layer; 0 is the backbone's feature dimension.", at_least=0
+            0, "Width of a hidden layer; 0 is the backbone's feature dimension.", at_least=0
         )
         DIM = key(128, "Dimension of the embeddings (the paper's D).", at_least=1)
 

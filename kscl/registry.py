@@ -83,7 +83,9 @@ def import_modules(names: Sequence[str] = ()) -> None:
 
 
 # Pretraining methods (`METHOD.NAME`).
-METHODS: Registry = Registry("method", {"kscl": "kscl.methods.kscl"})
+METHODS: Registry = Registry(
+    "method", {name: f"kscl.methods.{name}" for name in ("kscl", "byol", "vicreg")}
+)
 # The ways to compare a query with an instance (`METHOD.SIMILARITY`).
 SIMILARITIES: Registry = Registry(
     "similarity",

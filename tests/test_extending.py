@@ -54,12 +54,12 @@ def test_parts_of_ones_own_go_from_pretraining_to_a_probe_and_to_the_leaderboard
     (folder / "mine.yaml").write_text(yaml.safe_dump(PLAIN | RECIPE))
     command(
         "pretrain",
-        "--config-file mine.yaml METHOD.NAME vicreg SOLVER.EPOCHS 2 DATA.TRAIN images "
+        "--config-file mine.yaml METHOD.NAME barlow_twins SOLVER.EPOCHS 2 DATA.TRAIN images "
         "OUTPUT_DIR output/run",
     )
     pretrained = json.loads((folder / "output/run/record.json").read_text())
     values = pretrained["config"]["values"]
-    assert {"loss", "std"} < pretrained["metrics"].keys()
+    assert {"loss", "correlation"} < pretrained["metrics"].keys()
     assert pretrained["data"]["train"]["images"] == 33
     assert [op["op"] for op in values["AUGMENT"]] == [op["op"] for op in RECIPE["AUGMENT"]]
     command(
@@ -143,13 +143,13 @@ def test_a_recipe_is_complete_and_fits_on_one_screen():
 @pytest.mark.full
 def test_a_method_of_ones_own_is_checked_planned_pretrained_and_resumed_to_the_bit(tmp_path):
     images = draw_images(tmp_path / "images", count=32)
-    (tmp_path / "vicreg.py").write_text(FILES["vicreg"])
-    chosen = {"METHOD": {"NAME": "vicreg", "COVARIANCE": 0.5}}
+    (tmp_path / "barlow_twins.py").write_text(FILES["barlow_twins"])
+    chosen = {"METHOD": {"NAME": "barlow_twins", "REDUNDANCY": 0.5}}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(PLAIN | chosen))
     words = ["DATA.TRAIN", images, "CHECKPOINT.KEEP", "9", "LOG.PERIOD", "1"]
 
     def run(name, *more, folder="run"):
-        given = ["--import", "vicreg", "--config-file", "mine.yaml", *more, *words]
+        given = ["--import", "barlow_twins", "--config-file", "mine.yaml", *more, *words]
         done = tool(name, *map(str, given), "OUTPUT_DIR", folder, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done
@@ -160,12 +160,12 @@ def test_a_method_of_ones_own_is_checked_planned_pretrained_and_resumed_to_the_b
     assert "(6 forward passes per image)" in planned  # two, each with a gradient
     logged = run("pretrain").stderr
     record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert {"loss", "std"} < record["metrics"].keys()
-    assert record["name"] == "vicreg"
-    assert "vicreg" in record["code"]["modules"]
-    assert record["config"]["values"]["METHOD"]["INVARIANCE"] == 25.0
+    assert {"loss", "correlation"} < record["metrics"].keys()
+    assert record["name"] == "barlow_twins"
+    assert "barlow_twins" in record["code"]["modules"]
+    assert record["config"]["values"]["METHOD"]["REDUNDANCY"] == 0.5
     assert "NUM_SHOTS" not in record["config"]["values"]["METHOD"]
-    assert ", std " in logged
+    assert ", correlation " in logged
     shutil.copytree(tmp_path / "run", tmp_path / "again")
     (tmp_path / "again" / "record.json").unlink()
     checkpoints = sorted((tmp_path / "again" / "checkpoints").iterdir())
@@ -174,9 +174,8 @@ def test_a_method_of_ones_own_is_checked_planned_pretrained_and_resumed_to_the_b
     run("pretrain", "--resume", folder="again")
     first, second = (load_file(tmp_path / f / "backbone.safetensors") for f in ("run", "again"))
     assert same_bits(first, second)
-    done = tool(
-        "pretrain", "--import", "vicreg", "METHOD.NAME", "vicreg", "METHOD.RHO", "1", cwd=tmp_path
-    )
+    words = ["--import", "barlow_twins", "METHOD.NAME", "barlow_twins", "METHOD.RHO", "1"]
+    done = tool("pretrain", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert "METHOD.RHO" in done.stderr
 

@@ -82,6 +82,7 @@ def build_encoder(
 
     `mlp_bn` has BatchNorm between its two layers: no hidden unit is always on or always off, so the
     embeddings drift one way less, and with them the fresh keys away from a queue of older ones.
+    `mlp3_bn` is the one of VICReg and Barlow Twins, its expander.
     `simclr` is SimCLR's head with two layers: BatchNorm after both, the last one without a shift.
     """
     backbone = build_backbone(name, kwargs)
@@ -96,6 +97,16 @@ def build_encoder(
             nn.BatchNorm1d(hidden),
             nn.ReLU(inplace=True),
             nn.Linear(hidden, dim),
+        ]
+    elif head == "mlp3_bn":
+        layers = [
+            nn.Linear(features, hidden, bias=False),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, hidden, bias=False),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(inplace=True),
+            nn.Linear(hidden, dim, bias=False),
         ]
     elif head == "simclr":
         first = nn.Linear(features, hidden, bias=False)

@@ -21,6 +21,8 @@ from detection.config import Kscl
 from kscl.benchmark.suite import spec
 from kscl.config import Key, Schema, one_line, plain
 from kscl.keys import PRETRAIN
+from kscl.methods.keys import declared_keys, method_keys
+from kscl.registry import METHODS
 from kscl.run.task import evaluation_kinds
 from kscl.views.augment import AUGMENTATIONS
 from kscl.views.recipes import RECIPES
@@ -70,6 +72,7 @@ def config_page() -> str:
         CONFIG_INTRODUCTION,
         "\n## Pretraining (kscl pretrain)\n",
         *_sections(PRETRAIN),
+        *_other_methods(),
         AUGMENT_INTRODUCTION,
         *_augmentations(),
         "\n## Linear evaluation (kscl probe)\n",
@@ -139,6 +142,17 @@ def _sections(schema: Schema) -> Iterator[str]:
         ]
         yield "\n"
         yield from _table(("key", "default", "allowed", "meaning"), rows)
+
+
+def _other_methods() -> Iterator[str]:
+    """Yield a table of the keys of each method but KSCL, whose keys are in the schema above."""
+    for name in METHODS:
+        if name != "kscl":
+            yield f"\n### METHOD of {name}\n"
+            yield f"\nWith `METHOD.NAME {name}`, instead of KSCL's keys.\n\n"
+            keys = declared_keys(method_keys(name))
+            rows = [(f"`{n}`", _default(key), key.allowed, key.doc) for n, key in keys.items()]
+            yield from _table(("key", "default", "allowed", "meaning"), rows)
 
 
 def _augmentations() -> Iterator[str]:

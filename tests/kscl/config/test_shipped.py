@@ -10,7 +10,7 @@ from kscl.keys import load_config
 from kscl.run.engine import changed_keys
 from kscl.views.augment import resolve
 
-PRETRAIN = sorted((shipped_configs() / "pretrain").glob("*.yaml"))
+PRETRAIN = sorted((shipped_configs() / "pretrain").glob("[!_]*.yaml"))
 FOLDERS = {"pretrain", "linear_eval", "detection", "suites", "slurm"}
 
 # What the paper and, through it, MoCo v2 fix for all of the ResNet-50 runs.
@@ -82,6 +82,42 @@ def test_the_papers_recipes_say_what_the_paper_says(name):
     cfg = load_config(f"pretrain/{name}.yaml")
     for key, value in (COMMON | RECIPES[name]).items():
         assert value_at(cfg, key) == value, key
+
+
+# google-deepmind/deepmind-research@4822a45 and facebookresearch/vicreg@4e12602.
+OF_OTHERS = {
+    "byol_r50_1000ep": {
+        "METHOD.MOMENTUM": 0.996,
+        "METHOD.PREDICTOR_DIM": 4096,
+        "PROJECTOR.HIDDEN_DIM": 4096,
+        "PROJECTOR.DIM": 256,
+        "SOLVER.BATCH_SIZE": 4096,
+        "SOLVER.BASE_LR": 0.2,
+        "SOLVER.WEIGHT_DECAY": 1.5e-6,
+    },
+    "vicreg_r50_1000ep": {
+        "METHOD.INVARIANCE": 25,
+        "METHOD.VARIANCE": 25,
+        "METHOD.COVARIANCE": 1,
+        "PROJECTOR.HIDDEN_DIM": 8192,
+        "PROJECTOR.DIM": 8192,
+        "SOLVER.BATCH_SIZE": 2048,
+        "SOLVER.BASE_LR": 0.2,
+        "SOLVER.WEIGHT_DECAY": 1e-6,
+    },
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHERS)
+def test_the_recipes_of_other_methods_say_what_their_code_says(name):
+    cfg = load_config(f"pretrain/{name}.yaml")
+    common = {"EPOCHS": 1000, "WARMUP_EPOCHS": 10, "OPTIMIZER": "lars", "SYNC_BATCH_NORM": True}
+    expected = OF_OTHERS[name] | {f"SOLVER.{key}": value for key, value in common.items()}
+    for key, value in expected.items():
+        assert value_at(cfg, key) == value, key
+    recipes = [{op["op"]: op for op in recipe} for recipe in (cfg.AUGMENT, cfg.AUGMENT_KEYS)]
+    assert [recipe["gaussian_blur"]["p"] for recipe in recipes] == [1.0, 0.1]
+    assert ["solarize" in recipe for recipe in recipes] == [False, True]
 
 
 @pytest.mark.parametrize("path", sorted(shipped_configs().glob("pretrain/*_gpu8.yaml")), ids=str)
