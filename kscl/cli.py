@@ -128,17 +128,6 @@ def add_world_size_argument(arguments: argparse.ArgumentParser) -> None:
     add_flag(arguments, WORLD_SIZE_OPTION, about)
 
 
-def add_path_handler_argument(arguments: argparse.ArgumentParser) -> None:
-    """Add the option that makes paths of another scheme readable."""
-    arguments.add_argument(
-        "--path-handler",
-        action="append",
-        default=[],
-        metavar="MODULE:CLASS",
-        help="an iopath handler for remote tar shards of another scheme than http(s)",
-    )
-
-
 def add_check_arguments(
     arguments: argparse.ArgumentParser, what: str = "config, data and weights"
 ) -> None:
@@ -152,12 +141,6 @@ def add_check_arguments(
         metavar="NAME",
         help="with --check: leave out a path, or a key, whose file another command will make",
     )
-
-
-def add_estimate_argument(arguments: argparse.ArgumentParser) -> None:
-    """Add the argument that lets a check say how long the run may take here."""
-    about = "with --check: measure a few steps and add the seconds that the run may take"
-    add_flag(arguments, "--estimate", about)
 
 
 def is_later(name: str, later: Sequence[str]) -> bool:

@@ -34,7 +34,7 @@ FIX = "Export the backbone again (kscl pretrain, or kscl.save_backbone)."
 
 @dataclass(frozen=True)
 class Description:
-    """What must travel with the weights of a backbone for anyone to use them correctly."""
+    """What anyone needs to use the weights of a backbone correctly."""
 
     arch: str  # a timm model name
     kwargs: dict[str, Any] = field(default_factory=dict)  # for timm.create_model

@@ -193,7 +193,7 @@ def _check_agrees(description: Description, given: Colors, name: str) -> None:
 
 
 def _with_input(description: Description, found: Found, given: Colors, name: str) -> Description:
-    """Complete the description of another project's file: its input is known, or asked for."""
+    """Complete the description of another project's file by its input, known or given."""
     known: Colors = {}
     why_ask = found.why_ask
     own = timm.get_pretrained_cfg(description.arch)

@@ -22,9 +22,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
     cli.add_world_size_argument(arguments)
-    cli.add_path_handler_argument(arguments)
+    arguments.add_argument(
+        "--path-handler",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="an iopath handler for remote tar shards of another scheme than http(s)",
+    )
     cli.add_check_arguments(arguments, "config, data, weights and disk")
-    cli.add_estimate_argument(arguments)
+    about = "with --check: measure a few steps and add the seconds that the run may take"
+    cli.add_flag(arguments, "--estimate", about)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
 

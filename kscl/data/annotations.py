@@ -1,4 +1,4 @@
-"""Annotated images, the problems met while reading them, and the formats they come in.
+"""Annotated images, the problems found in them, and the formats they come in.
 
 A format is one file of kscl/data/annotated, or any other module that is imported: a class with
 `@annotation_format`. Own data, training, scoring, probes and preflight go through the registry.
@@ -91,7 +91,7 @@ class AnnotatedObject:
     truncated: bool = False
     pose: str = "Unspecified"
     area: float | None = None  # of the mask where the file has one, else of the box
-    mask: Mask | None = None  # where the file has one and it was asked for
+    mask: Mask | None = None  # if the file has one and masks were requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class AnnotatedSet:
     class_names: tuple[str, ...]
     images: list[AnnotatedImage] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    # Of each class that is not in the list: the index of its problem, its text, and a count.
+    # By class that is not in the list: the index of its problem, its text, and a count.
     _unknown: dict[str, tuple[int, str, int]] = field(default_factory=dict, repr=False)
 
     def counts(self) -> dict[str, int]:
@@ -432,7 +432,7 @@ class AnnotationFormat:
         """
         return False
 
-    # What follows is about whole sets that a config names.
+    # Whole sets, as a config names them.
 
     def source(self, first: str, last: str, root: Path = Path()) -> Source:
         """Return what the two parts of a name stand for, relative to a root."""
@@ -476,7 +476,7 @@ class AnnotationFormat:
         return found.class_names or found.checked().class_names
 
     def has_class_list(self, source: Source) -> bool:
-        """Return whether the classes are listed, not just met in the annotations."""
+        """Return whether the classes are listed, not just collected from the annotations."""
         return True
 
 

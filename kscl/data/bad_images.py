@@ -57,7 +57,7 @@ class BadImages:
         return [self.source.name(index) for index in sorted(self.reasons)]
 
     def note(self, found: Iterable[tuple[int, str]]) -> None:
-        """Count what a batch met; raise KsclError if the policy or the fraction says so."""
+        """Count the bad images of a batch; raise KsclError if there are too many."""
         for index, reason in found:
             if index in self.reasons:
                 continue
@@ -69,7 +69,7 @@ class BadImages:
         self._check_fraction()
 
     def recall(self, reasons: Mapping[int, str]) -> None:
-        """Count what a run met before it was resumed; raise KsclError as `note` does."""
+        """Count the bad images of a run before it was resumed; raise KsclError as `note` does."""
         if self.policy == "error":
             self.note(sorted(reasons.items()))
         self.reasons.update(reasons)
@@ -124,7 +124,7 @@ def check_some_image_reads(
 
 
 class Findings(NamedTuple):
-    """What decoding some images has shown."""
+    """The result of decoding some images."""
 
     num_decoded: int
     reasons: dict[int, str]  # of each image that cannot be read, by index

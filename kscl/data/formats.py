@@ -22,15 +22,15 @@ from PIL import Image, ImageOps
 
 from kscl.registry import Registry
 
-# Where Pillow, and with it torchvision's loader, stops; the pixels take half a gigabyte.
+# The limit of Pillow and of torchvision's loader: half a gigabyte of pixels.
 MAX_PIXELS = 178_956_970
-DECODED_SAMPLE = 2000  # images per set that a check decodes unless all are asked for
+DECODED_SAMPLE = 2000  # images per set that a check decodes by default
 
 # Pillow warns of odd EXIF blocks that do no harm, and at half of its limit on pixels.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-# What helps with a file that cannot be used.
+# Advice for a file that cannot be used.
 COPY_AGAIN = "Copy or download it again"
 CONVERT = "Convert it to 8-bit RGB"
 SAVE_AS = "Copy or download it again, or save it as JPEG or PNG"
@@ -184,8 +184,7 @@ for _name, *_extensions in (
 def _unknown_white(pixels: str) -> str:
     # Such pixels would turn black or white.
     return (
-        f"its pixels are {pixels}, whose range no header tells; "
-        "save it with 8 or 16 bits per channel"
+        f"its pixels are {pixels}, which have no known range; save it with 8 or 16 bits per channel"
     )
 
 

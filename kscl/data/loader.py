@@ -1,6 +1,6 @@
 """Batches of views: which images in which order, read, augmented and brought to the encoder.
 
-Order and views are pure functions of (seed, epoch, index, view). A batch is asked for by its step,
+Order and views are pure functions of (seed, epoch, index, view). A batch is requested by its step,
 so a run starts at any step without touching what came before, and neither the number of workers
 nor of ranks changes what is seen.
 """
@@ -337,9 +337,9 @@ class TrainLoader:
     def __iter__(self) -> Iterator[Batch]:
         batches = iter(self.batches)
         while True:
-            asked = time.perf_counter()
+            start = time.perf_counter()
             batch = next(batches, None)
-            self.seconds_waited += time.perf_counter() - asked
+            self.seconds_waited += time.perf_counter() - start
             if batch is None:
                 return
             self.bad_images.note(batch.bad)

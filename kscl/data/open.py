@@ -80,7 +80,7 @@ def _open(where: str, cache_dir: str, cache_gb: float) -> ImageSource:
     warn_of_lost(lost)
     raise KsclError(
         f"{where} holds no image: no file in it or below it ends in "
-        f"{', '.join(IMAGE_EXTENSIONS)}, and no .tar shard lies in it. "
+        f"{', '.join(IMAGE_EXTENSIONS)}, and it has no .tar shard. "
         "Set DATA.TRAIN to the folder of the images."
     )
 
@@ -109,7 +109,7 @@ class FileSource:
 
     @cached_property
     def labels(self) -> Labels | None:
-        """The list's, else those of class folders; None if an image lies beside the folders."""
+        """Those of the list, else of class folders; None if an image is in no class folder."""
         if self.listed is not None:
             return self.listed
         return number_classes([name.split("/", 1)[0] if "/" in name else "" for name in self.names])

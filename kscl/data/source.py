@@ -180,7 +180,7 @@ def read_lines(path: str | Path, read: Callable[[str | Path], bytes] = read_file
 
 @dataclass
 class Walk:
-    """What a walk has met besides files."""
+    """The folders of a walk, and the images that it lost."""
 
     folders: list[str] = field(default_factory=list)  # absolute
     times: list[int] = field(default_factory=list)  # of each folder's last change, in ns
@@ -191,7 +191,7 @@ def walk_files(root: str, met: Walk) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Yield (path relative to the root with /, entry) of every regular file below a folder.
 
     Hidden files do not count. Links are followed; a folder that is reachable in several ways is
-    entered once, by its own name if it lies below the root. A dead link and a pipe named like an
+    entered once, by its own name if it is below the root. A dead link and a pipe named like an
     image are noted as lost. A folder that cannot be listed is an error.
     """
     base = os.path.abspath(root)
@@ -299,7 +299,7 @@ def save_index(folder: Path, key: str, index: Index) -> None:
     target = _index_file(folder, key)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Written beside its target in a folder of its own, so that a failure leaves nothing behind.
+        # A temporary folder beside the target, so that a failure leaves nothing behind.
         with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
             complete = Path(scratch) / target.name
             np.savez(complete, allow_pickle=False, **arrays)

@@ -1,7 +1,7 @@
 """Tar shards in the WebDataset layout, on this disk or remote, read in any order.
 
 Files that share a name up to the first dot belong to one sample: `000017.jpg` and `000017.cls`.
-Each shard is scanned once for where its images lie; after that an image is one read at an offset,
+Each shard is scanned once for the offsets of its images; after that an image is a single read,
 so the order of local shards depends on seed and epoch alone.
 """
 

@@ -126,8 +126,8 @@ def _merge(file: Path, folder: Path, archive: Archive) -> None:
 # CIFAR-10 and STL-10 as folders of PNG files, downloaded by torchvision
 
 SUBSET = "suites/small/cifar10_20k.txt"  # which of CIFAR-10's images to use; ships with the configs
-# Of each class's 1,800 training images, by number: 2,000 images to pretrain on and 4,000 to train
-# probes on, 2,000 to choose settings on, and 10,000 that only final results are reported on.
+# Ranges of each class's 1,800 training images. In total 2,000 to pretrain on, 4,000 to train probes
+# on, 2,000 to choose settings on, and 10,000 for final results only.
 PARTS = {"pretrain": (0, 200), "train": (200, 600), "val": (600, 800), "test": (800, 1800)}
 
 Pictures = TypeVar("Pictures")

@@ -101,7 +101,7 @@ def views_of(path: Path, cfg: CfgNode, num_shots: int, seed: int) -> Tensor:
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], CfgNode]:
     """Return the learner's tensors, and the config of its run over the defaults of this release.
 
-    Of a folder, that of a run or of its checkpoints, the newest checkpoint is read.
+    Given a folder (of a run, or of its checkpoints), read the newest checkpoint.
     """
     if path.is_dir():
         found = find_checkpoints(path) or find_checkpoints(path / CHECKPOINT_FOLDER)

@@ -35,7 +35,7 @@ COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "all_to_all_single")
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What one step takes on this rank, of `images` of the batch."""
+    """The time of one step on this rank, whose part of the batch is `images`."""
 
     images: int
     milliseconds: float  # undisturbed; phases, measured one by one, add up to more

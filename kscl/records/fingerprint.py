@@ -1,4 +1,4 @@
-"""What data a run saw, in one short hash: every name and size, and contents.
+"""The data of a run as one short hash: every name and size, and contents.
 
 Annotations and lists count with every byte, images by a sample.
 """

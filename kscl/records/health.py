@@ -64,7 +64,6 @@ def _python() -> Iterator[Finding]:
 def _libraries() -> Iterator[Finding]:
     try:
         from packaging.requirements import Requirement
-        from packaging.version import Version
 
         wanted = [Requirement(line) for line in importlib.metadata.requires("kscl") or []]
     except importlib.metadata.PackageNotFoundError:
@@ -80,12 +79,12 @@ def _libraries() -> Iterator[Finding]:
             continue
         fix = f"Run make setup, or pip install '{requirement}'."
         try:
-            version = Version(importlib.metadata.version(requirement.name))
+            version = importlib.metadata.version(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             yield Finding(requirement.name, "missing", fix, needed=True)
             continue
         fits = requirement.specifier.contains(version, prereleases=True)
-        text = str(version) if fits else f"{version}, but {requirement.specifier} is needed"
+        text = version if fits else f"{version}, but {requirement.specifier} is needed"
         yield Finding(requirement.name, text, "" if fits else fix, needed=True)
 
 
@@ -134,15 +133,10 @@ def _devices() -> Iterator[Finding]:
     if not torch.cuda.is_available():
         fix = "Small runs work on the CPU; the full-scale recipes need GPUs."
         yield Finding("GPU", f"none that torch {torch.__version__} can use", fix)
-    backends = [name for name in ("gloo", "nccl") if _has_backend(name)]
+    known = {name: f"is_{name}_available" for name in ("gloo", "nccl")}  # absent in some builds
+    backends = [name for name, has in known.items() if getattr(torch.distributed, has, bool)()]
     fix = "" if backends else "Runs on several processes need a torch built with gloo or nccl."
     yield Finding("distributed", ", ".join(backends) or "no backend", fix)
-
-
-def _has_backend(name: str) -> bool:
-    import torch.distributed as dist
-
-    return dist.is_available() and bool(getattr(dist, f"is_{name}_available")())
 
 
 def _machine() -> Iterator[Finding]:

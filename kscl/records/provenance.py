@@ -44,7 +44,7 @@ class Code(NamedTuple):
 
 
 class Syntax(NamedTuple):
-    """What counts of a source file."""
+    """A source file without comments and docstrings."""
 
     digest: bytes
     imports: tuple[str, ...]

@@ -62,7 +62,7 @@ class RecordError(KsclError):
 
 @dataclass(frozen=True)
 class Protocol:
-    """What makes two numbers comparable: a name, and a hash of all that defines it."""
+    """A name, and a hash of everything that must be equal for two numbers to be comparable."""
 
     id: str
     definition: Json
@@ -88,7 +88,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """What a reader of the record needs to know about the task: the leaderboard imports none."""
+    """The task as a reader of the record sees it: the leaderboard imports no task."""
 
     name: str
     title: str
@@ -152,7 +152,7 @@ class Record:
 
 @dataclass
 class Found:
-    """What is below a folder: the good records, and for every other file why it is not one."""
+    """The good records below a folder, and why each other file is not one."""
 
     records: dict[Path, Record] = field(default_factory=dict)
     problems: dict[Path, str] = field(default_factory=dict)

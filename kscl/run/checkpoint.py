@@ -173,7 +173,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> str:
 
 
 class _Hashing:
-    """A file written once, front to back, that keeps a checksum and the error it met."""
+    """A file written front to back that keeps its checksum and the last error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file

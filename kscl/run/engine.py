@@ -115,7 +115,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Flags:
-    """What the command line says about a folder that holds a run."""
+    """The options for a folder that already contains a run."""
 
     resume: bool = False
     auto_resume: bool = False
@@ -123,7 +123,7 @@ class Flags:
 
 
 def launch_run(task: type[Task], cfg: CfgNode, flags: Flags, num_gpus: int) -> int:
-    """Run a task on so many processes of this machine; return the exit code."""
+    """Run a task on `num_gpus` processes of this machine; return the exit code."""
     return launch(_run_config, (task, cfg, flags), num_gpus)
 
 
@@ -168,7 +168,7 @@ def run(task: Task, flags: Flags) -> int:
 
 
 def iterate(task: Task) -> None:
-    """Take all steps; `Stopped` is raised once a stop was asked for and the state is on disk."""
+    """Take all steps; raise `Stopped` after a request to stop, once the state is on disk."""
     vote = LateVote()
     try:
         for step in task.steps():

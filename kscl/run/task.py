@@ -41,7 +41,7 @@ PRETRAIN = "pretrain"  # the task whose records are rows; all others evaluate th
 
 @dataclass
 class Inputs:
-    """What a run reads: a resumed run, and one that has ended, must have read the same."""
+    """What a run reads; it must be the same when the run is resumed or checked again."""
 
     data: dict[str, dict[str, Any]]  # role → fingerprint
     files: dict[str, str] = field(default_factory=dict)  # role → SHA-256

@@ -241,7 +241,7 @@ class Shuffle:
 
 
 class _Deal:
-    """Which rows of K · B, view after view, a rank sends to which, and where they go there."""
+    """Which of its K · B rows a rank sends to which rank, and where they go there."""
 
     def __init__(self, batch: int, seeds: list[int], device: torch.device) -> None:
         ranks = world_size()
@@ -275,7 +275,7 @@ def _exchange(
     """Begin to send rows in the order of `first`; what comes is put in the order of `then`."""
     last = not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
     if last:
-        rows = rows.permute(0, 2, 3, 1)  # sent as it lies in memory
+        rows = rows.permute(0, 2, 3, 1)  # in memory order
     outgoing = rows.index_select(0, first)  # whole rows: by rows[first] a pixel is copied at a time
     work = None
     if world_size() == 1:

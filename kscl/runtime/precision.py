@@ -79,7 +79,7 @@ def numerics() -> dict[str, bool]:
 
 
 def warn_of_emulation(amp: str, device: torch.device) -> None:
-    """Warn if this GPU has no bf16 of its own: torch emulates it, slower than float32."""
+    """Warn if this GPU has no native bf16: torch emulates it, slower than float32."""
     if amp != "bf16" or device.type != "cuda":
         return
     if not torch.cuda.is_bf16_supported(including_emulation=False):

@@ -463,7 +463,7 @@ def blur(picture: np.ndarray, sigma: float) -> np.ndarray:
 
     A sampled Gaussian has no effect at sigma 0.1 and a quarter of what it should have at 0.3. PIL's
     blur, which MoCo's recipe uses, is three passes of a box with fractional ends. They are one
-    kernel here, with exactly the variance asked for, and 15 times as fast as PIL's.
+    kernel here, with exactly the requested variance, and 15 times as fast as PIL's.
     """
     kernel = blur_kernel(round(sigma, 3))  # a few thousand kernels then serve a whole run
     return cv2.sepFilter2D(picture, -1, kernel, kernel, borderType=cv2.BORDER_REPLICATE)

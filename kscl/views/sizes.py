@@ -31,12 +31,12 @@ def as_schedule(sizes: Sizes) -> list[tuple[int, int]]:
 
 
 def mean_pixels(sizes: Sizes, epochs: int) -> float:
-    """Return the mean number of pixels of a view over a training of so many epochs."""
+    """Return the mean number of pixels of a view over all epochs."""
     return sum(size_at(sizes, epoch) ** 2 for epoch in range(epochs)) / epochs
 
 
 def check_sizes(sizes: object, epochs: int) -> str | None:
-    """Return what is wrong with sizes for a training of so many epochs, or None."""
+    """Return what is wrong with the sizes of a training of this length, or None."""
     parts: Sequence[Any] = sizes if isinstance(sizes, list | tuple) else [(0, sizes)]
     pairs = [part for part in parts if isinstance(part, list | tuple) and len(part) == 2]
     firsts = [first for first, _ in pairs if _is_whole(first)]

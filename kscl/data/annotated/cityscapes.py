@@ -68,7 +68,7 @@ class Cityscapes(AnnotationFormat):
     crowds = True
 
     def read(self, files: Files) -> AnnotatedSet:
-        """Read pictures of object numbers wherever they and their images lie."""
+        """Read pictures of object numbers, wherever they and their images are."""
         found = AnnotatedSet(self.name, CITYSCAPES_CLASSES)
         pairs: list[tuple[Path, Path | None]] = []
         for name, path in files.annotations.items():

@@ -80,7 +80,7 @@ class Coco(AnnotationFormat):
         return False
 
     def read(self, files: Files) -> AnnotatedSet:
-        """Read one or more files, whose images may lie anywhere below the folder of images."""
+        """Read one or more files; their images may be anywhere below the image folder."""
         found = AnnotatedSet(self.name, ())
         for path in files.annotations.values():
             reading = read_coco(path, files.image_root, find_image=partial(_find, files, path))

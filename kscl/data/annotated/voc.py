@@ -290,7 +290,7 @@ def _split_file(root: Path, split: str, lists: str = "Main") -> Path:
 
 
 def read_split(root: Path, split: str, found: AnnotatedSet, lists: str = "Main") -> list[str]:
-    """Read the image ids of a split; those of a per-class list that hold the class (not -1)."""
+    """Read the image ids of a split; from a per-class list, those that show the class (not -1)."""
     path = _split_file(root, split, lists)
     try:
         ids = read_lines(path)
