@@ -98,12 +98,20 @@ class Network:
     arch: str
     kwargs: dict[str, Any]
     weights: str = ""
+    colors: tuple[list[float], ...] = ()  # mean and std of their input
     left_out: str = ""  # why there are none
 
     @property
     def detection(self) -> str:
         """Return the config of a detector that takes it: Detectron2's C4 has ResNets of its own."""
         return FPN if self.weights else C4
+
+    @property
+    def inputs(self) -> Settings:
+        """Return the settings of a pretraining that these weights ask for."""
+        why = "as the ImageNet weights expect it"
+        keys = ("INPUT.MEAN", "INPUT.STD")
+        return {key: (color, why) for key, color in zip(keys, self.colors, strict=False)}
 
     @property
     def contenders(self) -> tuple[str, ...]:
@@ -129,7 +137,8 @@ def find_network(weights: str, otherwise: Network) -> Network:
         checked_hash(found, weights)
     except KsclError as error:
         return replace(otherwise, left_out=str(error))
-    return Network(found.description.arch, found.description.kwargs, weights)
+    known = found.description
+    return Network(known.arch, known.kwargs, weights, (list(known.mean), list(known.std)))
 
 
 # Facts: the images and boxes of a prepared set
@@ -506,6 +515,7 @@ def pretrain_settings(facts: Facts, sizes: Sizes, network: Network, epochs: int)
         "DATA.TRAIN": (facts.pretrain, source),
         "BACKBONE.NAME": (network.arch, "the network of all contenders"),
         **(arguments if network.kwargs else {}),
+        **network.inputs,
         "INPUT.SIZE": (VIEW, "small views: on a CPU, more epochs help more than more pixels"),
         "SOLVER.BATCH_SIZE": (sizes.batch, f"at most half of the {what}"),
         "KEY_ENCODER.BATCH_NORM_GROUPS": (batch_norm_groups(sizes.batch), GROUPS),
@@ -863,6 +873,7 @@ def gpu_suite(
         "  # the paper's 256, or less where the queue is shorter or GPUs cannot share it evenly;",
         "  # the learning rate follows",
         f"  SOLVER.BATCH_SIZE: {batch}",
+        *_lines(network.inputs, "  "),
         *(alone if num_gpus == 1 else []),
         "contenders:  # what is compared; all of them have the same network",
         *_random(RANDOM, network, {}),
@@ -910,8 +921,12 @@ def estimate(plan: Plan) -> str:
 
 def _overrides(settings: Settings, *, explained: Container[str] = (), title: str = "") -> list[str]:
     """Return the lines of overrides, each after its reason unless it is explained elsewhere."""
-    lines = [f"    overrides:{title and f'  # {title}'}"]
+    return [f"    overrides:{title and f'  # {title}'}", *_lines(settings, "      ", explained)]
+
+
+def _lines(settings: Settings, indent: str, explained: Container[str] = ()) -> list[str]:
+    lines = []
     for key, (value, reason) in settings.items():
-        lines += [] if key in explained else [f"      # {reason}"]
-        lines.append(f"      {key}: {one_line(value)}")
+        lines += [] if key in explained else [f"{indent}# {reason}"]
+        lines.append(f"{indent}{key}: {one_line(value)}")
     return lines

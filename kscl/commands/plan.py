@@ -2,8 +2,8 @@
 
 A step is the method's encoder passes (one with a gradient costs three) and what it adds: in KSCL K
 passes of the keys, their transfer between GPUs, and the products with the dictionary. The fraction
-of a GPU's peak that a network reaches is calibrated on one measured epoch: the paper's at K = 1
-(16 minutes on 8 V100), or one of yours. A CPU is measured instead, on a few images.
+of a GPU's peak that a network reaches is calibrated on measured epochs: the paper's at K = 1 and
+K = 5 (16 and 37 minutes on 8 V100), or one of yours. A CPU is measured instead, on a few images.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ COSTS = Costs(
     probe=3.0,
     probe_fit=0.2,
 )
-NAMED = Network("test_resnet", {}, CPU_WEIGHTS)
+NAMED = Network("test_resnet", {}, CPU_WEIGHTS, ([0.5] * 3, [0.5] * 3))
 RESNET50 = Network("resnet50", {})
 
 
