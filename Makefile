@@ -27,13 +27,14 @@ setup:  ## make .venv with the pinned versions and Detectron2 (the other targets
 demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
 	$(KSCL) demo
 
-readme: setup  ## put the tables of the submissions into README and RESULTS, and a picture of the demo's page into the docs
+readme: setup  ## put the tables of the submissions into README and RESULTS, and a picture of the page into the docs
 	$(call short_table,demo,top-1$(comma)AP (a)$(comma)AP (b),README.md,shapes)
 	$(call short_table,cifar10_equal_time,top-1,RESULTS.md,summary_cifar10)
 	$(call short_table,demo,top-1$(comma)AP (a)$(comma)AP (b),RESULTS.md,summary_shapes)
 	$(call short_table,bccd,AP50$(comma)AP,RESULTS.md,summary_bccd)
-	$(SUITE)/demo.yaml
-	$(PY) -m tests.helpers.page.browser output/demo/leaderboard/leaderboard.html docs/leaderboard.png
+	$(KSCL) board results/demo.records.jsonl --no-stale-check --no-reported --output-dir output/tables \
+	    --title "Drawn shapes"
+	$(PY) -m tests.helpers.page.browser output/tables/leaderboard.html docs/leaderboard.png
 
 docs: setup  ## write docs/config.md and docs/suite.md from the declared keys, and build the site (output/site)
 	$(PY) -W ignore -m tests.helpers.config_reference

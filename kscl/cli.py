@@ -58,15 +58,15 @@ def add_flag(arguments: argparse._ActionsContainer, name: str, about: str) -> No
 
 def add_folders(arguments: argparse.ArgumentParser, name: str) -> None:
     """Add where records are read from, and whether they are compared with what is there now."""
-    about = "folders below which records are read, or files of submissions (default: output)"
+    about = "folders to search for records, or submission files (default: output)"
     arguments.add_argument(name, nargs="*", default=["output"], metavar="FOLDER", help=about)
-    about = "do not compare code, data and backbone files with what was recorded"
+    about = "do not compare code, data and backbone files with the records"
     add_flag(arguments, "--no-stale-check", about)
 
 
 def add_insert(arguments: argparse.ArgumentParser) -> None:
     """Add the option that puts a board into a document."""
-    about = "also put the board into FILE, between <!-- board NAME --> and its end mark"
+    about = "also write the board into FILE, between <!-- board NAME --> and its end mark"
     arguments.add_argument(INSERT_OPTION, nargs=2, metavar=("FILE", "NAME"), help=about)
 
 
@@ -76,7 +76,7 @@ def add_config_arguments(
     """Add the arguments of a tool that has a config, named as in Detectron2's train_net."""
     arguments.add_argument("--config-file", metavar="FILE", help="a YAML file; see configs/")
     add_import(arguments)
-    about = "print the resolved config, with comments, as YAML that can be fed back, and stop"
+    about = "print the resolved config as commented YAML, which --config-file accepts, and stop"
     add_flag(arguments, "--print-config", about)
     arguments.add_argument(
         "overrides",
@@ -88,7 +88,7 @@ def add_config_arguments(
 
 def add_import(arguments: argparse.ArgumentParser) -> None:
     """Add the option that brings parts of others."""
-    about = "import a module that registers parts of your own; see docs/extending.md"
+    about = "import a module that registers your own parts; see docs/extending.md"
     arguments.add_argument("--import", action=_Import, metavar="MODULE", help=about)
 
 
@@ -124,7 +124,7 @@ def add_run_arguments(arguments: argparse.ArgumentParser, resume_starts: bool = 
 
 def add_world_size_argument(arguments: argparse.ArgumentParser) -> None:
     """Add the option that lets a run resume on another number of processes."""
-    about = "resume on another number of processes than before; the record says so"
+    about = "resume on another number of processes; the record will say so"
     add_flag(arguments, WORLD_SIZE_OPTION, about)
 
 
@@ -139,7 +139,7 @@ def add_check_arguments(
         action="append",
         default=[],
         metavar="NAME",
-        help="with --check: leave out a path, or a key, whose file another command will make",
+        help="with --check: skip a path, or a key, whose file another command will make",
     )
 
 

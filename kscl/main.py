@@ -21,10 +21,18 @@ USAGE = """usage: kscl VERB [ARGUMENT ...]
 K-shot contrastive pretraining, and its transfer to Detectron2 detectors.
 {verbs}
 `kscl VERB --help` shows the options of a verb, with examples. `kscl --version` prints version and
-commit. Completion of verbs in bash: eval "$(kscl --completion)"
+commit. For completion of verbs and options in bash: eval "$(kscl --completion)". In zsh, first run
+autoload -U bashcompinit && bashcompinit
 """
 COMPLETION = """_kscl() {{
-  [ "$COMP_CWORD" -ne 1 ] || COMPREPLY=($(compgen -W "{verbs}" -- "$2"))
+  local verb="${{COMP_WORDS[1]}}" words=""
+  if [ "$verb" = visualize ] && [ "$COMP_CWORD" -gt 2 ]; then verb="$verb ${{COMP_WORDS[2]}}"; fi
+  case "$COMP_CWORD:$2" in
+    1:*) words="{verbs}" ;;
+    *:-*) words="$(kscl $verb --help 2>/dev/null | grep -oE -- '--[a-z][a-z-]+' | sort -u)" ;;
+    2:*) [ "$verb" != visualize ] || words="{drawn}" ;;
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$2"))
 }}
 complete -o default -F _kscl kscl
 """
@@ -45,20 +53,27 @@ GROUPS = {
             "run the whole chain on a drawn data set, down to the leaderboard",
             ("configs/suites/demo.yaml",),
         ),
-        "doctor": Verb("kscl.commands.doctor", "show what is installed, what is missing, the fix"),
+        "doctor": Verb(
+            "kscl.commands.doctor", "show what is installed, what is missing and how to fix it"
+        ),
         "install-detectron2": Verb("detection.install", "install Detectron2 into this Python"),
     },
     "Prepare data": {
-        "prepare": Verb("kscl.commands.prepare_data", "bring data into the layout of the configs"),
+        "prepare": Verb(
+            "kscl.commands.prepare_data",
+            "check and lay out data: your own, VOC, CIFAR-10 and others",
+        ),
         "shapes": Verb("kscl.commands.make_shapes", "draw the data set of textured shapes"),
-        "preflight": Verb("detection.commands.preflight", "check detection sets before a run"),
+        "preflight": Verb("detection.commands.preflight", "check detection data before a run"),
     },
     "Compare methods": {
-        "start": Verb("kscl.commands.start", "write a suite for your data and your minutes"),
+        "start": Verb("kscl.commands.start", "write a suite that fits your data and your time"),
         "run": Verb("kscl.commands.run_suite", "run or resume a suite, here or on SLURM"),
         "board": Verb("kscl.commands.leaderboard", "make the leaderboard from run records"),
         "compare": Verb("kscl.commands.compare", "print how rows of the board differ"),
-        "equal-time": Verb("kscl.commands.equal_time", "give all contenders the same time"),
+        "equal-time": Verb(
+            "kscl.commands.equal_time", "give all contenders of a suite the same training time"
+        ),
     },
     "Run one step": {
         "pretrain": Verb("kscl.commands.pretrain", "pretrain a backbone"),
@@ -71,18 +86,24 @@ GROUPS = {
         "score": Verb("detection.commands.score", "score saved detections again"),
     },
     "Use and look at results": {
-        "predict": Verb("detection.commands.predict", "find objects in photos with a detector"),
+        "predict": Verb(
+            "detection.commands.predict", "find objects in photos with a trained detector"
+        ),
         "export": Verb("kscl.commands.export", "export a backbone for use elsewhere"),
-        "visualize basis": Verb("kscl.commands.visualize_basis", "draw a picture's basis images"),
-        "visualize training": Verb("kscl.commands.visualize_training", "draw curves of runs"),
+        "visualize basis": Verb(
+            "kscl.commands.visualize_basis", "draw what the subspace of an image holds"
+        ),
+        "visualize training": Verb("kscl.commands.visualize_training", "draw training curves"),
         "visualize detections": Verb(
             "detection.commands.visualize_detections", "draw what a detector found, and its AP"
         ),
     },
     "Share results": {
-        "reproduce": Verb("kscl.commands.reproduce", "make a number again from its record"),
+        "reproduce": Verb("kscl.commands.reproduce", "rerun a result from its record and compare"),
         "submit": Verb("kscl.commands.submit", "pack records for a pull request"),
-        "check-submission": Verb("kscl.commands.check_submission", "check submissions"),
+        "check-submission": Verb(
+            "kscl.commands.check_submission", "check the submissions in results/"
+        ),
     },
     "Know the cost": {
         "plan": Verb("kscl.commands.plan", "estimate memory and time of a pretraining run"),
@@ -119,7 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if given == ["--completion"]:
         first = dict.fromkeys(name.split()[0] for name in VERBS)
-        print(COMPLETION.format(verbs=" ".join(first)), end="")
+        drawn = [name.split()[1] for name in VERBS if name.startswith("visualize ")]
+        print(COMPLETION.format(verbs=" ".join(first), drawn=" ".join(drawn)), end="")
         return 0
     length = 1 if given[0] in VERBS else 2
     name, rest = " ".join(given[:length]), given[length:]

@@ -194,7 +194,7 @@ class Verdict:
     metric: str
     old: float
     new: float
-    interval: tuple[float, float] | None  # 95 %, in which one more run is expected
+    interval: tuple[float, float] | None  # 95%, in which one more run is expected
     interval_is: str
 
     @property
@@ -215,7 +215,7 @@ class Verdict:
             return f"{said}. One seed has no interval, so nothing tells whether that is expected."
         low, high = self.interval
         where = "inside" if self.inside else "OUTSIDE"
-        return f"{said}: {where} the 95 % interval {low:.2f} to {high:.2f} ({self.interval_is})."
+        return f"{said}: {where} the 95% interval {low:.2f} to {high:.2f} ({self.interval_is})."
 
 
 def verdict(start: Origin, output_dir: Path) -> Verdict:

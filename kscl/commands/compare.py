@@ -19,7 +19,9 @@ EXAMPLES = """  kscl compare moco_v2 kscl
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    about = "a method; if it has several rows, as in kscl@2,K=5,40%%; or the key the page shows"
+    about = (
+        "a method, with settings if it has several rows (kscl@2,K=5,40%%), or the key on the page"
+    )
     parser.add_argument("rows", nargs="+", metavar="ROW", help=about)
     cli.add_folders(parser, "--folders")
     given = parser.parse_args(argv)

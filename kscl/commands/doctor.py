@@ -1,4 +1,4 @@
-"""Say what is installed here, what is missing and how to fix it."""
+"""Show what is installed here, what is missing and how to fix it."""
 
 from __future__ import annotations
 

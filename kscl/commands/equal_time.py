@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
     parser.add_argument(
-        "--reference", default="moco_v2", metavar="NAME", help="a contender (default: moco_v2)"
+        "--reference", default="moco_v2", metavar="NAME", help="contender (default: moco_v2)"
     )
-    about = "epochs of the reference (default: %(default)s)"
+    about = "epochs that the reference gets (default: %(default)s)"
     parser.add_argument("--epochs", type=float, default=30, metavar="N", help=about)
-    about = "measuring turns per contender (default: %(default)s)"
+    about = "measurements per contender (default: %(default)s)"
     parser.add_argument("--turns", type=int, default=8, metavar="N", help=about)
     cli.add_flag(parser, "--dry-run", "change no file")
     arguments = parser.parse_args(argv)

@@ -147,14 +147,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--formats", default=",".join(FORMATS), help="some of %(default)s (default: all)"
     )
-    parser.add_argument("--title", default=TITLE, help="default: %(default)s")
-    cli.add_flag(parser, "--no-reported", "leave out published rows")
+    parser.add_argument("--title", default=TITLE, help="title of the page (default: %(default)s)")
+    cli.add_flag(parser, "--no-reported", "leave out published numbers")
     parser.add_argument(
         "--baseline",
         metavar="ROW",
         action="append",
         default=[],
-        help="also show how every row differs from this one: a method or, if it has several rows, "
+        help="compare every row with this one: a method, or if it has several rows, its settings "
         "as in kscl@2,K=5,40%%; may be repeated",
     )
     cli.add_import(parser)

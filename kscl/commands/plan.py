@@ -1,9 +1,10 @@
 """Estimate parameters, operations, memory and time of a pretraining run before it starts.
 
-A step is the method's encoder passes (one with a gradient costs three) and what it adds: in KSCL K
-passes of the keys, their transfer between GPUs, and the products with the dictionary. The fraction
-of a GPU's peak that a network reaches is calibrated on measured epochs: the paper's at K = 1 and
-K = 5 (16 and 37 minutes on 8 V100), or one of yours. A CPU is measured instead, on a few images.
+The cost of a step is that of the encoder passes (a pass with gradients counts three times) and of
+what the method adds: for KSCL, K passes of the keys, their transfer between GPUs and the products
+with the dictionary. The share of a GPU's peak that a network reaches is calibrated on measured
+epochs: the paper's at K = 1 and K = 5 (16 and 37 minutes on 8 V100s), or one of yours. A CPU is
+measured instead, on a few images.
 """
 
 from __future__ import annotations

@@ -66,29 +66,35 @@ def _parser() -> argparse.ArgumentParser:
     _add_own(kinds.add_parser("own", help="your own images", allow_abbrev=False))
     for name in ("voc", "imagenet", "cifar10", "stl10"):
         kind = kinds.add_parser(name, help=f"the public set {name}", allow_abbrev=False)
-        about = "where the data is, or will be"
+        about = "folder of the data, present or to be made"
         kind.add_argument("--root", type=Path, required=True, help=about)
         if name == "imagenet":
             kind.add_argument("--num-classes", type=int, default=1000, help=argparse.SUPPRESS)
             continue
-        about = "where downloads are kept, or a copy of CIFAR-10 lies (default: --root)"
+        about = "folder of downloads, or of a copy of CIFAR-10 (default: --root)"
         kind.add_argument("--archives", type=Path, help=about)
         if name == "voc":
-            kind.add_argument("--mirror", help="an address with the same files, instead of VOC's")
+            kind.add_argument("--mirror", help="address to download the same files from")
     return parser
 
 
 def _add_own(own: argparse.ArgumentParser) -> None:
     add = own.add_argument
-    add("--images", type=Path, required=True, metavar="DIR", help="your images, however nested")
+    add(
+        "--images",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="your images, in any folder structure",
+    )
     formats = ", ".join(each.files for each in ANNOTATION_FORMATS.values())
     about = f"one of: {formats}; without it, the images must be in class folders"
     add("--annotations", type=Path, metavar="DIR", help=about)
     add("--output-dir", type=Path, required=True, metavar="DIR", help="the folder to write")
     about = "percent to train on and to test on (%(default)s)"
     add("--split", default="75/25", metavar="A/B", help=about)
-    add("--seed", type=int, default=0, help="of the split (%(default)s)")
-    about = "of the annotations, if there are several"
+    add("--seed", type=int, default=0, help="seed of the split (%(default)s)")
+    about = "format of the annotations, if several fit"
     add("--format", choices=ANNOTATION_FORMATS, default="", help=about)
     about = "the classes in order, where labels are numbers (YOLO) and no file lists them"
     add("--classes", nargs="+", default=[], metavar="NAME", help=about)

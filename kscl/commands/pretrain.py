@@ -27,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="MODULE:CLASS",
-        help="an iopath handler for remote tar shards of another scheme than http(s)",
+        help="iopath handler for remote tar shards of a scheme other than http(s)",
     )
     cli.add_check_arguments(arguments, "config, data, weights and disk")
-    about = "with --check: measure a few steps and add the seconds that the run may take"
+    about = "with --check: measure a few steps and add an estimate of the seconds"
     cli.add_flag(arguments, "--estimate", about)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)

@@ -1,9 +1,9 @@
-"""Make a number again from its record, and tell whether it is what another run would give.
+"""Rerun a result from its record, and report whether the new number agrees.
 
-A suite file and its configs are written from the record and from that of its pretraining; data,
-code, versions and machine are compared with what was recorded; the suite is run; and the new
-number is compared with the old ones: it should be the same, or lie inside the 95 % interval in
-which one more run is expected, by the spread over seeds. Exit code 1 if it lies outside.
+The command writes a suite and its configs from the record and from its pretraining's record,
+compares data, code, versions and machine with what was recorded, and runs the suite. The new number
+should be equal, or lie in the 95% interval in which one more run is expected given the spread over
+seeds. Otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from kscl.errors import KsclError
 from kscl.main import python_words
 
 EXAMPLES = """  kscl reproduce output/demo/kscl/seed0/linear-1a2b3c4d/record.json
-  kscl reproduce results/demo/linear-0123456789abcdef.record.json --dry-run
-  kscl reproduce results/x/knn-0123456789abcdef.record.json --set knn.DATA.TRAIN=photos
+  kscl reproduce results/demo.records.jsonl:3 --dry-run
+  kscl reproduce results/x.records.jsonl:7 --set knn.DATA.TRAIN=photos
 """
 
 
@@ -36,13 +36,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("record", type=Path, metavar="RECORD", help="the record of an evaluation")
-    about = "folder with the record of its pretraining (default: searched above RECORD)"
+    about = "folder with the record of its pretraining (default: found above RECORD)"
     parser.add_argument("--records", type=Path, metavar="FOLDER", help=about)
     about, metavar = "a setting, such as where data is here; may be repeated", "KIND.KEY=VALUE"
     parser.add_argument("--set", action="append", default=[], metavar=metavar, help=about)
     about = "folder for suite, configs and runs (default: output/reproduce/ID)"
     parser.add_argument("--output-dir", type=Path, help=about)
-    about = "processes of every stage (default: as many as there were)"
+    about = "processes per stage (default: as recorded)"
     parser.add_argument("--num-gpus", type=int, metavar="N", help=about)
     cli.add_import(parser)
     cli.add_flag(parser, "--dry-run", "write the suite and say what differs, and stop")

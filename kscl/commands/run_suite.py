@@ -1,7 +1,7 @@
 """Run a suite: pretraining, probes, conversion, detection and the leaderboard, from one file.
 
-What is finished is not run again, what changed is, and what fails does not stop the others. A suite
-that was stopped at any point is resumed by the same command.
+Finished stages are kept, changed ones run again, and a failure stops only what depends on it. After
+an interruption, the same command resumes.
 """
 
 from __future__ import annotations
@@ -68,22 +68,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("suite", metavar="FILE", help="a suite; see configs/suites/")
-    about = "run these contenders alone; the leaderboard also shows what others have finished"
+    about = "run only these contenders; the leaderboard still shows finished results of the others"
     parser.add_argument("--only", nargs="+", metavar="CONTENDER", help=about)
-    about = "show what is done, runs and is left, and how long it may take; with --slurm, scripts"
+    about = (
+        "show what is done, running and left, and the time it may take; with --slurm, the scripts"
+    )
     cli.add_flag(parser, "--dry-run", about)
-    about = "print the commands of all stages, in order, for a scheduler of your own"
+    about = "print the commands of all stages, in order, for another scheduler"
     cli.add_flag(parser, "--print-commands", about)
-    about = "of --print-commands: a list, or a shell script with dependencies"
+    about = "format of --print-commands: a list, or a shell script with dependencies"
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help=about)
     about = "stages to run at the same time (default: the suite's)"
     parser.add_argument("--jobs", type=int, metavar="N", help=about)
-    about = "run seeds 0 to N - 1 instead of the suite's; what is finished is kept"
+    about = "run seeds 0 to N - 1 instead of the suite's; finished ones are kept"
     parser.add_argument("--num-seeds", type=int, metavar="N", help=about)
-    about = "start without checking config, data and network of every stage first"
+    about = "start without first checking the config, data and network of every stage"
     cli.add_flag(parser, "--skip-check", about)
     cli.add_insert(parser)
-    about = "submit every stage that is missing as a job of its own; see configs/slurm/"
+    about = "submit every missing stage as a SLURM job; see configs/slurm/"
     parser.add_argument("--slurm", metavar="PROFILE", help=about)
     cli.add_flag(parser, "--status", "show the stages of a suite that SLURM runs")
     cli.add_flag(parser, "--cancel", "cancel the jobs of a suite that SLURM runs")

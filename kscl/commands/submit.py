@@ -1,7 +1,7 @@
 """Pack records into one file under results/ for a pull request.
 
-Absolute paths and the names of user and host are taken out. What kscl check-submission would
-refuse is refused here, and then nothing is written.
+Absolute paths, user names and host names are removed. Nothing is written if kscl check-submission
+would refuse the records.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ EXAMPLES = """  kscl submit output/cifar10 --name kscl_cifar10_2cores
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
-    about = "record files, or folders below which all records are taken"
+    about = "record files, or folders to search for records"
     parser.add_argument("records", nargs="+", metavar="RECORDS", help=about)
     parser.add_argument("--name", required=True, help="the name of the submission")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder of submissions (default: %(default)s)"
     )
-    about = "add protocols that no submission was made under before to protocols.json"
+    about = "add protocols that are new here to protocols.json"
     cli.add_flag(parser, "--new-protocol", about)
     given = parser.parse_args(argv)
     path = submit(given.records, given.name, given.results, new_protocols=given.new_protocol)

@@ -1,4 +1,4 @@
-"""Draw the basis images of one picture's views."""
+"""Draw what the subspace of an image holds: its views, the basis images and their weights."""
 
 from __future__ import annotations
 
@@ -31,9 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     cli.add_flag(weights, "--random-weights", "use an untrained encoder")
     parser.add_argument("--image", type=Path, required=True, metavar="FILE", help="the image")
-    parser.add_argument("--num-shots", type=int, metavar="K", help="views (default: of the config)")
-    parser.add_argument("--rho", type=float, help="mass to keep (default: of the config)")
-    parser.add_argument("--seed", type=int, default=0, help="of the views (default: %(default)s)")
+    parser.add_argument(
+        "--num-shots", type=int, metavar="K", help="number of views (default: the config's)"
+    )
+    parser.add_argument("--rho", type=float, help="eigenvalue mass to keep (default: the config's)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the views (default: %(default)s)"
+    )
     parser.add_argument(
         "--output",
         type=cli.picture_path,

@@ -1,4 +1,4 @@
-"""Draw curves of training runs side by side: what a subspace holds, and the loss."""
+"""Draw training curves of several runs in one figure: eigenvalues, rank kept, loss and others."""
 
 from __future__ import annotations
 
@@ -68,12 +68,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="FOLDER", help="output folders of kscl pretrain"
     )
-    parser.add_argument("--names", nargs="+", help="names of the runs (default: their folders)")
     parser.add_argument(
-        "--figures", nargs="+", choices=LABELS, default=DEFAULT, help="(default: %(default)s)"
+        "--names", nargs="+", help="names of the runs (default: their folders' names)"
     )
     parser.add_argument(
-        "--output", type=cli.picture_path, default=Path("training.png"), help="png, svg or pdf"
+        "--figures",
+        nargs="+",
+        choices=LABELS,
+        default=DEFAULT,
+        metavar="NAME",
+        help=f"curves to draw: some of {', '.join(LABELS)} (default: {', '.join(DEFAULT)})",
+    )
+    parser.add_argument(
+        "--output",
+        type=cli.picture_path,
+        default=Path("training.png"),
+        help="file to write: png, svg or pdf",
     )
     given = parser.parse_args(argv)
     names = given.names or [str(run) for run in given.runs]

@@ -95,11 +95,22 @@ def test_a_verb_of_several_lists_them(capsys):
     assert "pretrain " not in text
 
 
-def test_bash_completes_the_verb_only():
-    set_up = f'eval "$({sys.executable} -m kscl --completion)"'
-    for place, completed in ((1, "visualize"), (2, "")):
-        asked = f'COMP_CWORD={place}; _kscl kscl vis; echo "${{COMPREPLY[@]}}"'
-        assert run("bash", "-c", f"{set_up}; {asked}").stdout.strip() == completed
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [
+        ("kscl vis", "visualize"),
+        ("kscl visualize tr", "training"),
+        ("kscl board --fig", "--figure"),
+        ("kscl visualize basis --rand", "--random-weights"),
+        ("kscl board res", ""),  # then bash completes files
+    ],
+)
+def test_bash_completes_verbs_and_options(line, completed):
+    kscl = f"{sys.executable} -m kscl"
+    program = f'''kscl() {{ {kscl} "$@"; }}; eval "$(kscl --completion)"
+    COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+    _kscl kscl "${{COMP_WORDS[-1]}}"; echo "${{COMPREPLY[@]}}"'''
+    assert run("bash", "-c", program).stdout.strip() == completed
 
 
 def test_without_a_bare_help_the_package_registers_its_head():
