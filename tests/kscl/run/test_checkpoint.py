@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import pickle
-import resource
 import shutil
 
 import pytest
@@ -21,6 +19,7 @@ from kscl.run.checkpoint import (
     save_checkpoint,
     step_of,
 )
+from tests.helpers.faults.full_disk import small_files
 from tests.helpers.runs import same_bits
 
 
@@ -125,26 +124,12 @@ def test_a_disk_with_too_little_room_is_reported_before_writing(tmp_path, monkey
     assert list(tmp_path.iterdir()) == [first]
 
 
-def _save_with_little_room(folder, results):
-    """A limit on the size of files stands in for a disk that fills up while we write."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-    try:
-        save_checkpoint(folder, 2, content(2, numbers=1_000_000), 1)
-    except CheckpointError as error:
-        results.put(str(error))
-
-
 def test_a_disk_that_fills_up_while_writing_leaves_the_earlier_checkpoint(tmp_path):
     (first,) = save_steps(tmp_path, 1)
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-    child = context.Process(target=_save_with_little_room, args=(tmp_path, results))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    message = results.get()
-    assert "too full for a checkpoint of 4.8" in message
-    assert f"the one before it is intact: {first}" in message
+    with small_files(100_000), pytest.raises(CheckpointError) as error:
+        save_checkpoint(tmp_path, 2, content(2, numbers=1_000_000), 1)
+    assert "too full for a checkpoint of 4.8" in str(error.value)
+    assert f"the one before it is intact: {first}" in str(error.value)
     assert list(tmp_path.iterdir()) == [first]
     assert load_newest(tmp_path) is not None
 
