@@ -32,6 +32,7 @@ class _Trainee:
     """A contender that is trained for a few steps."""
 
     name: str
+    images: int
     state: TrainState
     batches: Iterator[Batch]
     seconds: list[float]  # per step, of each turn
@@ -49,10 +50,10 @@ class _Trainee:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What a step of each contender takes, and the steps of an epoch."""
+    """What a step of each contender takes, and its steps of an epoch."""
 
     milliseconds: dict[str, float]
-    per_epoch: int
+    per_epoch: dict[str, int]
 
     def equal_steps(self, reference: str, epochs: float) -> dict[str, int]:
         """Return the steps that take as long as so many epochs of the reference."""
@@ -61,7 +62,7 @@ class StepTimes:
                 f"There is no pretraining '{reference}' to compare with: choose one of "
                 f"{', '.join(self.milliseconds)}."
             )
-        budget = epochs * self.per_epoch * self.milliseconds[reference]
+        budget = epochs * self.per_epoch[reference] * self.milliseconds[reference]
         return {name: max(1, round(budget / ms)) for name, ms in self.milliseconds.items()}
 
 
@@ -77,14 +78,14 @@ def measure_steps(suite: Suite, turns: int) -> StepTimes:
     for _ in range(turns):
         for trainee in trainees:
             trainee.seconds.append(trainee.take(PER_TURN))
-    lengths = {trainee.state.steps_per_epoch for trainee in trainees}
-    if len(lengths) != 1:
+    counts = {trainee.images for trainee in trainees}
+    if len(counts) != 1:
         raise KsclError(
-            "Equal time needs equal data: the contenders have epochs of "
-            f"{', '.join(map(str, sorted(lengths)))} steps. Give all the same images and batch."
+            "Equal time needs equal data: the contenders have sets of "
+            f"{', '.join(map(str, sorted(counts)))} images. Give all the same (DATA.TRAIN)."
         )
     times = {each.name: 1000 * statistics.median(each.seconds) for each in trainees}
-    return StepTimes(times, lengths.pop())
+    return StepTimes(times, {each.name: each.state.steps_per_epoch for each in trainees})
 
 
 def _trainee(suite: Suite, contender: Contender, turns: int) -> _Trainee:
@@ -99,7 +100,7 @@ def _trainee(suite: Suite, contender: Contender, turns: int) -> _Trainee:
         loader.dataset.read_picture(0, index)
         if not loader.dataset.kept.pictures:
             break
-    return _Trainee(contender.name, state, iter(loader), [])
+    return _Trainee(contender.name, len(source), state, iter(loader), [])
 
 
 def refuse_own_steps(path: Path) -> None:

@@ -160,21 +160,26 @@ class TestKscl:
         torch.testing.assert_close(loss, expected)
         torch.testing.assert_close(gradients(learner, loss), gradients(learner, expected))
 
-    def test_symmetric_loss_counts_the_subspaces_it_says(self) -> None:
-        learner = make("minibatch", num_shots=2, rho=1.0, symmetric=True, **END_TO_END)
+    @pytest.mark.parametrize("similarity", ["projection", "mean_cosine"])
+    def test_symmetric_loss_counts_the_targets_it_says(self, similarity: str) -> None:
+        settings = {"similarity": similarity, "symmetric": True, **END_TO_END}
+        learner = make("minibatch", num_shots=2, rho=1.0, **settings)
         views = views_of(3, 2, spread=2.0)
         every = torch.stack([learner.encoder(view) for view in views.unbind(1)], 1)
         total = torch.zeros(())
+
+        def compare(query: Tensor, j: int, s: int) -> Tensor:
+            others = torch.stack([every[j, r] for r in range(3) if r != s])
+            if similarity == "mean_cosine":
+                return F.normalize(others.mean(0), dim=0) @ query
+            return (kept_vectors(others, 1.0) @ query).norm()
+
         for i in range(3):
             for t in range(3):
-
-                def others(j: int, s: int) -> Tensor:
-                    return kept_vectors(torch.stack([every[j, r] for r in range(3) if r != s]), 1.0)
-
-                own = others(i, t)
-                rest = [others(j, s) for j in range(3) if j != i for s in range(3)]
+                query = every[i, t]
+                rest = [compare(query, j, s) for j in range(3) if j != i for s in range(3)]
                 assert len(rest) == 6
-                lengths = torch.stack([(w @ every[i, t]).norm() for w in (own, *rest)])
+                lengths = torch.stack([compare(query, i, t), *rest])
                 total = total - (lengths / TAU).log_softmax(0)[0] / 9
         loss = run(learner, views)["loss"]
         torch.testing.assert_close(loss, total)

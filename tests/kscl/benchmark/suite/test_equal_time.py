@@ -48,7 +48,7 @@ def max_steps(file: Path) -> dict[str, int | None]:
 
 
 def test_steps_take_as_long_as_the_epochs_of_the_reference() -> None:
-    times = StepTimes({"moco": 20.0, "kscl": 50.0}, per_epoch=31)
+    times = StepTimes({"moco": 20.0, "kscl": 50.0}, per_epoch={"moco": 31, "kscl": 62})
     assert times.equal_steps("moco", 30) == {"moco": 930, "kscl": 372}
     with pytest.raises(KsclError, match="simclr"):
         times.equal_steps("simclr", 30)
@@ -56,7 +56,7 @@ def test_steps_take_as_long_as_the_epochs_of_the_reference() -> None:
 
 def test_steps_are_kept_in_the_suite_file_and_measured_anew(suite: Path) -> None:
     before = suite.read_text()
-    times = StepTimes({"moco_v2": 20.0, "more": 50.0}, per_epoch=2)
+    times = StepTimes({"moco_v2": 20.0, "more": 50.0}, per_epoch={"moco_v2": 2, "more": 2})
     for counts in ({"moco_v2": 930, "more": 372}, {"moco_v2": 62, "more": 25}):
         write_steps(suite, times, counts)
         assert max_steps(suite) == {**counts, "random": None}
@@ -163,7 +163,7 @@ def test_contenders_on_different_data_have_no_equal_time(suite: Path, tmp_path: 
         "METHOD.NUM_SHOTS: 6,", f"METHOD.NUM_SHOTS: 1, DATA.TRAIN: {tmp_path}/others,"
     )
     suite.write_text(text)
-    with pytest.raises(KsclError, match="2, 4 steps"):
+    with pytest.raises(KsclError, match="32, 64 images"):
         measure_steps(read_suite(suite), turns=1)
 
 
