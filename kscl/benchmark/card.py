@@ -74,7 +74,7 @@ def _check(loaded: Loaded, folder: str) -> None:
     with torch.no_grad():
         same = torch.equal(network(images), loaded.backbone(images))
     if not same:
-        raise KsclError("timm reads another network from the folder, so it was not written.")
+        raise KsclError("timm loads a different network from the folder, so nothing was written.")
 
 
 def _row(loaded: Loaded, records: Sequence[str]) -> Row:
@@ -85,7 +85,7 @@ def _row(loaded: Loaded, records: Sequence[str]) -> Row:
             if sha and sha in (made_backbone(file.record), file.record.inputs.get("backbone")):
                 return row
     raise KsclError(
-        f"{', '.join(records)}: No record there is of this backbone ({str(sha)[:16]}). Name the "
+        f"{', '.join(records)}: No record evaluates this backbone ({str(sha)[:16]}). Name the "
         "folder of its evaluations, or leave --records out for a card without results."
     )
 

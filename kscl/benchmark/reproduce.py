@@ -54,7 +54,9 @@ def origin(path: Path, folder: Path | None = None) -> Origin:
     """Find what a record was made from, in `folder` or in those above the record."""
     record = read_record(path)
     if record.kind == PRETRAIN:
-        raise KsclError(f"{path}: Name an evaluation's record; its pretraining is found by it.")
+        raise KsclError(
+            f"{path}: Give the record of an evaluation; the pretraining is found from it."
+        )
     if is_random(record):
         return Origin(record, path, None, folder or path.resolve().parent)
     wanted = record.inputs.get("backbone")

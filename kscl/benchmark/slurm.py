@@ -146,9 +146,10 @@ class Profile:
         most = int(last) if last.isdecimal() else (1 if asked.gres else asked.gpus_per_node)
         if rest or (most and each > most):
             raise KsclError(
-                f"{stage.name} has {stage.num_gpus} processes (num_gpus of the suite), which the "
-                f"profile's {asked.nodes} machines of {most or 'any number of'} GPUs (nodes, "
-                f"gpus_per_node) for the kind {stage.kind} cannot share evenly. Change one of them."
+                f"{stage.name} has {stage.num_gpus} processes (num_gpus of the suite), which "
+                f"cannot be split evenly over the profile's {asked.nodes} machines of "
+                f"{most or 'any number of'} GPUs (nodes, gpus_per_node) for the kind {stage.kind}. "
+                "Change one of them."
             )
         if asked.gres:
             return replace(asked, gres=f"{gres if last.isdecimal() else asked.gres}:{each}")
@@ -308,7 +309,7 @@ def _call(*command: str) -> str:
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError as error:
         raise KsclError(
-            f"{command[0]} is not installed here, so there is no SLURM to ask. Use a machine that "
+            f"{command[0]} is not installed here, so SLURM cannot be reached. Use a machine that "
             "submits jobs, or leave --slurm out."
         ) from error
     if done.returncode:

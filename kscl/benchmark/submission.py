@@ -75,8 +75,8 @@ def submit(paths: Sequence[str], name: str, results: Path, *, new_protocols: boo
     if unknown and not new_protocols:
         named = ", ".join(f"{needed[hash_]['id']} {hash_}" for hash_ in unknown)
         raise KsclError(
-            f"No submission was made before under {named}. If these settings and data are what you "
-            f"mean, write --new-protocol, which adds them to {results / PROTOCOLS_FILE}."
+            f"There is no submission under {named} yet. If these settings and data are intended, "
+            f"add --new-protocol, which adds them to {results / PROTOCOLS_FILE}."
         )
     known = dict(sorted((known | needed).items()))
     others = submissions(results) if results.is_dir() else []

@@ -108,8 +108,8 @@ def refuse_own_steps(path: Path) -> None:
     text = path.read_text(encoding="utf-8").partition(MARK)[0]
     if re.search("^steps *:", text, re.MULTILINE):
         raise KsclError(
-            f"{path} has steps of its own, which measured ones would contradict. Remove them, or "
-            "look at measured ones with --dry-run."
+            f"{path} already has `steps`. Remove them to measure again, or see new ones with "
+            "--dry-run."
         )
 
 

@@ -65,8 +65,8 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
         if not path.is_file():
             raise KsclError(f"{path}: A note about a stage must be a regular file. Delete it.")
         log.warning(
-            "%s: The note about a finished stage is damaged (%s). A stage of this suite is run "
-            "again; otherwise delete the file.",
+            "%s: The note about a finished stage is damaged (%s). If the stage is of this suite, "
+            "it is run again; otherwise delete the file.",
             *(path, reason),
         )
     states = []
@@ -87,8 +87,8 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
             and any(state_dir.glob(f"{_base_name(stage)}-????????.json"))
         ):
             log.warning(
-                "%s is run again: its settings, data or weights have changed since, or its result "
-                "or that of a stage before it is gone.",
+                "%s is run again: its settings, data or weights have changed, or its result or "
+                "that of an earlier stage is gone.",
                 stage.name,
             )
         states.append(

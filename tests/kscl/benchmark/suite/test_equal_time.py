@@ -146,7 +146,7 @@ def test_steps_written_by_hand_are_not_written_twice(
     suite.write_text(f"{suite.read_text()}steps: {{moco_v2: 5}}\n")
     before = suite.read_text()
     assert main([str(suite)]) == 2
-    assert "steps of its own" in capsys.readouterr().err
+    assert "`steps`" in capsys.readouterr().err
     assert suite.read_text() == before
 
 
