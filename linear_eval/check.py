@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -17,7 +19,18 @@ from kscl.data.bad_images import find_unreadable
 from kscl.data.formats import DECODED_SAMPLE
 from kscl.data.open import open_source, open_voc_split
 from kscl.data.source import equal_files
+from kscl.engine.cost import (
+    IMAGENET_IMAGES,
+    IMAGENET_VAL,
+    Gpu,
+    Needs,
+    costs_of,
+    forward_seconds,
+    largest_output,
+)
 from kscl.errors import KsclError
+from kscl.methods.encoder import build_backbone, feature_dim
+from kscl.methods.keys import FLOAT_BYTES
 from kscl.runtime.logs import LOGGER
 from linear_eval.backbone import load
 from linear_eval.images import LabeledImages
@@ -48,6 +61,27 @@ def find_problems(cfg: CfgNode, later: Sequence[str], allow_overlap: bool) -> It
             load(cfg)
         except KsclError as error:
             yield Problem("weights", WEIGHTS_KEY, str(error), "")
+
+
+def probe_needs(cfg: CfgNode, gpu: Gpu, count: int, arch: str, kwargs: Mapping[str, Any]) -> Needs:
+    """Return what a probe takes on these GPUs; images that are not there are ImageNet's."""
+    probe, network = probe_of(cfg), build_backbone(arch, kwargs)
+    try:
+        sizes = {role: len(images) for role, images in probe.open_data().items()}
+        val = sum(size for role, size in sizes.items() if role.endswith(("val", "test")))
+        train = sum(sizes.values()) - val
+    except KsclError:
+        train, val = IMAGENET_IMAGES, IMAGENET_VAL
+    seen, stored = probe.seen_and_stored(train, val)
+    costs, batch = costs_of(network, cfg.INPUT.SIZE), math.ceil(cfg.SOLVER.BATCH_SIZE / count)
+    hours = forward_seconds(seen, costs, gpu, count, probe.trains_backbone) / 3600
+    weights = costs.parameters * FLOAT_BYTES
+    if probe.trains_backbone:  # with gradients and momentum
+        memory = 3 * weights + batch * costs.activation_bytes
+    else:  # a layer's input and output
+        memory = weights + batch * 2 * largest_output(network, cfg.INPUT.SIZE)
+    disk = stored * feature_dim(network, cfg.INPUT.SIZE) * FLOAT_BYTES
+    return Needs(hours, memory / 2**30, disk / 1e9)
 
 
 def _unreadable(images: LabeledImages, most: int) -> Iterator[Problem]:

@@ -84,6 +84,7 @@ class Probe(Task):
 
     takes_subset: ClassVar[bool] = True  # DATA.SUBSET and the like choose its training images
     data_keys: ClassVar[str] = "DATA.TRAIN and DATA.VAL"
+    trains_backbone: ClassVar[bool] = False
     view: ClassVar[str] = CENTER  # the view of val
     voc_lists: ClassVar[str] = "Main"  # the folder of ImageSets/ with the splits
     resumes_without_checkpoint = True  # most of its state is cached features
@@ -165,6 +166,11 @@ class Probe(Task):
         self.features = {"train": self.extract(self.data["train"], self.train_views()), "val": val}
         self.run.on_first_rank(self.fit)
         yield from ()
+
+    def seen_and_stored(self, train: int, val: int) -> tuple[int, int]:
+        """Return how many images the backbone sees, and of how many features are stored."""
+        views = len(self.train_views()) * train + val
+        return views, views
 
     def train_views(self) -> list[str]:
         """Return the views of train whose features are needed."""

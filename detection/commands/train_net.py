@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from detection.errors import DetectionError
 from detection.install import require_detectron2
@@ -20,6 +20,8 @@ from kscl.data.annotations import Problem
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
+
+    from kscl.engine.cost import Gpu, Needs
 
 STARTED_BY_TORCHRUN = ("--num-gpus", "--num-machines", "--machine-rank", "--dist-url")
 EXAMPLES = """  kscl train-net --config-file output/converted/config.yaml --num-gpus 8 \\
@@ -156,6 +158,22 @@ def check(
 
     cfg, _, _ = _adapted(config, overrides, num_gpus, eval_only)
     return check_trials(cfg, later)
+
+
+def needs(
+    config: str | None,
+    overrides: Sequence[str],
+    gpu: Gpu,
+    count: int,
+    arch: str,
+    kwargs: Mapping[str, Any],
+) -> Needs:
+    """Return what one trial takes on these GPUs."""
+    require_detectron2()
+    from detection.config import load_detection_config
+    from detection.train.trials import trial_needs
+
+    return trial_needs(load_detection_config(config, overrides), gpu, count, arch, kwargs)
 
 
 def _adapted(

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ import torch
 from detectron2.config import CfgNode
 from detectron2.engine import DefaultTrainer
 
+from detection.backbones import C4
 from detection.config import GRID_KEY, NORM_KEYS, WEIGHTS_KEY
 from detection.convert.certificate import verify_start
 from detection.data.preflight import Part
@@ -30,6 +31,7 @@ from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
 from detection.train.detect import run_trial, score_detector
 from detection.train.detector import (
+    CHECKPOINTS,
     build_on_meta,
     check_room_for,
     find_detector,
@@ -38,10 +40,14 @@ from detection.train.detector import (
     refuse_run_folder,
 )
 from detection.train.optimizer import build_optimizer
+from detection.train.protocol import schedule
 from kscl.cli import is_later
 from kscl.config import CONFIG_FILE, value_at
 from kscl.data.annotations import AnnotatedImage, Problem
+from kscl.engine.cost import GPUS, Gpu, Needs, costs_of
 from kscl.errors import KsclError
+from kscl.methods.encoder import build_backbone
+from kscl.methods.keys import FLOAT_BYTES
 from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.records.spread import mean_and_std
@@ -56,6 +62,16 @@ SEARCH_FOLDER = "lr_search"
 TRIAL = "-lr-trial"  # what the protocol's name ends in while one learning rate is tried
 HELD_OUT = 5  # one of so many training images is held out to choose on
 METRIC = "AP"
+# Seconds of an iteration of 16 images and of a test image on 8 V100, and GB of each: Detectron2's
+# MODEL_ZOO.md for ResNet-50, 1x.
+PUBLISHED = {
+    "C4": (0.551, 0.102, 4.8),
+    "FPN": (0.210, 0.038, 3.0),
+    "mask": (0.261, 0.043, 3.4),
+    "RetinaNet": (0.200, 0.055, 3.9),
+}
+TEST_IMAGES = 5000  # about as many as VOC and COCO test on
+COMPARED_SIZE = 224  # pixels at which networks' operations are compared
 MASK_HEADLINE = tuple(f"{MASK_PREFIX}{name}" for name in HEADLINE)
 
 
@@ -147,6 +163,26 @@ def check_trials(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
         with checking("disk", "OUTPUT_DIR"):
             check_room_for(cfg, model)
     return problems
+
+
+def trial_needs(cfg: CfgNode, gpu: Gpu, count: int, arch: str, kwargs: Mapping[str, Any]) -> Needs:
+    """Return what one trial takes, by the published times of ResNet-50 in Detectron2's zoo.
+
+    Time and memory are in proportion to the network's operations, the pixels and the batch.
+    """
+    kind = "C4" if cfg.MODEL.BACKBONE.NAME == C4 else "mask" if cfg.MODEL.MASK_ON else "FPN"
+    kind = "RetinaNet" if cfg.MODEL.META_ARCHITECTURE == "RetinaNet" else kind
+    iteration, inference, gigabytes = PUBLISHED[kind]
+    resnet50 = costs_of(build_backbone("resnet50"), COMPARED_SIZE).forward_flops
+    size = costs_of(build_backbone(arch, kwargs), COMPARED_SIZE).forward_flops / resnet50
+    size *= (cfg.INPUT.MIN_SIZE_TEST / 800) ** 2
+    batch = cfg.SOLVER.IMS_PER_BATCH / 16
+    speed = count / 8 * gpu.teraflops / GPUS["V100"].teraflops
+    seconds = schedule(cfg).MAX_ITER * iteration * batch + TEST_IMAGES * inference / 8
+    detector = FLOAT_BYTES * sum(it.numel() for it in build_on_meta(cfg).parameters())
+    memory = 1e9 * gigabytes * size * batch * 8 / count
+    disk = (2 * CHECKPOINTS + 1) * detector  # checkpoints hold the momentum too
+    return Needs(seconds * size / speed / 3600, memory / 2**30, disk / 1e9)
 
 
 def run_trials(

@@ -1,4 +1,4 @@
-"""Estimate parameters, operations, memory and time of a pretraining run before it starts.
+"""Estimate what a pretraining, or every stage of a suite, takes before it starts.
 
 The cost of a step is that of the encoder passes (a pass with gradients counts three times) and of
 what the method adds: for KSCL, K passes of the keys, their transfer between GPUs and the products
@@ -43,6 +43,7 @@ CPU = "cpu"
 EXAMPLES = """  kscl plan --config-file configs/pretrain/kscl_k5_rho40_r50_200ep.yaml \\
       --gpu V100 --num-gpus 8
   kscl plan --gpu A100 --num-gpus 4 --images 100000 METHOD.NUM_SHOTS 3 SOLVER.AMP bf16
+  kscl plan --suite configs/suites/paper.yaml --gpu V100 --num-gpus 8
 """
 
 
@@ -63,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="M",
         help="time of an epoch of this config on these GPUs, to calibrate on",
     )
+    about = "print the hours, memory and disk of a suite's pretrainings, probes and detectors"
+    arguments.add_argument("--suite", metavar="FILE", help=about)
     cli.add_config_arguments(arguments)
     given = arguments.parse_args(argv)
 
@@ -70,6 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from kscl.data.open import open_source
 
+    if given.suite:
+        from kscl.benchmark.suite.needs import needs_table
+        from kscl.benchmark.suite.spec import read_suite
+
+        name = given.gpu or PAPER_GPU
+        _check_gpus(name, given.num_gpus)
+        print(f"On {given.num_gpus} x {name}:")
+        print(needs_table(read_suite(given.suite), GPUS[name], given.num_gpus))
+        return 0
     cfg = load_config(given.config_file, given.overrides)
     if given.print_config:
         print(print_config(cfg), end="")
@@ -88,10 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.gpu == CPU and source is not None:
         print("\n".join(report_here(cfg, source, given.images)))
         return 0
-    if given.gpu not in GPUS:
-        raise KsclError(f"--gpu {given.gpu} is not known: choose one of {', '.join(GPUS)}.")
-    if given.num_gpus < 1 or given.images < cfg.SOLVER.BATCH_SIZE:
-        raise KsclError("A plan needs at least one GPU (--num-gpus) and one batch (--images).")
+    _check_gpus(given.gpu, given.num_gpus)
+    if given.images < cfg.SOLVER.BATCH_SIZE:
+        raise KsclError("A plan needs at least one batch of images (--images).")
     costs, gpu, count = count_costs(cfg), GPUS[given.gpu], given.num_gpus
     if given.measured_minutes is None:
         efficiency, basis = expected_efficiency(cfg, gpu)
@@ -105,6 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(line)
     print(f"Calibrated on {basis}: {efficiency:.0%} of the peak. The loader's time is not counted.")
     return 0
+
+
+def _check_gpus(name: str, count: int) -> None:
+    if name not in GPUS:
+        raise KsclError(f"--gpu {name} is not known: choose one of {', '.join(GPUS)}.")
+    if count < 1:
+        raise KsclError("A plan needs at least one GPU (--num-gpus).")
 
 
 def report_here(cfg: CfgNode, source: ImageSource, num_images: int) -> list[str]:

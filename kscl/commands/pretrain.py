@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from kscl import cli
 from kscl.data.annotations import Problem
+from kscl.errors import KsclError
 from kscl.keys import load_config, print_config
+
+if TYPE_CHECKING:
+    from kscl.engine.cost import Gpu, Needs
 
 EXAMPLES = """  kscl pretrain --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled OUTPUT_DIR output/mine
@@ -62,6 +67,19 @@ def check(
     from kscl.engine.check import check_pretraining
 
     return check_pretraining(load_config(config, overrides), num_gpus, later)
+
+
+def needs(config: str | None, overrides: Sequence[str], gpu: Gpu, count: int, *_: Any) -> Needs:
+    """Return what the run takes on these GPUs; images that are not there are ImageNet's."""
+    from kscl.data.open import open_source
+    from kscl.engine.cost import IMAGENET_IMAGES, pretraining_needs
+
+    cfg = load_config(config, overrides)
+    try:
+        images = len(open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB))
+    except KsclError:
+        images = IMAGENET_IMAGES
+    return pretraining_needs(cfg, gpu, count, images)
 
 
 def seconds(config: str | None, overrides: Sequence[str]) -> float:

@@ -23,11 +23,9 @@ from kscl.methods.keys import FLOAT_BYTES, method_of, view_pixels
 from kscl.views.sizes import as_schedule, last_size, mean_pixels
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from kscl.methods.encoder import Encoder
-
-IMAGENET_IMAGES = 1_281_167
+IMAGENET_IMAGES, IMAGENET_VAL = 1_281_167, 50_000
 # Values of state that an optimizer keeps beside each weight and its gradient.
 OPTIMIZER_VALUES = {"sgd": 1, "lars": 1, "adamw": 2}
 
@@ -67,6 +65,8 @@ PAPER_MINUTES, PAPER_GPU, PAPER_COUNT = 16.0, "V100", 8
 # minutes, and K = 3 takes 26.5 (26 in the table). It is more than 1 as a key is also loaded,
 # shuffled between GPUs and decomposed.
 UNTRAINED_PASS = 1.457
+FULL_EFFICIENCY = 0.394  # of the peak in float32: what the same two epochs imply
+STATE = "weights, gradients, optimizer, key encoder"  # of a GPU's memory
 
 
 @dataclass(frozen=True)
@@ -78,27 +78,39 @@ class Costs:
     activation_bytes: int  # kept for the backward pass
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What one stage takes on given GPUs."""
+
+    hours: float
+    gib: float  # memory of each GPU
+    disk_gb: float  # what it leaves, and its checkpoints
+
+
 def count_costs(cfg: CfgNode) -> Costs:
     """Build the encoder of a config and count what one image costs in it."""
+    from kscl.methods.base import encoder_of
+
+    return costs_of(encoder_of(cfg), last_size(cfg.INPUT.SIZE), cfg.SOLVER.AMP)
+
+
+def costs_of(network: nn.Module, size: int, precision: str = "off") -> Costs:
+    """Count what one image of this size costs in a network."""
     import torch
     from fvcore.nn import FlopCountAnalysis
 
-    from kscl.methods.base import encoder_of
-
-    encoder = encoder_of(cfg)
-    size = last_size(cfg.INPUT.SIZE)
     image = torch.zeros(2, 3, size, size)
-    counter = FlopCountAnalysis(encoder, image).tracer_warnings("none")
+    counter = FlopCountAnalysis(network, image).tracer_warnings("none")
     products = counter.unsupported_ops_warnings(False).uncalled_modules_warnings(False).total()
     return Costs(
-        parameters=sum(weight.numel() for weight in encoder.parameters()),
+        parameters=sum(weight.numel() for weight in network.parameters()),
         forward_flops=2 * products / len(image),
         # Mixed precision keeps the inputs of convolutions, nearly all there is, in half the bytes.
-        activation_bytes=kept_bytes(encoder, image) // (1 if cfg.SOLVER.AMP == "off" else 2),
+        activation_bytes=kept_bytes(network, image) // (1 if precision == "off" else 2),
     )
 
 
-def kept_bytes(encoder: Encoder, images: Tensor) -> int:
+def kept_bytes(encoder: nn.Module, images: Tensor) -> int:
     """Return the bytes per image that autograd keeps of a forward pass, without the weights."""
     import torch
 
@@ -218,12 +230,47 @@ def memory_bytes(
     values = 2 + OPTIMIZER_VALUES[cfg.SOLVER.OPTIMIZER] + extras.copies
     pixels = view_pixels(cfg, method.views(cfg), largest)
     return {
-        "weights, gradients, optimizer, key encoder": values * costs.parameters * FLOAT_BYTES,
+        STATE: values * costs.parameters * FLOAT_BYTES,
         "activations": round(images * passes.trained * costs.activation_bytes),
         "views": round(images * pixels * 3 * last**2 * FLOAT_BYTES),
         "dictionary": extras.stored,
         "kept per image": extras.stored_per_image * num_images,
     }
+
+
+def largest_output(network: nn.Module, size: int) -> int:
+    """Return the bytes of the largest output of a layer, for one image."""
+    import torch
+
+    sizes: list[int] = []
+
+    def note(_: nn.Module, __: object, output: object) -> None:
+        if isinstance(output, torch.Tensor):
+            sizes.append(output.numel() * output.element_size())
+
+    hooks = [layer.register_forward_hook(note) for layer in network.modules()]
+    with torch.no_grad():
+        network(torch.zeros(2, 3, size, size))
+    for hook in hooks:
+        hook.remove()
+    return max(sizes) // 2
+
+
+def pretraining_needs(cfg: CfgNode, gpu: Gpu, count: int, num_images: int) -> Needs:
+    """Return what a pretraining takes: its checkpoints hold the weights and the dictionary."""
+    costs = count_costs(cfg)
+    seconds = step_seconds(cfg, costs, gpu, count, expected_efficiency(cfg, gpu)[0])
+    steps = cfg.SOLVER.MAX_STEPS or cfg.SOLVER.EPOCHS * (num_images // cfg.SOLVER.BATCH_SIZE)
+    memory = memory_bytes(cfg, costs, count)
+    state = memory[STATE] + memory["dictionary"]
+    kept = cfg.CHECKPOINT.KEEP * state + costs.parameters * FLOAT_BYTES
+    return Needs(steps * seconds / 3600, sum(memory.values()) / 2**30, kept / 1e9)
+
+
+def forward_seconds(images: float, costs: Costs, gpu: Gpu, count: int, trained: bool) -> float:
+    """Return how long a network takes for so many images in float32, with or without training."""
+    passes = 1 + BACKWARD if trained else UNTRAINED_PASS
+    return images * passes * costs.forward_flops / (count * gpu.teraflops * 1e12 * FULL_EFFICIENCY)
 
 
 BACKWARD = 2  # forward passes that a backward pass costs

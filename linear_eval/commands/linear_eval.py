@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kscl import cli
 from kscl.data.annotations import Problem
@@ -15,6 +15,7 @@ from kscl.registry import import_modules
 if TYPE_CHECKING:
     from fvcore.common.config import CfgNode
 
+    from kscl.engine.cost import Gpu, Needs
     from kscl.run.engine import Flags
 
 EXAMPLES = """  kscl probe --config-file configs/linear_eval/linear_cached.yaml \\
@@ -88,6 +89,21 @@ def check(
     from linear_eval.probe import load_linear_eval_config
 
     return list(find_problems(load_linear_eval_config(config, overrides), later, allow_overlap))
+
+
+def needs(
+    config: str | None,
+    overrides: Sequence[str],
+    gpu: Gpu,
+    count: int,
+    arch: str,
+    kwargs: Mapping[str, Any],
+) -> Needs:
+    """Return what the probe takes on these GPUs."""
+    from linear_eval.check import probe_needs
+    from linear_eval.probe import load_linear_eval_config
+
+    return probe_needs(load_linear_eval_config(config, overrides), gpu, count, arch, kwargs)
 
 
 def run_probe(job: tuple[CfgNode, Flags]) -> int:

@@ -50,6 +50,7 @@ class Network(nn.Module):
 class Finetune(ViewTraining):
     """Fine-tune the whole network with a new head."""
 
+    trains_backbone = True
     metrics = (
         Metric("top1", "fine-tuned top-1", headline=True, per_image=True),
         Metric("top5", "fine-tuned top-5", per_image=True),

@@ -160,6 +160,10 @@ class ViewTraining(Probe):
             return [shape.center(picture)]
         return [shape.augmented(picture, self.cfg.SEED, epoch, number)]
 
+    def seen_and_stored(self, train: int, val: int) -> tuple[int, int]:
+        """Return the images of all epochs, and those of val."""
+        return self.solver.EPOCHS * train + val, val
+
     def take_step(self, batch: Batch) -> None:
         """Take one step of SGD on the global batch."""
         solver, targets = self.solver, self.data["train"].targets

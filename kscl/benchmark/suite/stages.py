@@ -134,6 +134,13 @@ def plan(suite: Suite) -> list[Stage]:
 
 def network_of(suite: Suite, contender: Contender) -> str:
     """Return the timm network of a contender and its arguments; empty if only its file knows."""
+    name, kwargs = network_parts(suite, contender)
+    kwargs = {key: value for key, value in kwargs.items() if key not in OF_RANDOM_WEIGHTS}
+    return f"{name} {one_line(kwargs)}" if name and kwargs else name
+
+
+def network_parts(suite: Suite, contender: Contender) -> tuple[str, dict[str, Any]]:
+    """Return the timm name and the arguments of a contender's network."""
     name, kwargs = contender.arch, contender.kwargs
     if contender.pretrain:
         words = override_words({**suite.pretrain_overrides, **contender.overrides})
@@ -145,8 +152,7 @@ def network_of(suite: Suite, contender: Contender) -> str:
         found = find_weights(contender.file, download=False)
         if found is not None and found.description is not None:
             name, kwargs = found.description.arch, found.description.kwargs
-    kwargs = {key: value for key, value in kwargs.items() if key not in OF_RANDOM_WEIGHTS}
-    return f"{name} {one_line(kwargs)}" if name and kwargs else name
+    return name, kwargs
 
 
 def of_contenders(stages: Sequence[Stage], contenders: Sequence[Contender]) -> list[Stage]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+import yaml
 
 from kscl.benchmark.suite.check import check_stages
 from kscl.benchmark.suite.execute import TO_DO, State
@@ -15,6 +17,7 @@ from kscl.data.loader import Budget
 from kscl.engine.check import over_all_sizes, seconds_of
 from kscl.keys import load_config
 from tests.helpers.chain import smoke_suite
+from tests.helpers.commands import ROOT
 from tests.helpers.data.photos import jpeg, photo
 
 NUM_IMAGES = 20
@@ -100,3 +103,23 @@ def test_a_dry_run_knows_the_time_of_a_pretraining_before_it_ever_ran(words, tmp
     problems = check_stages(states, tmp_path / "state", str(tmp_path / "output"), 2, estimate=True)
     assert problems == []
     assert all(state.expected for state in states)
+
+
+@pytest.mark.full
+def test_a_suite_is_planned_with_the_papers_and_detectron2s_published_times(tmp_path, capsys):
+    suite = yaml.safe_load((ROOT / "configs/suites/paper.yaml").read_text())
+    for name in ("moco_v1", "simclr", "moco_v2_800ep", "kscl_800ep"):
+        del suite["contenders"][name]
+    (tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    assert plan.main(["--suite", str(tmp_path / "suite.yaml"), "--gpu", "V100"]) == 0
+    rows = {}
+    for line in capsys.readouterr().out.splitlines():
+        name, *figures = re.split("  +", line)
+        rows[name] = [float(it.replace(",", "")) for it in figures if re.match("[0-9]", it)]
+    hours = {name: row[1] for name, row in rows.items() if len(row) == 5}
+    assert hours["moco_v2: pretrain"] == pytest.approx(200 * 16 / 60, abs=0.1)
+    assert hours["kscl: pretrain"] == pytest.approx(200 * 37 / 60, abs=0.1)
+    assert hours["resnet50: detection"] == pytest.approx(24_000 * 0.551 / 3600, rel=0.03)
+    assert rows["resnet50: detection"][0] == 5 * len(suite["contenders"])
+    whole = sum(row[2] for row in rows.values() if len(row) == 5)
+    assert rows["in all"][0] == pytest.approx(whole, abs=0.5)
