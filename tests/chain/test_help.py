@@ -48,6 +48,18 @@ def test_help_of_a_tool_imports_no_slow_library(name):
 def test_help_of_a_verb_imports_no_slow_library(verb):
     text, _ = printed_by("kscl/__main__.py", *verb.split(), "--help")
     assert text.startswith(f"usage: kscl {verb} ")
+    kinds = re.findall(r"^    ([a-z0-9]+)  ", text, re.M) if verb in ("prepare", "export") else []
+    for kind in kinds:
+        text += printed_by("kscl/__main__.py", verb, kind, "--help")[0]
+    assert options_in_docs(verb) <= set(re.findall(r"--[a-z][a-z-]+", text))
+
+
+def options_in_docs(verb: str) -> set[str]:
+    """The options that README and docs give to a verb."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text() for page in pages).replace("\\\n", " ")
+    uses = re.findall(rf"kscl {verb}(?![\w-])([^`\n|;]*)", text)
+    return {option for use in uses for option in re.findall(r"(?<!\S)--[a-z][a-z-]+", use)}
 
 
 def test_kscl_lists_every_verb_within_a_second():

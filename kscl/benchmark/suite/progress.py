@@ -62,9 +62,9 @@ def to_go(states: Sequence[State], jobs: int = 1) -> str:
     done = f"{len(states) - len(left)} of {len(states)} stages done"
     if not left:
         return done
-    if not known:
+    if unknown > len(known):  # the sum of a few would mislead
         return f"Time to go not known yet; {done}"
-    more = f" and {unknown} of unknown time" if unknown else ""
+    more = f" plus {unknown} of unknown time" if unknown else ""
     seconds = max(sum(known) / jobs, _longest_chain(left))
     return f"About {clock(seconds)} to go{more}; {done}"
 

@@ -250,7 +250,7 @@ def states() -> list[State]:
 def test_the_table_begins_with_the_time_to_go_and_fits(states):
     lines = table(states).splitlines()
     # 300 - 60 of the one that runs, and 100 of the next.
-    assert lines[0] == "About 5:40 to go and 1 of unknown time; 1 of 4 stages done"
+    assert lines[0] == "About 5:40 to go plus 1 of unknown time; 1 of 4 stages done"
     assert table(states, jobs=2).startswith("About 4:00 to go")  # of the longest
     assert len(lines) == 5
     assert max(map(len, lines)) <= 80
@@ -285,8 +285,9 @@ def test_the_chain_begins_after_what_is_done():
 
 def test_a_stage_past_its_estimate_has_an_unknown_time_to_go():
     late, next_one = state("a", RUNNING, 90.0, 60.0), state("b", TO_DO, None, 60.0)
-    assert to_go([late, next_one]) == "About 1:00 to go and 1 of unknown time; 0 of 2 stages done"
+    assert to_go([late, next_one]) == "About 1:00 to go plus 1 of unknown time; 0 of 2 stages done"
     assert to_go([late]) == "Time to go not known yet; 0 of 1 stages done"
+    assert to_go([late, late, next_one]) == "Time to go not known yet; 0 of 3 stages done"
 
 
 def test_a_terminal_has_one_line_that_is_updated(states, monkeypatch):
@@ -300,7 +301,7 @@ def test_a_terminal_has_one_line_that_is_updated(states, monkeypatch):
     first, second = written.getvalue().split("\r\x1b[2K")[1:]
     # The time of the leaderboard is not known, so the stages are counted.
     assert first == second
-    assert first.startswith("25%: About 5:40 to go and 1 of unknown time; 1 of 4 stages done; now")
+    assert first.startswith("25%: About 5:40 to go plus 1 of unknown time; 1 of 4 stages done; now")
     assert len(first) < 70
     for it in states:
         it.status = DONE
