@@ -556,7 +556,7 @@ def detection_settings(facts: Facts, sizes: Sizes, network: Network, iterations:
         f"an object of median size then has {OBJECT_PIXELS} pixels, within 128 to 320 for the "
         "whole side"
     )
-    falls = "after 80 % of the iterations the learning rate falls to a tenth"
+    falls = "after 80% of the iterations the learning rate falls to a tenth"
     rises = "a sixth of the iterations, in which the learning rate rises"
     few = "few images at a time, for more iterations in the same minutes"
     test = "images to test on; nothing is trained or chosen on them"
@@ -881,7 +881,7 @@ def gpu_suite(
         *(_imagenet(network) if network.weights else []),
         "  # the method that KSCL extends, with one key per image, for 200 epochs",
         "  moco_v2: {pretrain: pretrain/moco_v2_r50_200ep.yaml}",
-        "  # the paper's K = 5 and rho = 40 %, also for 200 epochs, each of which costs it more",
+        "  # the paper's K = 5 and rho = 40%, also for 200 epochs, each of which costs it more",
         f"  kscl: {{pretrain: {PAPERS}}}",
     ]
     if network.weights:

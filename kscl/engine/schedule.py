@@ -25,7 +25,7 @@ def build_optimizer(cfg: CfgNode, given: Sequence[Mapping[str, Any]]) -> torch.o
     groups = [
         part for group in given for part in split_by_decay(group, solver.WEIGHT_DECAY, everything)
     ]
-    # On a CPU torch would by default take a small network's step tensor by tensor, in 5 % of the
+    # On a CPU torch would by default take a small network's step tensor by tensor, in 5% of the
     # training time; on a GPU its default is fast.
     on_cpu = all(weight.device.type == "cpu" for group in groups for weight in group["params"])
     fused = True if on_cpu else None

@@ -150,7 +150,7 @@ def calibrate_batch_norm(module: nn.Module, batches: Iterable[Tensor]) -> None:
     apart. `fvcore.nn.precise_bn.update_bn_stats` is not used: it takes the variance of all batches
     pooled, without Bessel's correction, and not the mean of their variances as BatchNorm's own
     running average does. Its means agree to 1e-6, but its variances differ: on four batches of 16
-    random images by up to 2 %, and by up to 18 % where the batches differ in contrast.
+    random images by up to 2%, and by up to 18% where the batches differ in contrast.
     """
     norms = batch_norms(module)
     before = [(norm.momentum, norm.training) for norm in norms]

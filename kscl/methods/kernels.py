@@ -8,7 +8,7 @@ every entry, and so on. A length is built from L matrix products, one after anot
 few entries fill is computed for those few only, but not on a GPU, which would first have to say
 which those are. Work goes over the entries in pieces whose temporaries stay in the cache. Against
 one einsum over K padded vectors, with the gradient of the queries, that takes 1/4 of the time at
-rank 2, 1/7 where 99 % of the entries have rank 1, and a third of the memory (`learner-lengths-*` of
+rank 2, 1/7 where 99% of the entries have rank 1, and a third of the memory (`learner-lengths-*` of
 tools/benchmark.py, on 65,536 entries).
 """
 
