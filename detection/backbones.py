@@ -25,7 +25,6 @@ from detectron2.modeling.roi_heads import ROI_HEADS_REGISTRY, Res5ROIHeads
 from timm.layers import BatchNormAct2d, convert_sync_batchnorm, freeze_batch_norm_2d
 from torch import Tensor, nn
 
-from detection.errors import DetectionError
 from kscl.config import plain
 from kscl.errors import KsclError
 from kscl.methods.encoder import PROBE_SIZE, build_backbone
@@ -78,7 +77,7 @@ class TimmBackbone(Backbone):
     ) -> None:
         super().__init__()
         if not name:
-            raise DetectionError(
+            raise KsclError(
                 "MODEL.BACKBONE.NAME asks for a timm network, and KSCL.TIMM.NAME is empty. Start "
                 "from a folder of kscl convert, or name one."
             )
@@ -127,7 +126,7 @@ def _network(cfg: CfgNode, levels: Sequence[str]) -> TimmBackbone:
             with torch.device("meta"):
                 build_backbone(name, kwargs)
         except KsclError as error:
-            raise DetectionError(f"KSCL.DROP_PATH must be 0 for {name}: {error}") from error
+            raise KsclError(f"KSCL.DROP_PATH must be 0 for {name}: {error}") from error
     norm, freeze_at = cfg.MODEL.RESNETS.NORM, cfg.MODEL.BACKBONE.FREEZE_AT
     return TimmBackbone(name, kwargs, levels, norm, freeze_at)
 
@@ -180,7 +179,7 @@ def _with_plain_pyramid(
     cfg: CfgNode, scales: tuple[float, ...], top_block: nn.Module
 ) -> PlainPyramid:
     if cfg.MODEL.BACKBONE.FREEZE_AT not in (0, ALL_FROZEN):
-        raise DetectionError(
+        raise KsclError(
             f"MODEL.BACKBONE.FREEZE_AT must be 0 or {ALL_FROZEN} (all of it) for a plain "
             f"transformer, which has no stages, got {cfg.MODEL.BACKBONE.FREEZE_AT}."
         )
@@ -207,7 +206,7 @@ class Res5ROIHeadsExtraNorm(Res5ROIHeads):
         kind = cfg.MODEL.RESNETS.NORM
         norm = get_norm(kind, self.res5[-1].out_channels)
         if norm is None:
-            raise DetectionError(
+            raise KsclError(
                 f"MODEL.RESNETS.NORM is '{kind}', and the head Res5ROIHeadsExtraNorm appends a "
                 "norm. Name one (naiveSyncBN), or set MODEL.ROI_HEADS.NAME Res5ROIHeads."
             )
@@ -241,7 +240,7 @@ def set_batch_norm(network: nn.Module, kind: str) -> nn.Module:
         return convert_sync_batchnorm(network)
     if kind in NAIVE:
         return _with_naive_norms(network, NAIVE[kind])
-    raise DetectionError(
+    raise KsclError(
         f"MODEL.RESNETS.NORM must be BN, FrozenBN or one of {', '.join((*SYNCHRONIZED, *NAIVE))} "
         f"for a network with BatchNorm, whose weights fit no other norm, got '{kind}'."
     )
@@ -253,7 +252,7 @@ def _with_naive_norms(module: nn.Module, mode: str) -> nn.Module:
     if not isinstance(module, nn.BatchNorm2d):
         return module
     if not module.affine or not module.track_running_stats:
-        raise DetectionError(
+        raise KsclError(
             "A BatchNorm of the network has no scale or no running statistics, and Detectron2's "
             "naiveSyncBN needs both. Set MODEL.RESNETS.NORM BN."
         )
@@ -291,7 +290,7 @@ def feature_info(network: nn.Module, name: str) -> list[dict[str, Any]]:
     info = getattr(network, "feature_info", None)
     found = list(getattr(info, "info", info) or [])
     if not found or not all(entry.get("reduction") for entry in found):
-        raise DetectionError(
+        raise KsclError(
             f"{name} has no feature_info, so timm does not say where its feature levels are, and "
             "no detector can be built on it. Choose a network with levels: "
             "timm.list_models(module=...) of resnet, regnet, convnext, efficientnet, "
@@ -315,7 +314,7 @@ def find_levels(network: nn.Module, name: str, wanted: Sequence[str]) -> list[Le
         stride = STRIDES.get(level, PLAIN_STRIDE)
         own_stride = strides[0] if level == LAST else stride
         if own_stride not in strides or (level == LAST and not one_stride):
-            raise DetectionError(
+            raise KsclError(
                 f"{name} has feature levels of strides {', '.join(map(str, strides))}, and the "
                 f"detector needs {stride} ({level}). Choose a network with strides 4, 8, 16 "
                 "and 32, or a plain transformer."
@@ -423,7 +422,7 @@ def _check_shapes(network: nn.Module, name: str, levels: Sequence[Level]) -> Non
     for level, values in zip(levels, _probe(ghost, name, levels), strict=True):
         expected = (1, level.channels, *(side // level.stride for side in PROBE_SIZE))
         if tuple(values.shape) != expected:
-            raise DetectionError(
+            raise KsclError(
                 f"{name} gives {tuple(values.shape)} at {level.name} where its feature_info "
                 f"promises {expected}, so no detector is built on it. Choose another network."
             )
@@ -434,7 +433,7 @@ def _probe(ghost: nn.Module, name: str, levels: Sequence[Level]) -> list[Tensor]
     try:
         return level_features(ghost, images, levels)
     except Exception as error:  # whatever a model does with a size that does not suit it
-        raise DetectionError(
+        raise KsclError(
             f"{name} gives no feature levels for images of {PROBE_SIZE[0]} x {PROBE_SIZE[1]} "
             f"({type(error).__name__}: {error}). Choose another network."
         ) from error

@@ -1,7 +1,6 @@
-"""Detection configs: Detectron2's own tree with one section of ours, read strictly and safely.
+"""Detection configs: Detectron2's keys plus our section, read by `kscl.config`.
 
-Detectron2 reads YAML with code execution allowed; here a file is data, read by
-`kscl.config` as all configs are.
+Detectron2's own reader lets YAML execute code.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ WEIGHTS_KEY = "MODEL.WEIGHTS"
 GRID_KEY = "KSCL.LR_GRID"
 LONGER_KEY = "KSCL.LONGER"
 SGD, ADAMW = "sgd", "adamw"
-FULL_MODEL = "full_model"  # clips the gradients of all weights together; Detectron2 has the others
+FULL_MODEL = "full_model"  # clips the gradients of all weights together; not in Detectron2
 CLIP_TYPES = ("value", "norm", FULL_MODEL)
-# Detectron2's keys for SGD, which AdamW has no use for.
+# Detectron2's keys for SGD.
 OF_SGD = (
     *("SOLVER.MOMENTUM", "SOLVER.NESTEROV", "SOLVER.BIAS_LR_FACTOR"),
     *("SOLVER.WEIGHT_DECAY_NORM", "SOLVER.WEIGHT_DECAY_BIAS"),
 )
 FRACTION_KEY = "KSCL.FRACTION"
-# What Detectron2 does and this project does not: the only value of a key, and why.
+# Features of Detectron2 that this project lacks: the only value of a key, and why.
 ONLY: dict[str, tuple[Any, str]] = {
     "DATALOADER.SAMPLER_TRAIN": ("TrainingSampler", "no other sampler is implemented"),
     "TEST.AUG.ENABLED": (False, "test images are not augmented"),
@@ -64,12 +63,12 @@ ONLY: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True)
 class MetaArchitecture:
-    """What this project must know of a meta-architecture that is registered with Detectron2."""
+    """What this project must know about a meta-architecture registered with Detectron2."""
 
     classes_key: str
     coarsest: int  # stride of its coarsest feature map, if it has a pyramid
     has_masks: bool = False
-    attributes: tuple[str, ...] = ()  # which training changes and no state dict holds
+    attributes: tuple[str, ...] = ()  # changed by training but not in the state dict
     new_parts: tuple[str, ...] = ("head.",)  # prefixes of its tensors that start at random
 
 
@@ -86,12 +85,12 @@ META_ARCHITECTURES.register(
         ),
     ),
 )
-META_ARCHITECTURES.register(  # it divides its loss by a running mean of the positive anchors
+META_ARCHITECTURES.register(  # its loss is divided by a running mean of positive anchors
     "RetinaNet",
     MetaArchitecture("MODEL.RETINANET.NUM_CLASSES", 128, attributes=("loss_normalizer",)),
 )
-OUTPUT_DIR = "output/detection"  # Detectron2's ./output is the folder of all our tools
-# What a detector is made of beside its backbone network: another value is another detector.
+OUTPUT_DIR = "output/detection"  # Detectron2's ./output is for all our tools
+# The structure of a detector besides its backbone.
 DETECTOR_KEYS = (
     "MODEL.META_ARCHITECTURE",
     "MODEL.BACKBONE.NAME",
@@ -125,20 +124,18 @@ DETECTOR_KEYS = (
 
 
 class Kscl(Section):
-    """What is added to Detectron2's keys."""
+    """Keys added to Detectron2's."""
 
     class KSCL(Section):
         """Settings of this project."""
 
         PROTOCOL = key(
-            "",
-            """The name of the protocol: rows of a leaderboard are ranked only within one
-            protocol.""",
+            "", "The protocol's name: a leaderboard ranks rows only within one protocol."
         )
         LABEL = key(
             "",
-            """What the leaderboard calls random weights or another project's file; a pretraining
-            of ours has a LABEL of its own.""",
+            """The leaderboard's name for random weights or another project's file; our own
+            pretraining runs have a LABEL.""",
         )
         CERTIFICATE = key(
             "", 'The certificate of MODEL.WEIGHTS; "" is certificate.json beside the weights.'
@@ -147,50 +144,46 @@ class Kscl(Section):
         CLASS_NAMES = key([], "The class list, in order; [] is that of the training sets.")
         MAX_BAD_FRACTION = key(
             0.01,
-            """A larger fraction of unreadable training images stops the run; up to it they are
-            skipped. Every test image must be readable.""",
+            """Largest fraction of unreadable training images; up to it they are skipped. Every
+            test image must be readable.""",
         )
 
         class TIMM(Section):
             """The network of a backbone that runs timm's own code."""
 
-            NAME = key(
-                "",
-                """The timm name of the backbone; "" where Detectron2 builds the network itself.""",
-            )
+            NAME = key("", 'The timm name of the backbone; "" if Detectron2 builds the network.')
             KWARGS = key({}, "Arguments of that timm model.", any_key=True)
 
         OPTIMIZER = key(
             SGD,
-            """What trains the detector: `sgd` suits networks with BatchNorm, `adamw` transformers
-            and ConvNeXt, without weight decay for biases, norms and position embeddings.""",
+            """The optimizer: `sgd` suits networks with BatchNorm, `adamw` transformers and
+            ConvNeXt, without weight decay for biases, norms and position embeddings.""",
             choices=(SGD, ADAMW),
         )
         LAYER_DECAY = key(
             1.0,
-            """Each layer of a timm network learns this many times as fast as the layer after it;
-            the layers are timm's. Needs `adamw`.""",
+            """Factor of the learning rate of each layer of a timm network relative to the next
+            one. Needs `adamw`.""",
             above=0,
             at_most=1,
         )
         DROP_PATH = key(
             0.0,
-            """The drop path rate of a timm network in training; 0 leaves it as it was pretrained,
-            and a frozen network has none.""",
+            """Drop path rate of a timm network in training; 0 keeps that of pretraining, and a
+            frozen network has none.""",
             at_least=0,
             below=1,
         )
         FRACTION = key(
             1.0,
-            """Fraction of the training images, drawn at random such that every class is shown;
-            smaller fractions are parts of larger ones.""",
+            """Fraction of the training images, drawn at random so that every class appears;
+            smaller fractions are subsets of larger ones.""",
             above=0,
             at_most=1,
         )
         DRAW = key(
             OF_SEED,
-            """Number of the random draw of FRACTION: equal numbers give equal images; -1 takes
-            SEED.""",
+            "Number of the random draw of FRACTION: equal numbers draw equal images; -1 is SEED.",
             at_least=OF_SEED,
         )
         LONGER = key(
@@ -202,18 +195,16 @@ class Kscl(Section):
         )
         LR_GRID = key(
             [],
-            """Learning rates to choose from on a part of the training images; [] takes
+            """Learning rates to choose from on held-out training images; [] uses
             SOLVER.BASE_LR.""",
         )
         SCORER = key(
             "voc07-11pt",
-            """Whose AP is the headline; every run is scored by all of them, its masks by
+            """The scorer of the headline AP; every run is scored by all of them, its masks by
             coco-101pt-segm.""",
             choices=tuple(BOX_SCORERS),
         )
-        TF32 = key(
-            False, "Let GPUs multiply float32 numbers rounded to 10 bits: TF32, another protocol."
-        )
+        TF32 = key(False, "Let GPUs multiply in TF32 (10-bit mantissa); part of the protocol.")
 
 
 def add_kscl_config(cfg: CfgNode) -> None:
@@ -222,7 +213,7 @@ def add_kscl_config(cfg: CfgNode) -> None:
 
 
 def detection_defaults() -> CfgNode:
-    """Return a new tree with every key of Detectron2's and ours."""
+    """Return the defaults of all keys, Detectron2's and ours."""
     cfg = get_cfg()
     add_kscl_config(cfg)
     cfg.OUTPUT_DIR = OUTPUT_DIR
@@ -230,22 +221,20 @@ def detection_defaults() -> CfgNode:
 
 
 def check_version(cfg: CfgNode) -> Iterator[Broken]:
-    """Yield the rule that a config must keep to be read at all."""
+    """Yield a problem if the config is of another version."""
     if cfg.VERSION != VERSION:
         yield ("VERSION",), f"only version {VERSION} of Detectron2's configs can be read"
 
 
 def check_detection(cfg: CfgNode) -> Iterator[Broken]:
-    """Yield every broken rule; what concerns data and weights is checked where they are read."""
+    """Yield every broken rule, except about data and weights."""
     yield from check_version(cfg)
     name = cfg.MODEL.META_ARCHITECTURE
     if name not in META_ARCHITECTURES:
         yield ("MODEL.META_ARCHITECTURE",), f"must be one of {', '.join(META_ARCHITECTURES)}"
     elif cfg.MODEL.MASK_ON and not META_ARCHITECTURES[name].has_masks:
-        yield (
-            ("MODEL.MASK_ON", "MODEL.META_ARCHITECTURE"),
-            f"{name} has no masks: set MASK_ON False, or take a protocol of Mask R-CNN",
-        )
+        why = f"{name} has no masks: set MASK_ON False, or use a Mask R-CNN protocol"
+        yield ("MODEL.MASK_ON", "MODEL.META_ARCHITECTURE"), why
     for key_, (only, reason) in ONLY.items():
         if value_at(cfg, key_) != only:
             yield (key_,), f"{reason}: set it to {only}"
@@ -263,17 +252,14 @@ def check_detection(cfg: CfgNode) -> Iterator[Broken]:
     if grid and (len(rates) < len(grid) or len(rates) < 2):
         yield (GRID_KEY,), "must be at least two different learning rates above 0"
     if grid and cfg.KSCL.FRACTION < 1:
-        yield (
-            (GRID_KEY, FRACTION_KEY),
-            "the rate is chosen on labels beyond the fraction: set one of the two",
-        )
+        yield (GRID_KEY, FRACTION_KEY), "the rate would be chosen on other labels: set only one"
 
 
 def detection_schema(*rules: Rule) -> Schema:
-    """Return Detectron2's keys and ours, with the rules that a config must keep."""
+    """Return Detectron2's keys and ours, with the rules of a config."""
     ours = Schema.of(Kscl)
     keys = {name: Key(value) for name, value in leaves(detection_defaults())} | dict(ours.keys)
-    # Items of Detectron2's lists have no fixed type: INPUT.CROP.SIZE holds fractions or pixels.
+    # Items of Detectron2's lists have no fixed type: INPUT.CROP.SIZE has fractions or pixels.
     return Schema(keys, ours.docs, rules, check_items=False, make=detection_defaults)
 
 
@@ -282,31 +268,37 @@ def load_detection_config(
     overrides: Sequence[str] = (),
     rules: Rule = check_detection,
 ) -> CfgNode:
-    """Return Detectron2's defaults with the file, its `_BASE_` and KEY VALUE merged; not frozen.
+    """Merge defaults, the file, its `_BASE_` and KEY VALUE; the result is not frozen.
 
-    `rules` are those of a training; a config that is only read needs `check_version`.
+    `rules` are those of training; a config that is only read needs `check_version`. Weights are
+    found beside the config that names them, so a converted folder can be moved: a bare name is a
+    file there, even if the current folder has one too.
     """
     cfg = detection_schema(rules).load(config_file, overrides)
     cfg.defrost()
-    if config_file is not None and WEIGHTS_KEY not in overrides[::2]:
-        _find_weights_beside(cfg, find_config(config_file))
+    weights = cfg.MODEL.WEIGHTS
+    if config_file is not None and weights and WEIGHTS_KEY not in overrides[::2]:
+        beside = find_config(config_file).parent / weights
+        is_bare = weights == Path(weights).name
+        if (is_bare or not Path(weights).is_file()) and beside.is_file():
+            cfg.MODEL.WEIGHTS = str(beside)
     return cfg
 
 
 def of_timm_only(cfg: CfgNode) -> list[str]:
-    """Return the keys that are set and only have a meaning for a network in timm's code."""
+    """Return the changed keys that only networks in timm's code have."""
     keys = ("KSCL.LAYER_DECAY", "KSCL.DROP_PATH")
     defaults = detection_defaults()
     return [name for name in keys if value_at(cfg, name) != value_at(defaults, name)]
 
 
 def norm_family(norm: str) -> str:
-    """Return "BN" for every kind of BatchNorm: they hold the same tensors."""
+    """Return "BN" for every kind of BatchNorm: they have the same tensors."""
     return "BN" if norm in BATCH_NORMS else norm
 
 
 def set_network(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
-    """Make a protocol's config that of a given network; its kind of BatchNorm stays."""
+    """Set the keys of a network in a protocol's config; keep its kind of BatchNorm."""
     for full, value in keys.items():
         old = value_at(cfg, full)
         if full == NORM_KEY and norm_family(old) == norm_family(value):
@@ -317,10 +309,7 @@ def set_network(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
 
 
 def changed_values(cfg: CfgNode, always: Container[str] = ()) -> dict[str, Any]:
-    """Return what a file must say to give this config again: all that is not a default.
-
-    The keys in `always` are included even where they are the default, for the reader.
-    """
+    """Return what a file must have to give this config: non-defaults, and the keys in `always`."""
     defaults = dict(leaves(detection_defaults()))
     changed = {
         key: plain(value)
@@ -328,14 +317,3 @@ def changed_values(cfg: CfgNode, always: Container[str] = ()) -> dict[str, Any]:
         if key in always or key not in defaults or value != defaults[key]
     }
     return nested(changed | {"VERSION": VERSION})
-
-
-def _find_weights_beside(cfg: CfgNode, path: Path) -> None:
-    """Find the weights beside the config that names them: a converted folder can be moved.
-
-    A bare name is that of the file beside the config even if the current folder has one too.
-    """
-    weights = cfg.MODEL.WEIGHTS
-    is_bare = weights == Path(weights).name
-    if weights and (is_bare or not Path(weights).is_file()) and (path.parent / weights).is_file():
-        cfg.MODEL.WEIGHTS = str(path.parent / weights)

@@ -1,8 +1,8 @@
-"""Install Detectron2, which is not on PyPI under its own name and ships no wheels for new Pythons.
+"""Install Detectron2, which is not on PyPI under its own name and has no wheels for new Pythons.
 
-By default the pinned wheel below is fetched, checked by its hash and repacked as a plain Python
-package: what we need of Detectron2 (C4, FPN and RetinaNet detectors, data, evaluators) runs without
-its compiled part. `--from-source` builds the official repository instead, with a compiler.
+By default a pinned wheel is downloaded, checked by its hash and repacked as a pure Python package:
+what we need (C4, FPN and RetinaNet detectors, data, evaluators) runs without the compiled part.
+`--from-source` builds the official repository instead, with a compiler.
 """
 
 from __future__ import annotations
@@ -71,18 +71,18 @@ top-level package `tools`. The Python files of `detectron2` are those of the whe
 
 
 def require_detectron2() -> None:
-    """Raise an error that says how to install Detectron2 if it is missing."""
+    """Raise an error with the fix if Detectron2 does not import."""
     try:
         import detectron2  # noqa: F401
     except ImportError as error:
         raise KsclError(
-            f"Detectron2 is needed for detection and does not import here ({error}).\n"
+            f"Detection needs Detectron2, which does not import here ({error}).\n"
             "Install it with `kscl install-detectron2`, or run `make setup` in the repository."
         ) from error
 
 
 def importable_version() -> str | None:
-    """Return the version of a Detectron2 that imports, from a new process without caches."""
+    """Return the version of Detectron2 if it imports, in a new process without caches."""
     code = "import detectron2.modeling, detectron2; print(detectron2.__version__)"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
@@ -91,7 +91,7 @@ def importable_version() -> str | None:
 
 
 def installed_as() -> str | None:
-    """Return the version that pip knows, or None."""
+    """Return the version that pip knows."""
     try:
         return importlib.metadata.version("detectron2")
     except importlib.metadata.PackageNotFoundError:
@@ -105,7 +105,7 @@ def pip(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def pip_error(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the lines of pip's output that say what went wrong."""
+    """Return the lines of pip's output with the error."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]
     return "\n  ".join((errors or lines or ["pip said nothing"])[-3:])
@@ -113,7 +113,7 @@ def pip_error(done: subprocess.CompletedProcess[str]) -> str:
 
 def download_carrier(folder: Path) -> Path:
     """Download the pinned wheel into a folder and return its path."""
-    # The wheel is tagged for Python 3.10; only its pure Python files are used, under any version.
+    # The wheel is for Python 3.10, but its pure Python files run on any version.
     done = pip(
         *("download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.10"),
         *("--implementation", "cp", "--abi", "none", "--platform", "any"),
@@ -130,22 +130,22 @@ def download_carrier(folder: Path) -> Path:
 
 
 def check_hash(wheel: Path) -> None:
-    """Raise an error unless the wheel is the one that was checked."""
+    """Raise an error unless the wheel has the pinned hash."""
     try:
         found = hashlib.sha256(wheel.read_bytes()).hexdigest()
     except OSError as error:
         raise KsclError(f"{wheel} cannot be read: {error.strerror}") from error
     if found != CARRIER_SHA256:
         raise KsclError(
-            f"{wheel.name} is not the file that was checked, so nothing was installed:\n"
+            f"{wheel.name} does not have the pinned hash, so nothing was installed:\n"
             f"  expected sha256 {CARRIER_SHA256}\n  found    sha256 {found}\n"
-            "Delete it (and pip's cache: `pip cache purge`) and try again; if that does not help, "
-            "do not use it: build the official one with --from-source."
+            "Delete it (and pip's cache: `pip cache purge`) and try again, or build the official "
+            "one with --from-source."
         )
 
 
 def repack(carrier: Path, folder: Path) -> Path:
-    """Write a wheel called detectron2 with only the wanted files and its own metadata."""
+    """Write a wheel called detectron2 with the pure Python files and our metadata."""
     info = f"detectron2-{VERSION}.dist-info"
     target = folder / f"detectron2-{VERSION}-{WHEEL_TAG}.whl"
     recorded: list[tuple[str, str, int]] = []
@@ -174,27 +174,27 @@ def repack(carrier: Path, folder: Path) -> Path:
 
 
 def install_wheel(wheel: Path) -> None:
-    """Install one wheel without looking at any index."""
+    """Install one wheel without an index."""
     done = pip("install", "-q", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
     if done.returncode:
         raise KsclError(
             f"pip could not install Detectron2 into {sys.prefix}:\n  {pip_error(done)}\n"
-            "If the folder is not yours to write to, use an environment that is: `make setup`."
+            "If you cannot write there, use your own environment: `make setup`."
         )
 
 
 def install(from_source: bool = False, wheel: Path | None = None, force: bool = False) -> str:
-    """Install Detectron2 unless one imports already; return a sentence on what there is now."""
+    """Install Detectron2 unless it imports already; return a sentence on the result."""
     before = installed_as()
     if not force and (present := importable_version()):
         return f"Kept: Detectron2 {before or present} imports already."
     if from_source:
-        print(f"Building {UPSTREAM} (git, a C++ compiler and some minutes are needed)", flush=True)
+        print(f"Building {UPSTREAM} (needs git, a C++ compiler and some minutes)", flush=True)
         done = pip("install", *FROM_SOURCE)
         if done.returncode:
             raise KsclError(
                 f"The official Detectron2 could not be built:\n  {pip_error(done)}\n"
-                "Without --from-source the pinned pure-Python one is installed, without a compiler."
+                "Without --from-source the pinned pure-Python one needs no compiler."
             )
     else:
         with tempfile.TemporaryDirectory() as folder:
@@ -205,15 +205,14 @@ def install(from_source: bool = False, wheel: Path | None = None, force: bool = 
         if before is None:
             pip("uninstall", "-q", "-y", "detectron2")
         raise KsclError(
-            "Detectron2 was installed but does not import: its requirements are missing or do not "
-            "fit. `make setup` installs versions that are known to work together."
+            "Detectron2 was installed but does not import: requirements are missing or of other "
+            "versions. `make setup` installs versions that work together."
         )
     return f"Installed: Detectron2 {installed_as()}, from {UPSTREAM}."
 
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("--from-source", action="store_true", help="build the official repository")
     parser.add_argument("--wheel", type=Path, help="use this file instead of downloading it")

@@ -25,7 +25,7 @@ from torchvision.transforms import functional as F
 
 from kscl.data.annotations import parse_source, read_source
 from kscl.data.formats import MAX_PIXELS, UnreadableImage
-from kscl.data.labeled import OF_SEED, draw_labeled
+from kscl.data.labeled import draw_labeled, draw_of
 from kscl.data.loader import EpochIndex, load_in_workers
 from kscl.data.open import FileSource, open_source
 from kscl.data.source import Names, cache_folder, read_file, read_picture
@@ -156,15 +156,11 @@ def open_data(cfg: CfgNode) -> tuple[LabeledImages, LabeledImages]:
         chosen = listed_images(train, content, data.SUBSET)
     elif data.FRACTION < 1:
         shown = train.labels[:, None].tolist()
-        chosen = np.array(draw_labeled(shown, data.FRACTION, draw_of(cfg), "DATA.FRACTION"))
+        draw = draw_of(data, cfg.SEED)
+        chosen = np.array(draw_labeled(shown, data.FRACTION, draw, "DATA.FRACTION"))
     else:
         return train, val
     return train.part(chosen), val
-
-
-def draw_of(cfg: CfgNode) -> int:
-    """Return the number of the random draw of DATA.FRACTION."""
-    return cfg.SEED if cfg.DATA.DRAW == OF_SEED else cfg.DATA.DRAW
 
 
 def open_class_folders(key: str, where: str, cfg: CfgNode) -> LabeledImages:

@@ -35,7 +35,7 @@ from torch import Tensor
 import linear_eval.probes
 from kscl.backbone_file import RANDOM, Loaded
 from kscl.config import CONFIG_FILE, Broken, Schema, Section, config_values, leaves, value_at
-from kscl.data.labeled import FRACTION_IN_PROTOCOL, percent_words
+from kscl.data.labeled import FRACTION_IN_PROTOCOL, draw_of, percent_words
 from kscl.errors import KsclError
 from kscl.records.rankme import KEY as RANKME
 from kscl.records.rankme import rankme
@@ -60,7 +60,7 @@ from linear_eval import config
 from linear_eval.backbone import Frozen, freeze, load
 from linear_eval.config import CENTER, LinearEval
 from linear_eval.features import Features, cached_features
-from linear_eval.images import LabeledImages, draw_of, open_data, subset_hash
+from linear_eval.images import LabeledImages, open_data, subset_hash
 from linear_eval.score import LEVEL, Outcome
 
 log = logging.getLogger(LOGGER)
@@ -268,7 +268,7 @@ class Probe(Task):
         if cfg.SOLVER.LONGER > 1:
             details[LONGER] = cfg.SOLVER.LONGER
         if cfg.DATA.FRACTION < 1:
-            details["draw"] = draw_of(cfg)
+            details["draw"] = draw_of(cfg.DATA, cfg.SEED)
         if "val" in self.features and self.view == CENTER:  # train depends on the fraction
             details[RANKME] = round(rankme(self.centers("val").numpy()), 3)
         if score.per_class:

@@ -1,9 +1,9 @@
 """Convert a pretrained backbone for Detectron2, with proof; or back to timm (--to timm).
 
-Write a folder with the weights, the Detectron2 config that fits them and a certificate of the
-proof: the same images through the source network and through the detector, stage by stage. If they
-differ, nothing is written and the message says where and why. A protocol whose optimizer does not
-suit the network gets a warning that names one that does.
+Write a folder with the weights, a matching Detectron2 config and a certificate of the proof: the
+same images go through the source network and the detector, and every stage is compared. If they
+differ, nothing is written and the message says where and why. If the protocol's optimizer does not
+suit the network, a warning names a better protocol.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ EXAMPLES = """  our own file says what it is:
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
     arguments = _parser().parse_args(argv)
     require_detectron2()
     convert, report = (_to_timm, _report_of_timm) if arguments.to == "timm" else (_to_d2, _report)
@@ -69,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check(source: str, *, arch_kwargs: dict[str, Any] | None = None, **how: Any) -> list[Problem]:
-    """Convert and compare; raise what is wrong, and keep nothing."""
+    """Convert and compare without keeping the result; raise an error if it fails."""
     require_detectron2()
     from detection.convert.converter import convert
 
@@ -95,28 +94,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--output-dir", required=True, metavar="FOLDER", help="the folder to write")
     add("--arch", help="the timm model, for files that do not say it themselves")
     add("--arch-kwargs", default="{}", metavar="YAML", help="its arguments")
-    add("--container", metavar="KEY", help="where in the file the tensors are: keys joined by dots")
+    add("--container", metavar="KEY", help="where the file has the tensors: keys joined by dots")
     add("--prefix", help="key prefix of the backbone there, such as module.encoder_q.")
     add("--seed", type=int, default=0, help="of random weights (0)")
     for name, value in (("mean", "0.485 0.456 0.406"), ("std", "0.229 0.224 0.225")):
-        about = f"of the pretraining's input, if it is not known (ImageNet's: {value})"
+        about = f"of the pretraining's input, if it is not known (ImageNet: {value})"
         add(f"--{name}", type=float, nargs=3, metavar=("R", "G", "B"), help=about)
     add(
         "--channels",
         choices=("RGB", "BGR"),
-        help="of a file in Detectron2's layout, if its converter is not known; a network for BGR "
-        "is turned to RGB",
+        help="of a file in Detectron2's layout, if its converter is not known; a BGR network is "
+        "converted to RGB",
     )
     add(
         "--protocol",
         metavar="FILE",
-        help="the config the network is put into (configs/detection/voc0712_c4_24k_moco.yaml)",
+        help="the detector's config (configs/detection/voc0712_c4_24k_moco.yaml)",
     )
     add(
         "--route",
         choices=("exact", "timm"),
-        help="exact: Detectron2 builds the same network; timm: timm's own code runs in it "
-        "(exact wherever it is possible)",
+        help="exact: Detectron2 builds the same network; timm: run timm's own code (default: "
+        "exact if possible)",
     )
     add("--format", choices=("pth", "pkl"), default="pth", help="of the weights (pth)")
     about = "convert and compare, print problems as JSON, and write nothing"
@@ -201,7 +200,7 @@ def _report(converted: Any) -> str:
 
 
 def in_kinds(names: Sequence[str]) -> str:
-    """Count tensors by what they belong to, e.g. which of MoCo's two encoders was left out."""
+    """Count tensors by their owner, e.g. which of MoCo's two encoders was left out."""
     kinds: Counter[str] = Counter()
     everything = set(names)
     for name in names:
@@ -209,7 +208,7 @@ def in_kinds(names: Sequence[str]) -> str:
             kinds[name] = 0
             continue
         layer, _, tensor = name.rpartition(".")
-        # The counter of a layer whose other tensors were carried over.
+        # The counter of a layer whose other tensors were converted.
         is_counter = tensor == COUNTER and f"{layer}.weight" not in everything
         kinds[COUNTER if is_counter else ".".join(name.split(".")[:2])] += 1
     listed = (f"{kind} ({count})" if count else kind for kind, count in kinds.items())

@@ -1,4 +1,4 @@
-"""Find objects in any photos with a detector you trained: pictures with boxes, and a JSON file."""
+"""Find objects in photos with a detector you trained; write pictures with boxes and a JSON file."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from detection import MIN_SCORE
-from detection.errors import DetectionError
 from detection.install import require_detectron2
 from kscl import cli
 from kscl.data.formats import is_image
 from kscl.data.source import Walk, walk_files
+from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
 EXAMPLES = """  kscl predict output/mine/kscl/seed0 photo.jpg --output-dir found
@@ -24,7 +24,6 @@ JSON_FILE = "predictions.json"
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_import(parser)
     parser.add_argument("run", type=Path, help="a folder of kscl train-net, or one around it")
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--min-score", type=float, default=MIN_SCORE, help=about)
     given = parser.parse_args(argv)
     if not 0 <= given.min_score <= 1:
-        raise DetectionError(f"--min-score is {given.min_score:g}; it must be between 0 and 1.")
+        raise KsclError(f"--min-score must be between 0 and 1, got {given.min_score:g}.")
     photos = _photos(given.photos)
     require_detectron2()
 
@@ -51,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, path in photos.items():
         try:
             picture = read_photo(path)
-        except DetectionError as error:
+        except KsclError as error:
             bad.append(str(error))
             continue
         found = predict(picture)
@@ -64,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_atomically(given.output_dir / JSON_FILE, text.encode())
     print(f"Written: {given.output_dir / JSON_FILE} and {len(content)} pictures.")
     if bad:
-        raise DetectionError("\n".join(bad))
+        raise KsclError("\n".join(bad))
     return 0
 
 
@@ -73,18 +72,18 @@ def _refuse_overwriting(photos: Mapping[str, Path], output_dir: Path) -> None:
     originals = {path.resolve() for path in photos.values()}
     for name in photos:
         if (output_dir / name).resolve() in originals:
-            raise DetectionError(
+            raise KsclError(
                 f"--output-dir {output_dir} would overwrite the photo {output_dir / name}. Choose "
                 "another folder."
             )
 
 
 def _photos(given: Sequence[Path]) -> dict[str, Path]:
-    """Return the images by the name of their picture: with folders if a name repeats.
+    """Return the images by the name of the picture to write, with folders if a name repeats.
 
-    Where names differ in their suffix alone, the pictures keep it: a.jpg.png and a.bmp.png.
+    If names differ only in their suffix, the pictures keep it: a.jpg.png and a.bmp.png.
     """
-    found: dict[str, tuple[str, Path]] = {}  # a file that is named twice is one image
+    found: dict[str, tuple[str, Path]] = {}  # by path, so a file named twice is one image
     for path in given:
         if path.is_dir():
             names = sorted(name for name, _ in walk_files(str(path), Walk()) if is_image(name))
@@ -92,9 +91,9 @@ def _photos(given: Sequence[Path]) -> dict[str, Path]:
         elif path.is_file():
             found[os.path.abspath(path)] = path.name, path
         else:
-            raise DetectionError(f"{path} is not there. Name images or folders of images.")
+            raise KsclError(f"{path} is not there. Name images or folders of images.")
     if not found:
-        raise DetectionError(f"{', '.join(map(str, given))} holds no image. Name some.")
+        raise KsclError(f"{', '.join(map(str, given))} has no image. Name some.")
     if len({name for name, _ in found.values()}) == len(found):
         photos = dict(found.values())
     else:

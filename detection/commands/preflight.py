@@ -21,7 +21,6 @@ The exit code is 1 if a problem was found; notes alone are not a problem.
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("--train", nargs="+", default=[], metavar="SET", help=forms())
     parser.add_argument("--test", nargs="+", default=[], metavar="SET", help=forms())

@@ -1,4 +1,4 @@
-"""Score saved detections again, boxes and masks, by all scorers or some; no model is needed."""
+"""Score saved detections again, boxes and masks, by all scorers or some, without a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ EXAMPLES = """  kscl score --detections run/detections.npz --annotations VOC2007
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     about = "detections.npz of an evaluation"
     parser.add_argument("--detections", required=True, metavar="FILE", help=about)
@@ -40,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--scorer", action="append", choices=tuple(SCORERS), help="default: all that apply"
     )
-    about = "score although the annotations have changed since the detections were made"
+    about = "score even if the annotations have changed since the detections were made"
     cli.add_flag(parser, "--changed-annotations", about)
     cli.add_flag(parser, "--json", "print everything, curves too, as JSON")
     cli.add_import(parser)
@@ -62,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def find_ground_truth(
     where: str, class_names: tuple[str, ...], with_masks: bool = False
 ) -> GroundTruth:
-    """Read the annotations that a name stands for, without looking at any image."""
+    """Read the annotations that a name stands for, without images."""
     if where.endswith(".npz"):
         return read_ground_truth(where)
     found = read_source(_source(where), class_names, with_images=False, with_masks=with_masks)

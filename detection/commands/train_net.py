@@ -1,8 +1,8 @@
-"""Fine-tune and score a detector, as Detectron2's train_net.py does, but fail before it starts.
+"""Fine-tune and score a detector, like Detectron2's train_net.py, but with checks up front.
 
 Config, data, weights and detector are checked before a folder is made, the disk before the first
-iteration. Every trial has a seed and a folder of its own and ends in a record. Without a GPU it
-runs on the CPU; no flag is needed.
+iteration. Every trial has its own seed and folder and ends in a record. Without a GPU it runs on
+the CPU.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from detection.errors import DetectionError
 from detection.install import require_detectron2
 from kscl import cli
 from kscl.data.annotations import Problem
+from kscl.errors import KsclError
 
 if TYPE_CHECKING:
     from detectron2.config import CfgNode
@@ -39,23 +39,22 @@ EXAMPLES = """  kscl train-net --config-file output/converted/config.yaml --num-
   kscl train-net --config-file output/mine/config.yaml --eval-only \\
       MODEL.WEIGHTS output/mine/model_final.pth OUTPUT_DIR output/mine-again
 
-TEST.EVAL_PERIOD 5000 also scores the detector on the way (metrics.json); the record keeps the final
-number, and the training is the same with and without it.
+TEST.EVAL_PERIOD 5000 also scores the detector during training (metrics.json), which does not change
+the training; the record has the final number.
 On the CPU, small networks are fastest with one thread per process: OMP_NUM_THREADS=1.
 """
 
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_config_arguments(parser, "SOLVER.BASE_LR 0.01 SEED 3")
     cli.add_run_arguments(parser, resume_starts=True)
     cli.add_check_arguments(parser, "config, data, weights, detector and disk")
     cli.add_world_size_argument(parser)
     about = (
-        "score the detector of the run in OUTPUT_DIR (its newest weights), or MODEL.WEIGHTS if you "
-        "set it; a run's own folder gets the pass and the record in its folder inference"
+        "score the newest weights of the run in OUTPUT_DIR, or MODEL.WEIGHTS if you set it; in a "
+        "run's own folder, results go into its folder inference"
     )
     cli.add_flag(parser, "--eval-only", about)
     _add_machine_arguments(parser)
@@ -70,13 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--lr-grid",
         type=_rates,
         metavar="RATES",
-        help="choose SOLVER.BASE_LR among these, such as 0.01,0.02,0.04, on a fifth of the "
-        "training images; a protocol of its own",
+        help="choose SOLVER.BASE_LR among these, e.g. 0.01,0.02,0.04, on a fifth of the training "
+        "images; this is another protocol",
     )
     words = sys.argv[1:] if argv is None else list(argv)
     arguments = parser.parse_args(words)
     if arguments.num_machines > 1:
-        raise DetectionError(_with_torchrun(arguments, words))
+        raise KsclError(_with_torchrun(arguments, words))
     require_detectron2()
 
     from detection.config import GRID_KEY, WEIGHTS_KEY, detection_schema
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from kscl.run.engine import Flags
 
     if arguments.eval_only and arguments.num_trials:
-        raise DetectionError("--eval-only scores one detector. Leave --num-trials out.")
+        raise KsclError("--eval-only scores one detector. Leave --num-trials out.")
     grid = [GRID_KEY, str(arguments.lr_grid)] if arguments.lr_grid else []
     given = (arguments.config_file, [*arguments.overrides, *grid], arguments.num_gpus)
     if arguments.check:
@@ -105,9 +104,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add Detectron2's options for several machines, which torchrun starts here."""
+    """Add Detectron2's options for several machines, for which torchrun is used here."""
     group = parser.add_argument_group("several machines", "see docs/cluster.md")
-    about = "more than 1 ends with the torchrun command to type instead"
+    about = "if more than 1, print the torchrun command to use instead"
     group.add_argument("--num-machines", type=int, default=1, metavar="N", help=about)
     group.add_argument("--machine-rank", type=int, default=0, metavar="N", help="of this machine")
     about = "tcp://HOST:PORT of machine 0"
@@ -115,7 +114,7 @@ def _add_machine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _with_torchrun(arguments: argparse.Namespace, words: Sequence[str]) -> str:
-    """Return the error that names the command which starts this run on several machines."""
+    """Return an error with the command that starts this run on several machines."""
     host, _, port = arguments.dist_url.removeprefix("tcp://").rpartition(":")
     if not (host and port.isdigit()):
         host, port = "HOST_OF_MACHINE_0", "29500"
@@ -135,9 +134,9 @@ def _with_torchrun(arguments: argparse.Namespace, words: Sequence[str]) -> str:
     options = [f"{name}={value}" for name, value in where.items()]
     command = shlex.join(["torchrun", *options, "-m", "kscl", "train-net", *rest])
     return (
-        f"--num-machines is {arguments.num_machines}, and several machines are started by "
-        f"torchrun. Type this on machine {arguments.machine_rank}, and the same with its own "
-        f"--node-rank on every other:\n  {command}"
+        f"--num-machines is {arguments.num_machines}, which needs torchrun. Run this on machine "
+        f"{arguments.machine_rank}, and the same with its own --node-rank on every other:\n"
+        f"  {command}"
     )
 
 
@@ -152,7 +151,7 @@ def check(
     later: Sequence[str] = (),
     eval_only: bool = False,
 ) -> list[Problem]:
-    """Return all that would stop the run; `later` names what another command will make."""
+    """Return what would stop the run; `later` names what another command will make."""
     require_detectron2()
     from detection.train.trials import check_trials
 
@@ -184,5 +183,5 @@ def _adapted(
 
     cfg = load_detection_config(config, overrides)
     if eval_only:
-        cfg.SOLVER.REFERENCE_WORLD_SIZE = 0  # nothing is trained that could be scaled
+        cfg.SOLVER.REFERENCE_WORLD_SIZE = 0  # scaling is for training
     return adapt(cfg, num_gpus)

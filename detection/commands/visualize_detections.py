@@ -1,4 +1,4 @@
-"""Draw a run: what was found beside what is annotated, AP of every class, its curves."""
+"""Draw a run's detections beside the annotations, with the AP and curve of every class."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from detection import MIN_SCORE
-from detection.errors import DetectionError
 from detection.scoring import BOX_SCORERS
 from detection.scoring.pictures import draw_sheet
 from kscl import cli
+from kscl.errors import KsclError
 
 EXAMPLES = """  kscl visualize detections output/kscl/detection
   kscl visualize detections output/kscl/detection --images 8 --min-score 0.7
@@ -19,7 +19,6 @@ EXAMPLES = """  kscl visualize detections output/kscl/detection
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the tool and return its exit code."""
     parser = cli.parser(__doc__ or "", EXAMPLES)
     parser.add_argument("run", type=Path, help="a folder of kscl train-net, with detections.npz")
     parser.add_argument("--output", type=Path, help="a PNG (default: detections.png in the run)")
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     if arguments.images < 1 or not 0 <= arguments.min_score <= 1:
-        raise DetectionError("--images must be at least 1, and --min-score between 0 and 1.")
+        raise KsclError("--images must be at least 1, and --min-score between 0 and 1.")
     output = arguments.output or arguments.run / "detections.png"
     draw_sheet(
         arguments.run,

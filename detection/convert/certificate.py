@@ -1,8 +1,7 @@
-"""The certificate of a conversion, and whether a detector may start from the weights it certifies.
+"""The certificate of a conversion, and the check that a detector may start from its weights.
 
-What a certificate must say and prove is fixed in code: the file cannot set its own tolerance, leave
-keys out or name another network, and if its source is still there, the weights are compared with
-it.
+What a certificate must prove is fixed in code: the file cannot set its own tolerance, leave keys
+out or name another network. If its source still exists, the weights are compared with it.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 import torch
 from detectron2.config import CfgNode
@@ -25,7 +23,6 @@ from detection.config import DETECTOR_KEYS, norm_family
 from detection.convert.proof import TOLERANCE, stages_of
 from detection.convert.routes import EXACT, TIMM, Route, choose_route
 from detection.convert.weights import CONVERT_IT, read_weights
-from detection.errors import DetectionError
 from kscl.backbone_file import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -35,22 +32,28 @@ from kscl.backbone_file import (
 )
 from kscl.backbone_file.detectron2 import channels_of
 from kscl.config import plain, value_at
+from kscl.errors import KsclError
 from kscl.methods.encoder import build_backbone
+from kscl.records.record import listed, wrong_places
 from kscl.runtime.files import sha256_of, write_atomically
 
 CERTIFICATE_FILE = "certificate.json"
 VERSION = 4
-SOURCE_FIELDS: dict[str, type | UnionType] = {  # of the weights' source, with their types
-    "name": str,  # the file's, or the address it was fetched from
-    "path": str | None,
-    "file_sha256": str | None,
-    "tensors_sha256": str,
-    "layout": str,  # as it was found
-    "container": str | None,  # where the user said to look
-    "prefix": str | None,
-    "run": dict,
-}
 PIXEL_TOLERANCE = 1e-3  # of 255: files round the mean and std
+
+
+@dataclass(frozen=True)
+class Source:
+    """The fields of `Certificate.source`."""
+
+    name: str  # the file's, or the address it was fetched from
+    path: str | None
+    file_sha256: str | None
+    tensors_sha256: str
+    layout: str  # as it was found
+    container: str | None  # as the user gave it
+    prefix: str | None
+    run: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -61,24 +64,24 @@ class Certificate:
     weights_sha256: str
     tensors: int  # in the weights
     left_behind: list[str]  # tensors of the source that are not part of the detector
-    counters: dict[str, int]  # BatchNorm's, which Detectron2 has no place for, by timm's names
-    source: dict[str, Any]  # SOURCE_FIELDS: the file, its hash, its tensors' hash and its run
+    counters: dict[str, int]  # BatchNorm's, which Detectron2 does not keep, by timm's names
+    source: dict[str, Any]  # see Source
     arch: str  # timm's name
     arch_kwargs: dict[str, Any]
     detectron2_keys: dict[str, Any]  # network and input; a NORM stands for its family
     detector_keys: dict[str, Any]  # the detector around it; a NORM stands for its family
-    differences: dict[str, float]  # stage: relative L2 between timm's output and Detectron2's
+    differences: dict[str, float]  # relative L2 between timm's and Detectron2's output, by stage
     tolerance: float  # when it was made; TOLERANCE decides
-    made_with: dict[str, str]  # versions
+    made_with: dict[str, str | None]  # versions
 
     @property
     def source_sha256(self) -> str:
-        """The hash of the converted file, or of the tensors if the weights are random."""
+        """Return the hash of the converted file, or of the tensors if the weights are random."""
         return self.source["file_sha256"] or self.source["tensors_sha256"]
 
     @property
     def backbone(self) -> dict[str, Any]:
-        """What a record says about the contender: its network and pretraining run."""
+        """Return the network and its pretraining, for a record."""
         return {**self.source["run"], "arch": self.arch, "arch_kwargs": self.arch_kwargs}
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,52 +100,29 @@ def read_certificate(path: str | Path) -> Certificate:
     try:
         about = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     except FileNotFoundError:
-        raise DetectionError(
+        raise KsclError(
             f"{path}: there is no such certificate, so nothing is known about the weights. "
             f"{CONVERT_IT}"
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise DetectionError(f"{path} cannot be read as a certificate: {error}.") from error
+        raise KsclError(f"{path} cannot be read as a certificate: {error}.") from error
     if not isinstance(about, dict) or about.pop("version", None) != VERSION:
-        raise DetectionError(f"{path} is not a certificate of version {VERSION}. {CONVERT_IT}")
-    hints = get_type_hints(Certificate)
-    for found, types, where in (
-        (about, hints, f"{path}"),
-        (about.get("source", {}), SOURCE_FIELDS, f"{path}: source"),
-    ):
-        _require(found, dict, where)
-        _require_fields(found, types, where)
-        for name, hint in types.items():
-            _require(found[name], hint, f"{where}: {name}")
+        raise KsclError(f"{path} is not a certificate of version {VERSION}. {CONVERT_IT}")
+    problems = list(wrong_places(about, Certificate))
+    problems = problems or list(wrong_places(about["source"], Source, "source"))
+    if problems:
+        raise KsclError(f"{path}: {listed(problems)}. {CONVERT_IT}")
     return Certificate(**about)
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"it holds {name}, which is not a number")
-
-
-def _require(value: Any, hint: Any, where: str) -> None:
-    """Raise an error unless a value of JSON, and all inside it, has the type."""
-    origin, inner = get_origin(hint), get_args(hint)
-    kind = hint if origin in (None, UnionType) else origin
-    if hint is Any:
-        return
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise DetectionError(f"{where} must be {getattr(hint, '__name__', hint)}. {CONVERT_IT}")
-    if origin is dict:
-        for key, item in value.items():
-            _require(item, inner[1], f"{where}.{key}")
-    if origin is list:
-        for item in value:
-            _require(item, inner[0], where)
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _require_fields(found: Mapping[str, Any], required: Iterable[str], where: str) -> None:
     wrong = sorted(set(required) ^ set(found))
     if wrong:
-        raise DetectionError(
-            f"{where} has missing or unknown fields: {', '.join(wrong)}. {CONVERT_IT}"
-        )
+        raise KsclError(f"{where} has missing or unknown fields: {', '.join(wrong)}. {CONVERT_IT}")
 
 
 def input_keys(description: Description) -> dict[str, Any]:
@@ -155,33 +135,30 @@ def input_keys(description: Description) -> dict[str, Any]:
 
 
 def verify_start(cfg: CfgNode) -> Certificate | None:
-    """Return the certificate of the weights to start from; None if random ones are asked for."""
-    if not cfg.MODEL.WEIGHTS:
-        if not cfg.KSCL.FROM_SCRATCH:
-            raise DetectionError(
-                'MODEL.WEIGHTS is "", which trains from random weights. Name converted weights, or '
-                "set KSCL.FROM_SCRATCH True if that is what you want."
-            )
-        return None
-    if cfg.KSCL.FROM_SCRATCH:
-        raise DetectionError(
-            f"KSCL.FROM_SCRATCH is True and MODEL.WEIGHTS is {cfg.MODEL.WEIGHTS}. Choose one."
+    """Return the certificate of the weights to start from; None for training from scratch."""
+    if bool(cfg.MODEL.WEIGHTS) == cfg.KSCL.FROM_SCRATCH:
+        raise KsclError(
+            "Set either MODEL.WEIGHTS (converted weights) or KSCL.FROM_SCRATCH True (random "
+            f"weights), got MODEL.WEIGHTS '{cfg.MODEL.WEIGHTS}' and KSCL.FROM_SCRATCH "
+            f"{cfg.KSCL.FROM_SCRATCH}."
         )
+    if cfg.KSCL.FROM_SCRATCH:
+        return None
     weights = Path(cfg.MODEL.WEIGHTS)
     if not weights.is_file():
-        raise DetectionError(f"MODEL.WEIGHTS {weights}: there is no such file. {CONVERT_IT}")
+        raise KsclError(f"MODEL.WEIGHTS {weights}: there is no such file. {CONVERT_IT}")
     certificate = read_certificate(cfg.KSCL.CERTIFICATE or weights.parent / CERTIFICATE_FILE)
     verify(certificate, weights, cfg)
     return certificate
 
 
 def verify(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
-    """Raise an error unless the weights are the certified ones, proven, and fit the config."""
+    """Raise an error unless the weights are certified, proven, and fit the config."""
     found = sha256_of(Path(weights))
     if found != certificate.weights_sha256:
-        raise DetectionError(
-            f"{weights} is not the file of this certificate (sha256 {found[:12]}…, certified is "
-            f"{certificate.weights_sha256[:12]}…): it was changed or exchanged. {CONVERT_IT}"
+        raise KsclError(
+            f"{weights} must have the SHA-256 of its certificate, "
+            f"{certificate.weights_sha256[:12]}…, got {found[:12]}…: it was changed. {CONVERT_IT}"
         )
     _check_config(certificate, weights, cfg)
     _check_proof(certificate, weights, cfg)
@@ -197,16 +174,16 @@ def _check_config(certificate: Certificate, weights: str | Path, cfg: CfgNode) -
         try:
             ours = plain(value_at(cfg, key))
         except KeyError:
-            raise DetectionError(
-                f"The certificate of {weights} names {key}, which configs do not have. {CONVERT_IT}"
+            raise KsclError(
+                f"The certificate of {weights} has an unknown key, {key}. {CONVERT_IT}"
             ) from None
         if not _fits(key, ours, value):
             misfits.append(f"\n  {key} is {ours}; the weights are for {value}")
     if misfits:
-        raise DetectionError(
+        raise KsclError(
             f"The config does not fit {weights}:{''.join(misfits)}\n"
             f"Start from {Path(weights).parent / 'config.yaml'}, set these keys, or convert the "
-            "source for the other detector (kscl convert --protocol)."
+            "source for this detector (kscl convert --protocol)."
         )
 
 
@@ -224,30 +201,30 @@ def _fits(key: str, ours: Any, certified: Any) -> bool:
 
 
 def _check_proof(certificate: Certificate, weights: str | Path, cfg: CfgNode) -> None:
-    """Require that every stage was compared and differed by no more than our own tolerance."""
+    """Raise an error unless every stage was compared and is within TOLERANCE."""
     proven, required = certificate.differences, stages_of(cfg, certificate.arch_kwargs)
     wrong = [stage for stage in required if stage not in proven]
     wrong += [s for s, value in proven.items() if s not in required or not 0 <= value <= TOLERANCE]
     if wrong:
-        raise DetectionError(
-            f"{weights}: its certificate proves nothing for {', '.join(wrong)} (allowed is a "
-            f"difference of {TOLERANCE:g}). {CONVERT_IT}"
+        raise KsclError(
+            f"{weights}: its certificate does not prove {', '.join(wrong)} (the largest allowed "
+            f"difference is {TOLERANCE:g}). {CONVERT_IT}"
         )
 
 
 def _check_network(
     certificate: Certificate, tensors: dict[str, Tensor], weights: str | Path, cfg: CfgNode
 ) -> Route:
-    """Compare tensors and keys with those of the network that the certificate names."""
-    with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
+    """Compare tensors and keys with those of the certificate's network."""
+    with torch.device("meta"):  # structure only
         backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
     wanted = EXACT if cfg.MODEL.BACKBONE.NAME in EXACT_BUILDERS else TIMM
     route = choose_route(backbone, certificate.arch, certificate.arch_kwargs, cfg, wanted)
     shapes = {name: tuple(value.shape) for name, value in tensors.items()}
     if shapes != route.shapes or certificate.tensors != len(tensors):
-        raise DetectionError(
-            f"{weights} does not hold the {certificate.tensors} tensors of a {certificate.arch} "
-            f"{certificate.arch_kwargs}, as its certificate says. {CONVERT_IT}"
+        raise KsclError(
+            f"{weights} does not have the {certificate.tensors} tensors of a {certificate.arch} "
+            f"{certificate.arch_kwargs} named in its certificate. {CONVERT_IT}"
         )
     where = f"The certificate of {weights}:"
     required = {*route.keys, *input_keys(Description(certificate.arch))}
@@ -255,7 +232,7 @@ def _check_network(
     _require_fields(certificate.detector_keys, DETECTOR_KEYS, f"{where} detector_keys")
     for key, value in route.keys.items():
         if not _fits(key, value, certificate.detectron2_keys[key]):
-            raise DetectionError(
+            raise KsclError(
                 f"{where} {key} must be {value} for a {certificate.arch}, got "
                 f"{certificate.detectron2_keys[key]}. {CONVERT_IT}"
             )
@@ -265,17 +242,16 @@ def _check_network(
 def _check_source(
     certificate: Certificate, route: Route, tensors: dict[str, Tensor], weights: str | Path
 ) -> None:
-    """Compare the weights with the file they were made from, if it is still there."""
+    """Compare the weights with the file they were made from, if it still exists."""
     source = certificate.source
     path = Path(source["path"] or "")
-    if not os.path.isfile(path):  # unlike Path's, false for any text
+    if not os.path.isfile(path):  # Path.is_file() raises for some texts
         return
     if sha256_of(path) != source["file_sha256"]:
-        raise DetectionError(
-            f"{path} was changed since {weights} was made from it, or the certificate was. "
-            f"{CONVERT_IT}"
+        raise KsclError(
+            f"{path}, or the certificate, was changed after {weights} was made. {CONVERT_IT}"
         )
-    # Our own files name their input; from others only the tensors are compared.
+    # Our own files describe their input; for others only the tensors are compared.
     is_ours = source["layout"] in OWN_LAYOUTS
     loaded = load_backbone(
         path,
@@ -290,9 +266,9 @@ def _check_source(
     theirs, _ = route.carry(loaded.backbone.state_dict())
     different = [key for key in tensors if not torch.equal(tensors[key], theirs[key])]
     if different:
-        raise DetectionError(
-            f"{weights}: {different[0]} is not that of {path}, which its certificate names as its "
-            f"source ({len(different)} tensors differ). {CONVERT_IT}"
+        raise KsclError(
+            f"{weights}: {len(different)} tensors differ from its source {path}, e.g. "
+            f"{different[0]}. {CONVERT_IT}"
         )
     expected = {"tensors_sha256": loaded.tensors_sha256, "run": dict(loaded.description.source)}
     if loaded.description.source:
@@ -300,7 +276,7 @@ def _check_source(
     certified = {**source, **certificate.detectron2_keys}
     for name, value in expected.items():
         if not _fits(name, value, certified[name]):
-            raise DetectionError(
-                f"{weights}: its certificate has another {name} ({certified[name]}) than its "
-                f"source {path} ({value}). {CONVERT_IT}"
+            raise KsclError(
+                f"{weights}: its certificate must have the {name} of its source {path}, {value}, "
+                f"got {certified[name]}. {CONVERT_IT}"
             )

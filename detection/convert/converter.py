@@ -1,19 +1,16 @@
 """Convert a backbone file for Detectron2, with proof, or a Detectron2 ResNet back to timm.
 
 Load the backbone, choose its route into the detector, rename its tensors, prove that the detector
-computes the same, write the folder. The proof runs on the very bytes that are delivered, and the
-folder gets its name only after it. On the way back a folder of the converter says which network it
-holds and what its input is; for any other file of Detectron2 the user names both: the timm model,
-and the config that the weights were trained with.
+computes the same, write the folder. The proof runs on the bytes that are delivered, and the folder
+gets its name only after it. On the way back, a converted folder describes its network and input;
+for any other Detectron2 file the user names the timm model and the config it was trained with.
 """
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +47,24 @@ from detection.convert.certificate import (
 from detection.convert.proof import TOLERANCE, check_proof, stage_differences
 from detection.convert.routes import EXACT, choose_route
 from detection.convert.weights import is_counter, weights_bytes
-from detection.errors import DetectionError
 from kscl.backbone_file import Description, load_backbone, save_backbone, tensors_hash
 from kscl.backbone_file.detectron2 import detectron2_name
 from kscl.backbone_file.find import find_tensors
 from kscl.backbone_file.read import read_file, some
 from kscl.config import plain, value_at
+from kscl.errors import KsclError
 from kscl.methods.encoder import STRIDE_IN_1X1, build_backbone
+from kscl.records.provenance import library_versions
 from kscl.runtime.files import sha256_of, whole_folder, write_atomically
 from kscl.runtime.paths import is_named
 
 CONFIG_FILE = "config.yaml"
-PLAIN_CONFIG_FILE = "config_plain.yaml"  # for Detectron2 without this project
+PLAIN_CONFIG_FILE = "config_plain.yaml"  # for plain Detectron2
 FORMATS = {"pth": "weights.pth", "pkl": "weights.pkl"}
 PROTOCOL = "detection/voc0712_c4_24k_moco.yaml"
 BACKBONE_FILE = "backbone.safetensors"
 LARGEST_COUNT = 2**63
-DIGITS = 8  # of mean and std: a config holds 255 times of them, rounded
+DIGITS = 8  # of mean and std, which a config has times 255, rounded
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ class Converted:
     folder: Path
     certificate: Certificate
     cfg: CfgNode
-    messages: tuple[str, ...]  # which network of the file was taken, what was not read, warnings
+    messages: tuple[str, ...]  # which network was used, what was not read, warnings
 
     @property
     def weights(self) -> Path:
@@ -93,10 +91,10 @@ def convert(
     force: bool = False,
     **how: Any,
 ) -> Converted:
-    """Convert a backbone for a protocol's detector, prove it, and deliver the folder `output`.
+    """Convert a backbone for a protocol's detector, prove it, and write the folder `output`.
 
-    `how` are arguments of `load_backbone`. `route` "timm" runs the timm network itself also where
-    Detectron2 could build it.
+    `how` are arguments of `load_backbone`. `route` "timm" runs the timm network even if Detectron2
+    can build it.
     """
     output = Path(output)
     cfg = load_detection_config(protocol)
@@ -107,9 +105,9 @@ def convert(
     tensors, not_needed = chosen.carry(backbone.state_dict())
     broken = [key for key, tensor in tensors.items() if not tensor.isfinite().all()]
     if broken:
-        raise DetectionError(
-            f"{source}: {some(broken)} hold NaN or infinite values: the pretraining diverged, or "
-            "the file is damaged. Use another checkpoint."
+        raise KsclError(
+            f"{source}: {some(broken)} have NaN or infinite values: pretraining diverged, or the "
+            "file is damaged. Use another checkpoint."
         )
     keys = chosen.keys | input_keys(about)
     set_network(cfg, keys)
@@ -124,7 +122,7 @@ def convert(
             weights_sha256=sha256_of(weights),
             tensors=len(tensors),
             left_behind=[*loaded.left_behind, *not_needed],
-            # Detectron2 does not keep BatchNorm's counters; the way back needs them.
+            # For the way back; Detectron2 does not keep them.
             counters={
                 name: int(value)
                 for name, value in backbone.state_dict().items()
@@ -132,7 +130,7 @@ def convert(
             },
             source={
                 "name": str(source) if is_named(source) else Path(source).name,
-                # Not resolved: the hub's cache has links to files without an ending.
+                # Not resolved: the hub's cache links to files without a suffix.
                 "path": str(loaded.path.absolute()) if loaded.path else None,
                 "file_sha256": loaded.file_sha256,
                 "tensors_sha256": loaded.tensors_sha256,
@@ -147,10 +145,10 @@ def convert(
             detector_keys={key: plain(value_at(cfg, key)) for key in DETECTOR_KEYS},
             differences=differences,
             tolerance=TOLERANCE,
-            made_with=_versions(),
+            made_with={"kscl": kscl.__version__, **library_versions()},
         )
         write_atomically(folder / CONFIG_FILE, _config_text(cfg, certificate).encode())
-        if chosen.name == EXACT:  # a timm network runs in a backbone of ours
+        if chosen.name == EXACT:  # the timm route needs our backbone
             plain_text = _plain_config_text(cfg, certificate)
             write_atomically(folder / PLAIN_CONFIG_FILE, plain_text.encode())
         write_certificate(certificate, folder / CERTIFICATE_FILE)
@@ -159,7 +157,7 @@ def convert(
 
 
 def optimizer_warning(cfg: CfgNode, backbone: nn.Module, arch: str) -> str:
-    """Return a warning if the protocol's optimizer does not suit the network, else ""."""
+    """Return a warning if the protocol's optimizer does not suit the network."""
     wants_adamw = any(isinstance(module, nn.LayerNorm) for module in backbone.modules())
     wanted = ADAMW if wants_adamw else SGD
     if wanted == cfg.KSCL.OPTIMIZER or cfg.MODEL.BACKBONE.FREEZE_AT == ALL_FROZEN:
@@ -177,63 +175,52 @@ def optimizer_warning(cfg: CfgNode, backbone: nn.Module, arch: str) -> str:
 
 
 def _check_output(output: Path, tensors_sha256: str, force: bool) -> None:
-    """Raise an error if a folder holds anything but an earlier conversion of this backbone."""
+    """Raise an error unless a folder is new, empty or an earlier conversion of this backbone."""
     if not output.exists():
         return
     if not output.is_dir():
-        raise DetectionError(f"{output} is a file. Name a folder with --output-dir.")
+        raise KsclError(f"{output} is a file. Name a folder with --output-dir.")
     names = {path.name for path in output.iterdir()}
     foreign = names - {CONFIG_FILE, PLAIN_CONFIG_FILE, CERTIFICATE_FILE, *FORMATS.values()}
     if foreign:
-        raise DetectionError(
-            f"{output} holds other things ({some(sorted(foreign))}). Choose an empty folder."
+        raise KsclError(
+            f"{output} has other files ({some(sorted(foreign))}). Choose an empty folder."
         )
     if not names or force:
         return
     try:
         before = read_certificate(output / CERTIFICATE_FILE).source
-    except DetectionError:
+    except KsclError:
         before = {}
     if before.get("tensors_sha256") != tensors_sha256:
-        raise DetectionError(
-            f"{output} holds a conversion of other weights ({before.get('name', 'unknown')}). "
-            "Choose another folder, or overwrite it with --force."
+        raise KsclError(
+            f"{output} is a conversion of other weights ({before.get('name', 'unknown')}). Choose "
+            "another folder, or overwrite it with --force."
         )
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "kscl": kscl.__version__}
-    for name in ("torch", "timm", "detectron2"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
 
 
 def _config_text(cfg: CfgNode, certificate: Certificate) -> str:
     lines = [
-        f"{certificate.weights_file} beside this file ({certificate.arch}) in the protocol "
-        f"{cfg.KSCL.PROTOCOL or 'that was given'}: the network's keys, and all else",
-        "that differs from Detectron2's defaults. The proof is in certificate.json.",
+        f"{certificate.weights_file} beside this file ({certificate.arch}), protocol "
+        f"{cfg.KSCL.PROTOCOL or 'unnamed'}: the network's keys and all",
+        "that differ from Detectron2's defaults. certificate.json has the proof.",
     ]
     return _yaml(lines, changed_values(cfg, always=certificate.detectron2_keys))
 
 
 def _plain_config_text(cfg: CfgNode, certificate: Certificate) -> str:
-    """Return the config for those who use Detectron2 without this project."""
+    """Return the config for Detectron2 without this project."""
     cfg = cfg.clone()
     lines = [
-        f"{certificate.weights_file} beside this file ({certificate.arch}) for plain Detectron2, "
-        "which reads MODEL.WEIGHTS",
-        "from the folder that it is started in, and checks nothing.",
+        f"{certificate.weights_file} beside this file ({certificate.arch}) for plain Detectron2,",
+        "which reads MODEL.WEIGHTS from the current folder and checks nothing.",
     ]
     if cfg.MODEL.ROI_HEADS.NAME == EXTRA_NORM_HEAD:
         cfg.MODEL.ROI_HEADS.NAME = PLAIN_HEAD
-        lines.append("Detectron2 has no extra norm in its head, so this is another detector.")
+        lines.append("Detectron2's head has no extra norm, so this is another detector.")
     if any(":" in name for name in (*cfg.DATASETS.TRAIN, *cfg.DATASETS.TEST)):
         cfg.DATASETS.TRAIN = cfg.DATASETS.TEST = ()
-        lines.append("DATASETS are to be registered and named.")
+        lines.append("Register your data sets and name them in DATASETS.")
     values = changed_values(cfg, always=certificate.detectron2_keys)
     values.pop("KSCL")
     return _yaml(lines, values)
@@ -252,7 +239,7 @@ class ConvertedBack:
     description: Description
     differences: dict[str, float]  # as in a certificate
     left_behind: tuple[str, ...]
-    same_as_source: bool  # its tensors have the hash of those that were once converted
+    same_as_source: bool  # its tensors are those that were converted, by their hash
 
 
 def convert_back(
@@ -268,36 +255,35 @@ def convert_back(
     weights, certificate = _open(Path(source))
     if certificate is not None:
         if arch is not None or protocol is not None:
-            raise DetectionError(
-                f"{source} has a certificate, which names its network and config. Leave --arch, "
+            raise KsclError(
+                f"The certificate of {source} names its network and config. Leave --arch, "
                 "--arch-kwargs and --protocol out."
             )
         cfg = load_detection_config(weights.parent / CONFIG_FILE, rules=check_version)
         verify(certificate, weights, cfg)
         arch, kwargs = certificate.arch, certificate.arch_kwargs
     elif arch is None or protocol is None:
-        raise DetectionError(
-            f"{source} has no certificate beside it, and tensors alone do not show the stride, the "
-            "channel order or the input. Name the network (--arch) and the Detectron2 config that "
-            "the weights were trained with (--protocol FILE)."
+        raise KsclError(
+            f"{source} has no certificate, and tensors alone do not determine stride, channel "
+            "order and input. Name the network (--arch) and the Detectron2 config that the weights "
+            "were trained with (--protocol FILE)."
         )
     else:
         cfg = load_detection_config(protocol, rules=check_version)
     kwargs = dict(kwargs or {})
     target = Path(output) / BACKBONE_FILE
     if cfg.MODEL.BACKBONE.NAME not in EXACT_BUILDERS:
-        raise DetectionError(
-            f"{source} holds the timm network itself (MODEL.BACKBONE.NAME "
-            f"{cfg.MODEL.BACKBONE.NAME}), without the layers that a detector does not need. Use "
-            "the file that it was made from."
+        raise KsclError(
+            f"{source} has a timm network (MODEL.BACKBONE.NAME {cfg.MODEL.BACKBONE.NAME}) without "
+            "the layers that a detector does not need. Use the file it was made from."
         )
     if kwargs.get(STRIDE_IN_1X1):
-        raise DetectionError(
-            f"{source} has its stride in 1x1 convolutions ({STRIDE_IN_1X1}), and timm has no such "
-            "network: its file would be read as another one. Use the source in our tools."
+        raise KsclError(
+            f"{source} has its stride in 1x1 convolutions ({STRIDE_IN_1X1}), which timm does not "
+            "have: it would read the file as another network. Use the source in our tools."
         )
     if target.exists() and not force:
-        raise DetectionError(f"{target} exists. Choose another folder, or overwrite with --force.")
+        raise KsclError(f"{target} exists. Choose another folder, or overwrite with --force.")
     backbone = build_backbone(arch, kwargs).eval()
     content, _, _ = read_file(weights, str(weights))
     content.pop("__author__", None)
@@ -319,9 +305,9 @@ def convert_back(
         differences = stage_differences(backbone, description, cfg, network)
     check_proof(differences)
     if certificate and tensors_hash(backbone) != certificate.source["tensors_sha256"]:
-        raise DetectionError(
-            f"{weights}: converted back, its tensors are not those that its certificate names as "
-            "the source's. Nothing was written."
+        raise KsclError(
+            f"{weights}: its tensors, converted back, are not those of the source in its "
+            "certificate. Nothing was written."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     save_backbone(target, backbone.state_dict(), description)
@@ -331,15 +317,15 @@ def convert_back(
 
 
 def _open(source: Path) -> tuple[Path, Certificate | None]:
-    """Return the file of weights, and its certificate if it is one of the converter's."""
+    """Return the weights file, and its certificate if it was converted here."""
     folder = source if source.is_dir() else source.parent
     path = folder / CERTIFICATE_FILE
     certificate = read_certificate(path) if path.is_file() else None
     if certificate and source in (folder, folder / certificate.weights_file):
         return folder / certificate.weights_file, certificate
     if not source.is_file():
-        raise DetectionError(
-            f"{source} is neither a folder of the converter nor a file of Detectron2's weights."
+        raise KsclError(
+            f"{source} must be a folder of kscl convert, or a weights file of Detectron2."
         )
     return source, None
 
@@ -349,5 +335,5 @@ def _counters(certificate: Certificate | None, path: Path) -> dict[str, Tensor]:
     found = certificate.counters if certificate else {}
     for name, count in found.items():
         if not 0 <= count < LARGEST_COUNT:
-            raise DetectionError(f"{path}: its certificate's counter {name} is not a count.")
+            raise KsclError(f"{path}: its certificate's counter {name} is not a count.")
     return {name: torch.tensor(count) for name, count in found.items()}

@@ -41,9 +41,9 @@ from detection.convert.weights import (
     quietly,
     read_weights,
 )
-from detection.errors import DetectionError
 from kscl.backbone_file import Description
 from kscl.config import plain
+from kscl.errors import KsclError
 from kscl.methods import encoder
 
 TOLERANCE = 1e-4  # right conversions stay below 3e-5; the mildest known mistake gives 5e-3
@@ -99,7 +99,7 @@ def stage_differences(
 ) -> dict[str, float]:
     """Return the relative L2 difference at every stage between timm's network and `cfg`'s."""
     if cfg.MODEL.BACKBONE.NAME == C4 and "res5" not in cfg.MODEL.ROI_HEADS.NAME.lower():
-        raise DetectionError(
+        raise KsclError(
             f"MODEL.ROI_HEADS.NAME is {cfg.MODEL.ROI_HEADS.NAME}: a detector without FPN can only "
             "be proven if its head is res5 (C4). Use a protocol from configs/detection/."
         )
@@ -133,7 +133,7 @@ def check_proof(differences: Mapping[str, float]) -> None:
         for stage, value in differences.items()
     ]
     first = failed[0]
-    raise DetectionError(
+    raise KsclError(
         "The Detectron2 model does not compute what the source network computes; it differs first "
         f"at {first} (by {differences[first]:.2e}, allowed is {TOLERANCE:g}).\n"
         f"{tabulate(rows, tablefmt='plain', disable_numparse=True)}\n"
@@ -243,7 +243,7 @@ def _difference(ours: Tensor, theirs: Tensor, stage: str) -> float:
     size = ours.double().norm().item()
     if not math.isfinite(size) or size == 0:
         what = "only zeros" if size == 0 else "NaN or infinite values"
-        raise DetectionError(
+        raise KsclError(
             f"The source network gives {what} at {stage}, so nothing can be compared: its weights "
             "are damaged or were never trained with these statistics. Nothing was written."
         )

@@ -1,12 +1,12 @@
-"""The two ways of a timm network into a detector.
+"""The two routes of a timm network into a detector.
 
-Exact: Detectron2 builds the same ResNet itself and the tensors are renamed; any detector of
-Detectron2's can have it, ours or not. timm: a backbone of ours runs the timm network, under an FPN
-or, if it is a plain transformer, under a simple feature pyramid.
+exact: Detectron2 builds the same ResNet and the tensors are renamed, for any Detectron2 detector.
+timm: our backbone runs the timm network, under an FPN or, for a plain transformer, under a simple
+feature pyramid.
 
-Whether the exact route is open is decided by the built network, never by its name: resnetblur50 and
-resnetaa50 have the keys and shapes of resnet50 and compute something else. It is compared, layer by
-layer, with the plain ResNet of the same size, and every kind of layer that differs is named.
+The built network decides whether the exact route is possible, not its name: resnetblur50 has the
+keys and shapes of resnet50 but computes something else. It is compared layer by layer with the
+plain ResNet of the same size.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ from detection.backbones import (
 )
 from detection.config import of_timm_only
 from detection.convert.weights import UNDER_FPN, UNDER_PLAIN_PYRAMID, is_counter
-from detection.errors import DetectionError
 from kscl.backbone_file.detectron2 import detectron2_name
 from kscl.config import plain
+from kscl.errors import KsclError
 from kscl.methods.encoder import STRIDE_IN_1X1, any_size_arguments, build_backbone
 
 EXACT, TIMM = "exact", "timm"
-DEPTHS: dict[
-    type, dict[tuple[int, ...], int]
-] = {  # by the kind of block: number of blocks in every stage, and the depth
+# The depth by the kind of block and the number of blocks in every stage.
+DEPTHS: dict[type, dict[tuple[int, ...], int]] = {
     timm_resnet.Bottleneck: {(3, 4, 6, 3): 50, (3, 4, 23, 3): 101, (3, 8, 36, 3): 152},
     timm_resnet.BasicBlock: {(2, 2, 2, 2): 18, (3, 4, 6, 3): 34},
 }
@@ -52,16 +51,14 @@ SUPPORTED = (
     "resnet50_gn, any of these with channels=(c, 2c, 4c, 8c), and, outside of C4, resnet18 and "
     "resnet34"
 )
-WITHOUT_EFFECT = {"drop_block", "drop_path", "global_pool", "fc"}  # on the levels, in eval mode
+WITHOUT_EFFECT = {"drop_block", "drop_path", "global_pool", "fc"}  # on feature maps in eval mode
 GROUP_NORMS = (nn.GroupNorm, TimmGroupNorm)
 SAME_KIND = {nn.SyncBatchNorm: nn.BatchNorm2d, TimmGroupNorm: nn.GroupNorm}
 NORM_SETTINGS = (  # momentum does not matter in eval mode
     *("num_features", "num_channels", "num_groups", "eps", "affine", "track_running_stats"),
 )
-BASIC_WIDTH = 64  # of res2 in a network of basic blocks, fixed in Detectron2
-# Fixed in Detectron2, and the plain ResNet's too: eps 1e-5, 32 groups of GroupNorm, 64 channels of
-# the stem.
-STEM_WIDTH = 64
+# Fixed in Detectron2: res2's width with basic blocks, and the stem's.
+BASIC_WIDTH = STEM_WIDTH = 64
 USE_FPN = "Use an FPN or RetinaNet protocol, such as --protocol configs/detection/coco_fpn_1x.yaml"
 
 Layer = tuple[type, str]
@@ -69,11 +66,11 @@ Layer = tuple[type, str]
 
 @dataclass(frozen=True)
 class Route:
-    """How one network gets into one detector."""
+    """How a network gets into a detector."""
 
     name: str  # EXACT or TIMM
-    keys: dict[str, Any]  # the config keys that give the detector this network
-    names: dict[str, str]  # the detector's names of the tensors it needs, by timm's
+    keys: dict[str, Any]  # config keys that give the detector this network
+    names: dict[str, str]  # timm's tensor names → the detector's
     shapes: dict[str, tuple[int, ...]]  # of these tensors, by the detector's names
 
     def carry(self, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -94,7 +91,7 @@ def choose_route(
     """Return the exact route if the network and the protocol's detector allow it, else timm's."""
     builder = PROTOCOL_BUILDERS.get(cfg.MODEL.BACKBONE.NAME, cfg.MODEL.BACKBONE.NAME)
     if builder not in EXACT_BUILDERS:
-        raise DetectionError(
+        raise KsclError(
             f"MODEL.BACKBONE.NAME must be one of {', '.join(EXACT_BUILDERS)}, got {builder}. Use a "
             "protocol from configs/detection/."
         )
@@ -102,29 +99,27 @@ def choose_route(
         return _timm_route(arch, kwargs, cfg, builder)
     keys, misfits = resnet_keys(backbone)
     if builder == C4 and (misfits or wanted == TIMM):
-        raise DetectionError(
+        raise KsclError(
             f"{arch} does not fit a C4 detector, whose head is the last stage of Detectron2's own "
-            f"ResNet{':' if misfits else ' and not timm code (--route timm).'}{misfits}\n"
-            f"These map exactly: {SUPPORTED}. {USE_FPN}, which takes any timm network with "
-            "feature levels."
+            f"ResNet{':' if misfits else ', not timm code (--route timm).'}{misfits}\n"
+            f"These map exactly: {SUPPORTED}. {USE_FPN}, for any timm network with feature levels."
         )
     if misfits and wanted == EXACT:
-        raise DetectionError(
+        raise KsclError(
             f"{arch} cannot become a Detectron2 ResNet without changing what it computes:{misfits}"
             f"\nThese map exactly: {SUPPORTED}."
         )
     if misfits:
         return _timm_route(arch, kwargs, cfg, builder)
     if builder == C4 and keys["MODEL.RESNETS.DEPTH"] < 50:
-        raise DetectionError(
-            f"{arch} has basic blocks: the C4 head of Detectron2 is always three bottleneck "
-            f"blocks, so res5 would not fit. {USE_FPN}, or pretrain a narrow resnet50."
+        raise KsclError(
+            f"{arch} has basic blocks, but Detectron2's C4 head always has three bottleneck "
+            f"blocks. {USE_FPN}, or pretrain a narrow resnet50."
         )
     if keys_of_timm := of_timm_only(cfg):
-        raise DetectionError(
-            f"{arch} becomes Detectron2's own ResNet, which has no use for "
-            f"{' and '.join(keys_of_timm)} of this protocol. Use a protocol for ResNets "
-            "(configs/detection/coco_fpn_1x.yaml), or --route timm."
+        raise KsclError(
+            f"{arch} becomes Detectron2's own ResNet, which has no {' and '.join(keys_of_timm)}. "
+            "Use a protocol for ResNets (configs/detection/coco_fpn_1x.yaml), or --route timm."
         )
     state = backbone.state_dict()
     names = {ours: theirs for ours in state if (theirs := detectron2_name(ours)) is not None}
@@ -132,7 +127,7 @@ def choose_route(
 
 
 def _timm_route(arch: str, kwargs: Mapping[str, Any], cfg: CfgNode, builder: str) -> Route:
-    with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
+    with torch.device("meta"):  # structure only
         whole = build_backbone(arch, kwargs)
         is_pyramid = is_plain(whole, arch)
         levels = [LAST] if is_pyramid else list(cfg.MODEL.RESNETS.OUT_FEATURES)
@@ -159,10 +154,10 @@ def _route(
 
 
 def resnet_keys(backbone: Any) -> tuple[dict[str, Any], str]:
-    """Return the config keys that make Detectron2 build this network, and what stands against it.
+    """Return the config keys that make Detectron2 build this network, and what it lacks.
 
-    The second is "" if Detectron2's network computes the same, else one line for every kind of
-    layer that it does not have.
+    The second is "" if Detectron2's network computes the same, else one line per kind of layer that
+    differs.
     """
     stages: list[Any] = [getattr(backbone, stage, None) for stage in STAGES]
     is_resnet = type(backbone) is timm_resnet.ResNet
@@ -187,7 +182,7 @@ def resnet_keys(backbone: Any) -> tuple[dict[str, Any], str]:
         "act_layer": "relu",
     }
     if is_bottleneck:
-        # timm rounds the width per group down: a little more than the quotient hits it exactly.
+        # timm rounds the width per group down, so add a little.
         per_group = 64 * (inner // groups) / width * (1 + 1e-9)
         arguments |= {"cardinality": groups, "base_width": per_group, STRIDE_IN_1X1: in_1x1}
     with torch.device("meta"):
@@ -217,9 +212,9 @@ def resnet_keys(backbone: Any) -> tuple[dict[str, Any], str]:
 
 
 def _differences(backbone: nn.Module, reference: nn.Module) -> Iterator[tuple[str, Layer, Layer]]:
-    """Yield the name of every layer that differs, what it is and should be; outermost layers only.
+    """Yield the outermost layers that differ: name, found, expected.
 
-    The exact type of a module also fixes its `forward`, so only its settings need to be compared.
+    Modules of the same type have the same `forward`, so only settings need to be compared.
     """
     ours, theirs = dict(backbone.named_modules()), dict(reference.named_modules())
     different: tuple[str, ...] = ()
@@ -232,7 +227,7 @@ def _differences(backbone: nn.Module, reference: nn.Module) -> Iterator[tuple[st
 
 
 def _layer(module: Any) -> Layer:
-    """Return a layer's type and what it computes in eval mode, as text."""
+    """Return a layer's type and its function in eval mode, as text."""
     kind = SAME_KIND.get(type(module), type(module))
     if module is None or kind is nn.Identity:
         return nn.Identity, "nothing"

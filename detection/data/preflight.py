@@ -1,7 +1,7 @@
-"""Check, before a training run begins, for everything that would end it hours later.
+"""Check data before training for everything that would stop a run hours later.
 
-All problems of all sets are reported at once, each with its file and its fix. Notes (a class
-without test objects, a tiny box) are reported too and stop nothing.
+All problems of all sets are reported at once, each with its file and fix. Notes (e.g. a class
+without test objects) are reported too, but stop nothing.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from kscl.errors import KsclError
 MAX_BAD_FRACTION = 0.01  # of a training set, as in pretraining; a run has KSCL.MAX_BAD_FRACTION
 UNREADABLE = "unreadable image"
 Part = tuple[Source, AnnotatedSet]
-THREADS = 8  # reading headers waits for the disk more than it computes
+THREADS = 8  # reading headers mostly waits for the disk
 
 
 @dataclass
 class Report:
-    """What was found; `problems` holds notes too, which are not fatal."""
+    """What was found; `problems` has notes too, which are not fatal."""
 
     class_names: tuple[str, ...] = ()
     sets: list[dict[str, Any]] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     absent_from_test: tuple[str, ...] = ()
-    # Reasons by path of unreadable training images, few enough for a run to skip them.
+    # Unreadable training images, few enough to skip → reason.
     skipped: dict[str, str] = field(default_factory=dict, repr=False)
-    # The sets themselves by role, for the run that follows: nothing is read a second time.
+    # The sets by role, for the run that follows.
     annotated: dict[str, list[Part]] = field(
         default_factory=lambda: {"train": [], "test": []}, repr=False
     )
@@ -55,12 +55,10 @@ class Report:
 
     @property
     def fatal(self) -> list[Problem]:
-        """The problems that stop a run."""
         return [problem for problem in self.problems if problem.fatal]
 
     @property
     def notes(self) -> list[Problem]:
-        """The problems that stop nothing."""
         return [problem for problem in self.problems if not problem.fatal]
 
     def checked(self) -> Report:
@@ -114,11 +112,10 @@ def preflight(
 ) -> Report:
     """Check every set (see kscl.data.annotations for names); `full` decodes every image.
 
-    A set registered with Detectron2 is given as `detection.data.sets.source_of(name)`.
-    `num_classes` is the model's, from `classes_key`; without `class_names`, the list is the
-    training sets' own. With a `mask_format`, Detectron2's `polygon` or `bitmask`, every object must
-    have a mask that it can train on. Up to `max_bad_fraction` of the images of a training set may
-    be unreadable: they are noted and skipped.
+    `num_classes` is the model's, from `classes_key`; without `class_names`, the training sets give
+    the list. With a `mask_format` (Detectron2's `polygon` or `bitmask`), every object must have a
+    mask in it. Up to `max_bad_fraction` of the images of a training set may be unreadable: they
+    are noted and skipped.
     """
     report = Report()
     sources: list[tuple[str, Source]] = []
@@ -139,12 +136,12 @@ def preflight(
         report.problems += found.problems
         if mask_format:
             report.problems += _mask_problems(role, found, mask_format)
-        allowed = max_bad_fraction if role == "train" else 0.0  # a score is over all test images
+        allowed = max_bad_fraction if role == "train" else 0.0  # a score counts all test images
         listed = len(found.images)
         decoded = _check_images(source, found, report, full, sample, allowed)
         sets[role].append((source, found))
         report.sets.append(_summary(role, found, decoded, listed - len(found.images)))
-    # A list that could not be found is explained by the problems of the files.
+    # Other problems of the files explain a missing list.
     if no_list and (class_names is not None or not report.fatal):
         report.add("class list", "the training sets", no_list, "Give one list for all")
     _check_classes(report, sets, num_classes, classes_key)
@@ -155,9 +152,9 @@ def preflight(
 def _class_names(
     sources: list[tuple[str, Source]], given: Sequence[str] | None
 ) -> tuple[tuple[str, ...], str]:
-    """Return the list for all sets, or an empty one and why there is none."""
+    """Return the list for all sets, or an empty one and the reason."""
     deciding = [source for role, source in sources if role == "train"]
-    deciding = deciding or [source for _, source in sources]  # a test alone has its own list
+    deciding = deciding or [source for _, source in sources]  # test sets alone have their own
     try:
         if given is not None:
             return check_class_names(given, "the class list"), ""
@@ -167,8 +164,8 @@ def _class_names(
 
 
 def _mask_problems(role: str, found: AnnotatedSet, mask_format: str) -> Iterator[Problem]:
-    """Yield what keeps a mask head from being trained on a set, or scored on it."""
-    # A crowd is not trained on, but its pixels are ignored where it is tested.
+    """Yield what prevents training or scoring masks on a set."""
+    # Crowds are not trained on, but scoring needs their pixels to ignore them.
     objects = [(image, thing) for image in found.images for thing in image.objects]
     without = [image for image, thing in objects if thing.mask is None]
     if without:
@@ -210,7 +207,7 @@ def _check_images(
         report.skipped |= bad
     report.problems += problems
     empty = sum(not image.objects for image in images)
-    if not found.usable:  # what is missing then was refused above, object by object
+    if not found.usable:  # objects may be missing, as reported above
         return len(decoded)
     if images and empty == len(images):
         report.add("no objects", source.name, "no image has an object", "Annotate some")
@@ -261,7 +258,7 @@ def _check_classes(
 
 
 def _place(name: str, sets: list[Part]) -> str:
-    """Return a class with the first annotation file that has it, and its set."""
+    """Return a class with the first annotation file that has it."""
     for source, annotated in sets:
         for image in annotated.images:
             if any(thing.name == name for thing in image.objects):
@@ -270,8 +267,8 @@ def _place(name: str, sets: list[Part]) -> str:
 
 
 def _overlap(train: list[Part], test: list[Part]) -> Iterator[Problem]:
-    """Yield test images that are trained on: the same file, or one with the same content."""
-    fix = "Remove it from one of the splits: a score on training images says nothing"
+    """Yield test images that are trained on: the same file, or one with equal content."""
+    fix = "Remove it from one of the splits: a score on training images is meaningless"
     for test_source, test_set in test:
         for train_source, train_set in train:
             paths = [

@@ -1,6 +1,6 @@
-"""The annotated sets of one run: read once, checked, and handed down to all who need them.
+"""The annotated sets of a run, read and checked once.
 
-A set is named as `kscl.data.annotations` says, or as it was registered with Detectron2 before.
+A set is named as in `kscl.data.annotations`, or as registered with Detectron2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from detectron2.structures import BoxMode
 
 from detection.config import FRACTION_KEY, META_ARCHITECTURES
 from detection.data.preflight import Part, Report, preflight
-from detection.errors import DetectionError
 from detection.scoring.boxes import GroundTruth, make_ground_truth, segmentation
 from kscl.config import value_at
 from kscl.data.annotations import (
@@ -32,7 +31,8 @@ from kscl.data.annotations import (
     is_set_name,
     parse_source,
 )
-from kscl.data.labeled import OF_SEED, draw_labeled
+from kscl.data.labeled import draw_labeled, draw_of
+from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 
 Dicts = list[dict[str, Any]]
@@ -43,17 +43,16 @@ NO_PYRAMID = "build_resnet_backbone"
 
 @dataclass(frozen=True)
 class RunSets:
-    """Training and test sets with one class list; travels to every rank."""
+    """Training and test sets with one class list, sent to every rank."""
 
     class_names: tuple[str, ...]
     train: list[Part]
     test: Part
     fingerprints: dict[str, dict[str, Any]]  # by role, taken before the start
-    # Training images that cannot be read, with reasons: skipped, or met in training and replaced.
-    bad_images: dict[str, str] = field(default_factory=dict)
+    bad_images: dict[str, str] = field(default_factory=dict)  # unreadable training images → reason
 
     def labeled(self, cfg: CfgNode) -> RunSets:
-        """Return the sets with the training images that KSCL.FRACTION and KSCL.DRAW choose."""
+        """Return the sets with the training images chosen by KSCL.FRACTION and KSCL.DRAW."""
         return replace(self, train=draw_parts(self.train, cfg))
 
     @property
@@ -62,7 +61,7 @@ class RunSets:
         return sum(len(annotated.images) for _, annotated in self.train)
 
     def train_dicts(self, cfg: CfgNode) -> Dicts:
-        """Return the training images in Detectron2's format, filtered as the config asks."""
+        """Return the training images in Detectron2's format, filtered as the config says."""
         dicts = [
             image
             for source, annotated in self.train
@@ -73,17 +72,17 @@ class RunSets:
         return dicts
 
     def test_dicts(self) -> Dicts:
-        """Return every test image in Detectron2's format."""
+        """Return the test images in Detectron2's format."""
         return detectron2_dicts(self.test[1])
 
     @cached_property
     def ground_truth(self) -> GroundTruth:
-        """What there is to find in the test set."""
+        """Return the annotated boxes of the test set."""
         return make_ground_truth(self.test[1])
 
 
 def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
-    """Read and check the config's sets; one error names every problem in them."""
+    """Read and check the config's sets; one error lists every problem."""
     report = check_sets(cfg).checked()
     parts = report.annotated
     (test,) = parts["test"]
@@ -94,13 +93,8 @@ def read_run_sets(cfg: CfgNode) -> tuple[RunSets, Report]:
     return sets, report
 
 
-def draw_of(cfg: CfgNode) -> int:
-    """Return the number of the draw of KSCL.FRACTION."""
-    return cfg.SEED if cfg.KSCL.DRAW == OF_SEED else cfg.KSCL.DRAW
-
-
 def draw_parts(train: Sequence[Part], cfg: CfgNode) -> list[Part]:
-    """Return the sets with a fraction of all their images; difficult objects show no class."""
+    """Return the sets with KSCL.FRACTION of all their images; difficult objects do not count."""
     if cfg.KSCL.FRACTION == 1:
         return list(train)
     images = [image for _, annotated in train for image in annotated.images]
@@ -109,7 +103,8 @@ def draw_parts(train: Sequence[Part], cfg: CfgNode) -> list[Part]:
         [names.index(thing.name) for thing in image.objects if not thing.difficult]
         for image in images
     ]
-    drawn = draw_labeled(shown, cfg.KSCL.FRACTION, draw_of(cfg), FRACTION_KEY)
+    draw = draw_of(cfg.KSCL, cfg.SEED)
+    drawn = draw_labeled(shown, cfg.KSCL.FRACTION, draw, FRACTION_KEY)
     kept = {id(images[number]) for number in drawn}
     return [
         (source, replace(annotated, images=[i for i in annotated.images if id(i) in kept]))
@@ -118,7 +113,7 @@ def draw_parts(train: Sequence[Part], cfg: CfgNode) -> list[Part]:
 
 
 def check_sets(cfg: CfgNode) -> Report:
-    """Read the config's sets and report every problem in them."""
+    """Read the config's sets and report every problem."""
     key = META_ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].classes_key
     report = preflight(
         [source_of(name) for name in cfg.DATASETS.TRAIN],
@@ -134,27 +129,26 @@ def check_sets(cfg: CfgNode) -> Report:
 
 
 def source_of(name: str) -> Source:
-    """Return where a set is that was registered with Detectron2 or that a name stands for."""
+    """Return the source of a set by its name here or in Detectron2's catalog."""
     if name not in DatasetCatalog or is_set_name(name):
         return parse_source(name)
     known = MetadataCatalog.get(name).as_dict()
-    if "dirname" in known:  # asked first: Detectron2's COCO evaluator adds a json_file to VOC sets
+    if "dirname" in known:  # first: Detectron2's COCO evaluator adds a json_file to VOC sets
         return Source(name, "voc", Path(known["dirname"]), split=known["split"])
     if "image_root" in known:
         root, file = Path(known["image_root"]), Path(known["json_file"])
         return Source(name, "coco", root, annotations=file)
-    raise DetectionError(
-        f"{name} is registered, but neither as a VOC folder nor as a COCO file, so it cannot be "
-        "checked or scored. Use Detectron2's register_pascal_voc or register_coco_instances."
+    raise KsclError(
+        f"{name} must be registered as a VOC folder or a COCO file to be checked and scored. Use "
+        "Detectron2's register_pascal_voc or register_coco_instances."
     )
 
 
 def detectron2_dicts(annotated: AnnotatedSet, crowds: bool = False) -> Dicts:
-    """Return the images as Detectron2's own loaders do, with `difficult` beside each box.
+    """Return the images as Detectron2's own loaders do, plus `difficult` for each box.
 
-    VOC's difficult objects are trained on, as there; those of a set with `crowds` (COCO,
-    Cityscapes) are not. The scorers ignore both. An object has its mask if the set was read with
-    masks.
+    Difficult objects are trained on, except in a set with `crowds` (COCO, Cityscapes). The scorers
+    ignore both.
     """
     index = {name: number for number, name in enumerate(annotated.class_names)}
     return [
@@ -171,7 +165,7 @@ def detectron2_dicts(annotated: AnnotatedSet, crowds: bool = False) -> Dicts:
                     **_mask(thing),
                 }
                 for thing in image.objects
-                if thing.mask is None or _mask(thing)  # Detectron2 leaves such objects out too
+                if thing.mask is None or _mask(thing)  # as in Detectron2's loader
             ],
         }
         for image in annotated.images
@@ -179,7 +173,7 @@ def detectron2_dicts(annotated: AnnotatedSet, crowds: bool = False) -> Dicts:
 
 
 def _box(thing: AnnotatedObject, crowds: bool) -> dict[str, Any]:
-    """Return the box in the mode of the file, which Detectron2 converts in single precision."""
+    """Return the box in the mode of the file; Detectron2 converts it in single precision."""
     if not crowds:
         return {"bbox": list(thing.box), "bbox_mode": BoxMode.XYXY_ABS}
     x1, y1, x2, y2 = thing.box
@@ -193,7 +187,7 @@ def _mask(thing: AnnotatedObject) -> dict[str, Any]:
 
 
 def _fingerprint(parts: Sequence[Part]) -> dict[str, Any]:
-    """Describe images and annotations, so that a leaderboard can see that they have changed."""
+    """Describe images and annotations, so that a leaderboard notices changes."""
     digest, files, size = hashlib.sha256(), 0, 0
     hashes: dict[Path, str] = {}
     for source, annotated in parts:
@@ -212,7 +206,7 @@ def _fingerprint(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def too_small_images(cfg: CfgNode, report: Report) -> Iterator[Problem]:
-    """Yield a problem for every size of input at which the coarsest level has no whole cell."""
+    """Yield a problem for every input size below the stride of the coarsest level."""
     stride = META_ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].coarsest
     if cfg.MODEL.BACKBONE.NAME == NO_PYRAMID:
         return
@@ -222,7 +216,7 @@ def too_small_images(cfg: CfgNode, report: Report) -> Iterator[Problem]:
     }
     for role, (shorter, longer) in sizes.items():
         key = f"INPUT.MIN_SIZE_{role.upper()}"
-        if shorter == 0:  # the images are used in their own size
+        if shorter == 0:  # images keep their own size
             for _, annotated in report.annotated[role]:
                 for image in annotated.images:
                     if min(image.width, image.height) < stride:

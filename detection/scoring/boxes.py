@@ -1,7 +1,7 @@
-"""Every box of a data set, detected or annotated, with its mask if it has one; saved in one file.
+"""All boxes of a data set, detected or annotated, with their masks if any, in one .npz file.
 
-The file is a .npz of plain arrays (no pickle): the boxes of all images in a row, with the index of
-their image and class beside them. It holds all that is needed to score them again.
+The file has plain arrays (no pickle), with one row per box of all images: all that is needed to
+score them again.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from pycocotools import mask as coco_masks
 
-from detection.errors import DetectionError
 from kscl.data.annotations import AnnotatedSet, check_class_names
 from kscl.data.masks import Mask, RunLengths, unpack_counts
+from kscl.errors import KsclError
 from kscl.runtime.files import read_arrays, write_atomically
 
 FORMAT = "kscl-boxes"
 VERSION = 2
 
 Array = np.ndarray[Any, Any]
-Packed = dict[str, Any]  # {"size": [height, width], "counts": bytes}, as pycocotools has them
+Packed = dict[str, Any]  # pycocotools' {"size": [height, width], "counts": bytes}
 
 
 @dataclass(frozen=True, eq=False)
 class BoxTable:
-    """The boxes of all images of a data set; N boxes, `image` and `category` index the lists."""
+    """The N boxes of all images of a data set."""
 
     dataset: str
     class_names: tuple[str, ...]
-    image_ids: tuple[str, ...]  # every image of the set, also one without a box
-    image: Array  # (N,) int64
-    category: Array  # (N,) int64
+    image_ids: tuple[str, ...]  # every image of the set, even one without a box
+    image: Array  # (N,) int64, index into image_ids
+    category: Array  # (N,) int64, index into class_names
     boxes: Array  # (N, 4) x1, y1, x2, y2, 0-based
-    masks: tuple[Packed, ...] | None = field(default=None, kw_only=True)  # N, or none at all
+    masks: tuple[Packed, ...] | None = field(default=None, kw_only=True)  # N of them
 
     def __len__(self) -> int:
         return len(self.boxes)
@@ -46,22 +47,22 @@ class BoxTable:
 
 @dataclass(frozen=True, eq=False)
 class Detections(BoxTable):
-    """What a model found. Boxes and scores are float32, as models give them."""
+    """What a model found; boxes and scores are float32."""
 
     scores: Array  # (N,) float32
-    ground_truth: str = ""  # fingerprint of the annotations that were there at the time
+    ground_truth: str = ""  # fingerprint of the annotations at that time
 
 
 @dataclass(frozen=True, eq=False)
 class GroundTruth(BoxTable):
-    """What there is to be found."""
+    """The annotated objects."""
 
     difficult: Array  # (N,) bool: neither a hit nor a miss
-    areas: Array  # (N,) float64: by which COCO calls an object small, medium or large
+    areas: Array  # (N,) float64: COCO's measure of small, medium and large
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of whatever can change a score; the order of images and classes does not."""
+        """Hash everything that can change a score; the order of images and classes cannot."""
         digest = hashlib.sha256()
         order = np.argsort(np.asarray(self.image_ids)[self.image], kind="stable")
         for image_id in sorted(self.image_ids):
@@ -76,7 +77,7 @@ class GroundTruth(BoxTable):
 
 
 Table = TypeVar("Table", Detections, GroundTruth)
-# table: its kind in a file, and the dtype of each column
+# its kind in a file, and the dtype of each column
 _KINDS: dict[type[BoxTable], tuple[str, dict[str, type]]] = {
     Detections: (
         "detections",
@@ -99,16 +100,20 @@ def make_detections(
 ) -> Detections:
     """Make a table from (boxes, scores, class indices) of every image, in the set's order."""
     image_ids = tuple(per_image)
-    columns = list(zip(*per_image.values(), strict=True)) or [(), (), ()]
-    counts = [len(boxes) for boxes in columns[0]]
+
+    def joined(column: int, dtype: type) -> Array:
+        parts = [np.ravel(columns[column]) for columns in per_image.values()]
+        return np.concatenate([np.zeros(0), *parts]).astype(dtype)
+
+    counts = [len(boxes) for boxes, _, _ in per_image.values()]
     table = Detections(
         dataset=dataset,
         class_names=class_names,
         image_ids=image_ids,
         image=np.repeat(np.arange(len(image_ids), dtype=np.int64), counts),
-        category=_joined(columns[2], np.int64),
-        boxes=_joined(columns[0], np.float32).reshape(-1, 4),
-        scores=_joined(columns[1], np.float32),
+        category=joined(2, np.int64),
+        boxes=joined(0, np.float32).reshape(-1, 4),
+        scores=joined(1, np.float32),
         ground_truth=ground_truth,
         masks=None if masks is None else tuple(mask for key in image_ids for mask in masks[key]),
     )
@@ -117,10 +122,7 @@ def make_detections(
 
 
 def make_ground_truth(annotated: AnnotatedSet) -> GroundTruth:
-    """Make a table of the objects of a set that has been read, in its order.
-
-    It has masks if every object of the set has one (see `read_source`, `with_masks`).
-    """
+    """Make a table of a set's objects; it has masks if every object has one."""
     index = {name: number for number, name in enumerate(annotated.class_names)}
     objects = [(i, o) for i, image in enumerate(annotated.images) for o in image.objects]
     boxes = np.array([o.box for _, o in objects], np.float64).reshape(-1, 4)
@@ -168,45 +170,45 @@ def write_table(table: Detections | GroundTruth, path: str | Path) -> Path:
 
 
 def read_detections(path: str | Path) -> Detections:
-    """Read what a model found; a file that is damaged or of another kind is an error."""
+    """Read detections; a damaged file or one of another kind is an error."""
     return _read(path, Detections)
 
 
 def read_ground_truth(path: str | Path) -> GroundTruth:
-    """Read what there is to be found; a file that is damaged or of another kind is an error."""
+    """Read annotated boxes; a damaged file or one of another kind is an error."""
     return _read(path, GroundTruth)
 
 
 def check_table(table: BoxTable, where: object) -> None:
-    """Raise unless every box belongs to a known image and class and every number is finite."""
+    """Raise an error unless images and classes are known, and boxes valid."""
     check_class_names(table.class_names, str(where))
     if len(set(table.image_ids)) != len(table.image_ids):
-        raise DetectionError(f"{where}: an image id is listed twice. Ids must be unique in a set.")
+        raise KsclError(f"{where}: an image id is listed twice. Ids must be unique.")
     ranges = {"image": len(table.image_ids), "category": len(table.class_names)}
     for name, count in ranges.items():
         column = getattr(table, name)
         wrong = column[(column < 0) | (column >= count)]
         if len(wrong):
-            raise DetectionError(
+            raise KsclError(
                 f"{where}: a box has the {name} index {wrong[0]}, but there are {count}. Use the "
-                "class list that the model was built with; otherwise the file is damaged."
+                "model's class list; otherwise the file is damaged."
             )
     for name in ("boxes", "scores", "areas"):
         column = getattr(table, name, np.zeros(0))
         if not np.isfinite(column).all():
-            raise DetectionError(
-                f"{where}: {name} has a value that is not a finite number. Make the file again."
+            raise KsclError(
+                f"{where}: {name} has a value that is not a finite number. Recreate the file."
             )
     if table.masks is not None and len(table.masks) != len(table):
-        raise DetectionError(
-            f"{where}: there are {len(table.masks)} masks for {len(table)} boxes. Make it again."
+        raise KsclError(
+            f"{where}: {len(table.masks)} masks for {len(table)} boxes. Recreate the file."
         )
     if (table.boxes[:, 2:] < table.boxes[:, :2]).any():
-        raise DetectionError(f"{where}: a box ends before it begins. Boxes are x1, y1, x2, y2.")
+        raise KsclError(f"{where}: a box ends before it begins. Boxes are x1, y1, x2, y2.")
 
 
 def fitted(detections: Detections, truth: GroundTruth) -> Detections:
-    """Return the detections with the indices and the order of images of the ground truth."""
+    """Return the detections in the image and class order of the ground truth."""
     _same("image", detections.image_ids, truth.image_ids, detections.dataset, truth.dataset)
     _same("class", detections.class_names, truth.class_names, detections.dataset, truth.dataset)
     image = _moved(detections.image_ids, truth.image_ids)[detections.image]
@@ -228,9 +230,9 @@ def _same(what: str, found: tuple[str, ...], wanted: tuple[str, ...], a: str, b:
     if missing or extra:
         reasons = [f"{len(missing)} only annotated (first: {missing[0]})"] if missing else []
         reasons += [f"{len(extra)} only in the detections (first: {extra[0]})"] if extra else []
-        raise DetectionError(
-            f"The detections of {a} do not belong to the annotations of {b}: of the {what} names "
-            f"{' and '.join(reasons)}. Score them with the set and split that they were made on."
+        raise KsclError(
+            f"The detections of {a} do not match the annotations of {b}: {what} names differ, "
+            f"{' and '.join(reasons)}. Score them with the set and split they were made on."
         )
 
 
@@ -239,29 +241,25 @@ def _moved(names: tuple[str, ...], target: tuple[str, ...]) -> Array:
     return np.array([index[name] for name in names], np.int64)
 
 
-def _joined(parts: Any, dtype: type) -> Array:
-    return np.concatenate([np.asarray(part, dtype) for part in parts] or [np.zeros(0, dtype)])
-
-
 def _read(path: str | Path, type_: type[Table]) -> Table:
     kind, dtypes = _KINDS[type_]
     try:
         content = read_arrays(path)
     except FileNotFoundError:
-        raise DetectionError(f"{path}: there is no such file of {kind}. Check the path.") from None
+        raise KsclError(f"{path}: there is no such file of {kind}. Check the path.") from None
     except (OSError, ValueError) as error:
-        raise DetectionError(
-            f"{path} is not readable as a file of {kind} ({error}). Make it again: it is damaged, "
-            "or was written by something else."
+        raise KsclError(
+            f"{path} is not readable as a file of {kind} ({error}). It is damaged or was written "
+            "by another program: recreate it."
         ) from error
     text = {name: str(content.get(name, "")) for name in ("format", "version", "kind", "dataset")}
     if (text["format"], text["version"]) != (FORMAT, str(VERSION)):
-        raise DetectionError(
-            f"{path} is not a file of {kind} that this release reads ({FORMAT} {VERSION}), got "
-            f"{text['format']} {text['version']}. Make it again by an evaluation."
+        raise KsclError(
+            f"{path} must be a file of {kind} ({FORMAT} {VERSION}), got {text['format']} "
+            f"{text['version']}. Recreate it by an evaluation."
         )
     if text["kind"] != kind:
-        raise DetectionError(f"{path} holds {text['kind']}, not {kind}. Pass the other file.")
+        raise KsclError(f"{path} holds {text['kind']}, not {kind}. Pass the other file.")
     _check_columns(content, dtypes, path)
     columns: dict[str, Any] = {name: content[name] for name in dtypes}
     if kind == "detections":
@@ -282,22 +280,22 @@ def _check_columns(
 ) -> None:
     missing = [name for name in (*dtypes, "class_names", "image_ids") if name not in content]
     if missing:
-        raise DetectionError(f"{path}: {', '.join(missing)} is missing. Make the file again.")
+        raise KsclError(f"{path}: {', '.join(missing)} is missing. Recreate the file.")
     count = len(content["boxes"]) if content["boxes"].ndim else -1
     for name, dtype in dtypes.items():
         column, shape = content[name], (count, 4) if name == "boxes" else (count,)
         if column.dtype != dtype or column.shape != shape:
-            raise DetectionError(
+            raise KsclError(
                 f"{path}: {name} must be {np.dtype(dtype)} of shape {shape}, got {column.dtype} of "
-                f"shape {column.shape}. Make the file again."
+                f"shape {column.shape}. Recreate the file."
             )
 
 
 def segmentation(mask: Mask) -> list[Any] | Packed | None:
-    """Return what Detectron2's dicts have: polygons as they are, or packed run lengths.
+    """Return a mask for Detectron2: polygons as they are, or packed run lengths.
 
-    Polygons of fewer than three points, which only public benchmarks may have, are left out as its
-    own loader does; None if nothing is left.
+    Like its loader, leave out polygons of fewer than three points, which only public benchmarks may
+    have; None if nothing is left.
     """
     if not isinstance(mask, RunLengths):
         return [points.ravel() for points in mask.parts if len(points) >= 3] or None
@@ -305,9 +303,7 @@ def segmentation(mask: Mask) -> list[Any] | Packed | None:
 
 
 def packed(mask: Mask, height: int, width: int) -> Packed:
-    """Return the pixels of a mask as run lengths; polygons are filled as pycocotools does."""
-    from pycocotools import mask as coco_masks
-
+    """Return a mask as run lengths; pycocotools fills polygons."""
     found = segmentation(mask)
     if isinstance(found, dict):
         return found
@@ -317,21 +313,17 @@ def packed(mask: Mask, height: int, width: int) -> Packed:
 
 
 def packed_pixels(pixels: Array) -> Packed:
-    """Return the run lengths of a mask that is given as pixels (height, width)."""
-    from pycocotools import mask as coco_masks
-
+    """Return the run lengths of a mask (height, width)."""
     return dict(coco_masks.encode(np.asfortranarray(pixels, np.uint8)))
 
 
 def _packed_counts(counts: list[int], height: int, width: int) -> Packed:
-    from pycocotools import mask as coco_masks
-
     runs = {"size": [height, width], "counts": counts}
     return dict(coco_masks.frPyObjects(runs, height, width))
 
 
 def _mask_columns(masks: Sequence[Packed]) -> dict[str, Array]:
-    """Return the arrays of a file: sizes (N, 2), where each mask ends in the bytes (N,), bytes."""
+    """Return the arrays of a file: sizes (N, 2), ends (N,) of the masks in the bytes, bytes."""
     return {
         "mask_sizes": np.array([mask["size"] for mask in masks], np.int64).reshape(-1, 2),
         "mask_ends": np.cumsum([len(mask["counts"]) for mask in masks], dtype=np.int64),
@@ -340,7 +332,7 @@ def _mask_columns(masks: Sequence[Packed]) -> dict[str, Array]:
 
 
 def _read_masks(content: Mapping[str, Array], path: object) -> tuple[Packed, ...]:
-    """Return the masks of a file; pycocotools would compute with damaged ones without a word."""
+    """Return the masks of a file; pycocotools does not notice damaged ones."""
     masks = []
     try:
         for name, dtype in (("mask_sizes", "i8"), ("mask_ends", "i8"), ("mask_bytes", "u1")):
@@ -356,7 +348,7 @@ def _read_masks(content: Mapping[str, Array], path: object) -> tuple[Packed, ...
                 raise ValueError("a mask does not fill its image")
             masks.append({"size": [height, width], "counts": counts})
         if (ends[-1] if ends else 0) != len(text):
-            raise ValueError("there is more than the masks")
+            raise ValueError("bytes are left after the masks")
     except (KeyError, TypeError, ValueError) as error:
-        raise DetectionError(f"{path}: the masks are damaged ({error}). Make it again.") from error
+        raise KsclError(f"{path}: the masks are damaged ({error}). Recreate it.") from error
     return tuple(masks)

@@ -1,7 +1,7 @@
 """`coco-101pt` and `coco-101pt-segm`: COCO's AP by pycocotools, difficult objects as crowds.
 
-101-point AP averaged over IoU 0.50 … 0.95, of boxes or of masks, and over small, medium and large
-objects; and the recall that the best 1, 10 or 100 detections per image reach, averaged likewise.
+101-point AP of boxes or masks, averaged over IoU 0.50 … 0.95, also by object size, and the average
+recall of the best 1, 10 or 100 detections per image.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from pycocotools import mask as coco_masks
 
-from detection.errors import DetectionError
 from detection.scoring.boxes import Array, BoxTable, Detections, GroundTruth
 from detection.scoring.result import MASK_SCORER, Marks, ScorerResult, summarize
+from kscl.errors import KsclError
 
 NAME = "coco-101pt"
 SIZES = {"APs": "small", "APm": "medium", "APl": "large"}
@@ -23,24 +24,24 @@ RECALLS = {"AR1": 1, "AR10": 10, "AR100": 100}  # name: detections per image
 
 
 def score_coco101(detections: Detections, truth: GroundTruth) -> ScorerResult:
-    """Score boxes that are in the order of the ground truth (see `boxes.fitted`)."""
+    """Score boxes in the order of the ground truth (see `boxes.fitted`)."""
     return _score("bbox", detections, truth)
 
 
 def score_coco101_masks(detections: Detections, truth: GroundTruth) -> ScorerResult:
-    """Score masks that are in the order of the ground truth (see `boxes.fitted`)."""
+    """Score masks in the order of the ground truth (see `boxes.fitted`)."""
     for table in (detections, truth):
         if table.masks is None:
-            raise DetectionError(
-                f"{table.dataset} has no masks to score. Leave {MASK_SCORER} out, or make both "
-                "files with a detector and a set that have masks."
+            raise KsclError(
+                f"{table.dataset} has no masks to score. Leave {MASK_SCORER} out, or use a "
+                "detector and a set with masks."
             )
     _check_sizes(detections, truth)
     return _score("segm", detections, truth)
 
 
 def class_marks(detections: Detections, truth: GroundTruth) -> Iterator[Marks]:
-    """Yield the marks of each class's boxes, highest score first, as `accumulate` sorts them."""
+    """Yield the marks of each class's boxes in the order of pycocotools' `accumulate`."""
     evaluation = _matched("bbox", detections, truth, sizes=("all",))
     images = len(truth.image_ids)
     for category in range(len(truth.class_names)):
@@ -60,7 +61,7 @@ def class_marks(detections: Detections, truth: GroundTruth) -> Iterator[Marks]:
 def _matched(
     task: str, detections: Detections, truth: GroundTruth, sizes: Sequence[str] = ()
 ) -> Any:
-    """Return pycocotools' evaluation after its matching, of these sizes or of all."""
+    """Return pycocotools' evaluation after matching, for these sizes or for all."""
     from pycocotools.cocoeval import COCOeval
 
     truth_entries = _entries(truth, task)
@@ -70,7 +71,7 @@ def _matched(
     areas = _areas(detections, task)
     for entry, score, area in zip(found_entries, detections.scores, areas, strict=True):
         entry |= {"iscrowd": 0, "area": float(area), "score": float(score)}
-    with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
+    with contextlib.redirect_stdout(io.StringIO()):
         evaluation = COCOeval(_api(truth, truth_entries), _api(truth, found_entries), task)
         if sizes:
             known = dict(zip(evaluation.params.areaRngLbl, evaluation.params.areaRng, strict=True))
@@ -82,7 +83,7 @@ def _matched(
 
 def _score(task: str, detections: Detections, truth: GroundTruth) -> ScorerResult:
     evaluation = _matched(task, detections, truth)
-    with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
+    with contextlib.redirect_stdout(io.StringIO()):
         evaluation.accumulate()
     # (thresholds, recalls, classes, sizes), -1 where a class has no object of that size
     precision = evaluation.eval["precision"][..., -1]
@@ -103,34 +104,32 @@ def _score(task: str, detections: Detections, truth: GroundTruth) -> ScorerResul
 
 
 def _areas(detections: Detections, task: str) -> Array:
-    """Return by what a detection counts as small, medium or large: its box or its mask."""
+    """Return the area of each detection's box or mask."""
     if task == "bbox":
         sides = detections.boxes[:, 2:] - detections.boxes[:, :2]
         return np.array([width * height for width, height in sides.tolist()], np.float64)
-    from pycocotools import mask as coco_masks
-
     # One at a time: with NumPy 2, pycocotools' area() overflows on lists of more than 255 masks.
     return np.array([coco_masks.area(mask) for mask in detections.masks or ()], np.float64)
 
 
 def _check_sizes(detections: Detections, truth: GroundTruth) -> None:
-    """Raise if a mask was made for another size of its image: its pixels would be others."""
+    """Raise an error if a mask was made for another size of its image."""
     assert detections.masks is not None
     assert truth.masks is not None
     pairs = zip(truth.image.tolist(), truth.masks, strict=True)
     sizes = {image: list(mask["size"]) for image, mask in pairs}
     for image, mask in zip(detections.image.tolist(), detections.masks, strict=True):
         if list(mask["size"]) != sizes.get(image, list(mask["size"])):
-            raise DetectionError(
+            raise KsclError(
                 f"{truth.dataset}: the masks of image {truth.image_ids[image]} are {sizes[image]} "
-                f"(height, width), but {list(mask['size'])} in the detections. Score them with the "
-                "annotations that they were made with."
+                f"(height, width), but {list(mask['size'])} in the detections. Score them with "
+                "their own annotations."
             )
 
 
 def _entries(table: BoxTable, task: str) -> list[dict[str, Any]]:
-    """Return annotations for pycocotools; its ids begin at 1, because 0 means none there."""
-    # Sizes in the boxes' own precision, as Detectron2's COCO evaluator computes them.
+    """Return annotations for pycocotools, whose ids begin at 1 because 0 means none."""
+    # Sizes in the boxes' own precision, as in Detectron2's COCO evaluator.
     boxes = np.concatenate([table.boxes[:, :2], table.boxes[:, 2:] - table.boxes[:, :2]], axis=1)
     entries = [
         {"id": row + 1, "image_id": image + 1, "category_id": category + 1, "bbox": box}

@@ -1,4 +1,4 @@
-"""Collect one inference pass over all ranks, save it, and score it with every scorer."""
+"""Collect one inference pass from all ranks, save it, and score it with every scorer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 class SavedPassEvaluator(DatasetEvaluator):
     """An evaluator for Detectron2's `inference_on_dataset(model, loader, this)`.
 
-    All scores, curves too, are in `scores`; the files in `folder` can be scored again. Masks are
+    `scores` has all scores and curves; the files in `folder` can be scored again. Masks are
     collected if the test objects have any.
     """
 
@@ -46,11 +46,9 @@ class SavedPassEvaluator(DatasetEvaluator):
         self.found: Found = {}
 
     def reset(self) -> None:
-        """Forget what was collected."""
         self.found, self.scores = {}, {}
 
     def process(self, inputs: Sequence[Mapping[str, Any]], outputs: Sequence[Any]) -> None:
-        """Collect the boxes of some images."""
         for image, output in zip(inputs, outputs, strict=True):
             instances = output["instances"].to("cpu")
             masks = [] if self.truth.masks is None else instances.pred_masks.numpy()
@@ -62,9 +60,9 @@ class SavedPassEvaluator(DatasetEvaluator):
             )
 
     def evaluate(self) -> dict[str, float] | None:
-        """Save and score what all ranks have collected; return None on ranks other than 0.
+        """Save and score what all ranks collected; return None on ranks other than 0.
 
-        The numbers have Detectron2's names: bbox/AP50 of the first scorer, segm/AP of the masks.
+        The numbers have Detectron2's names, e.g. bbox/AP50 (first scorer) and segm/AP (masks).
         """
         gathered = comm.gather(self.found, dst=0)
         if not comm.is_main_process():
@@ -72,21 +70,20 @@ class SavedPassEvaluator(DatasetEvaluator):
         found = {image: columns for part in gathered for image, columns in part.items()}
         # In the order of the set, so that ties are the same on any number of ranks.
         ordered = {image: found[image] for image in self.truth.image_ids}
+        masks = {image: columns[3] for image, columns in ordered.items()}
         detections = make_detections(
             self.truth.dataset,
             self.truth.class_names,
             {image: columns[:3] for image, columns in ordered.items()},
             self.truth.fingerprint,
-            None
-            if self.truth.masks is None
-            else {image: columns[3] for image, columns in ordered.items()},
+            None if self.truth.masks is None else masks,
         )
         if self.folder is not None:
             write_table(detections, self.folder / DETECTIONS_FILE)
             write_table(self.truth, self.folder / GROUND_TRUTH_FILE)
         self.scores = score(detections, self.truth, self.scorers)
         headline = next(iter(self.scores))
-        if self.folder is not None:  # not on the way
+        if self.folder is not None:  # the final evaluation
             self.scores[headline]["resampled_AP"] = resampled_ap(headline, detections, self.truth)
         log.info("%s\n%s", self.truth.dataset, as_table(self.scores))
         return _by_detectron2s_names(self.scores)

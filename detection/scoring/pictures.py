@@ -13,7 +13,6 @@ import yaml
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from detection import MIN_SCORE
-from detection.errors import DetectionError
 from detection.scoring import score
 from detection.scoring.boxes import (
     Array,
@@ -26,6 +25,7 @@ from detection.scoring.boxes import (
 from detection.scoring.voc07 import best_overlaps
 from kscl.data.annotations import AnnotatedImage, parse_source, read_source
 from kscl.data.formats import decode_image
+from kscl.errors import KsclError
 from kscl.runtime.files import write_atomically
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def draw_sheet(
     chosen = [truth.image_ids[index] for index in dict.fromkeys(indices.tolist())]
     missing = [name for name in chosen if name not in images]
     if missing:
-        raise DetectionError(
+        raise KsclError(
             f"Image {missing[0]} of the run is not in the data set. Name the set that it was "
             "evaluated on with --dataset."
         )
@@ -114,7 +114,7 @@ def _images(run: Path, dataset: str | None, classes: tuple[str, ...]) -> list[An
             config = yaml.safe_load((run / "config.yaml").read_text())
             (dataset,) = config["DATASETS"]["TEST"]
         except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-            raise DetectionError(
+            raise KsclError(
                 f"{run}/config.yaml does not say what the run was evaluated on ({error}). Name the "
                 "set with --dataset."
             ) from error
@@ -258,7 +258,7 @@ def draw_found(picture: Array, found: Iterable[Found], output: Path) -> None:
         output.parent.mkdir(parents=True, exist_ok=True)
         image.save(output)
     except OSError as error:
-        raise DetectionError(f"{output} cannot be written: {error}. Choose another.") from error
+        raise KsclError(f"{output} cannot be written: {error}. Choose another.") from error
 
 
 def draw_boxes(

@@ -1,7 +1,7 @@
-"""The AP on resamples of the test images, for the interval over images of a difference.
+"""The AP on resamples of the test images, for confidence intervals of differences.
 
-The resamples depend on the number of images alone, so two detectors on one set are paired.
-Detections are matched once; a resample only weights images by how often they were drawn.
+The resamples depend only on the number of images, so two detectors on one set are paired.
+Detections are matched once; a resample weights each image by how often it was drawn.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RESAMPLED: dict[str, tuple[Callable[[Detections, GroundTruth], Iterator[Marks]],
 
 
 def resampled_ap(scorer: str, detections: Detections, truth: GroundTruth) -> list[float]:
-    """Return the AP (percent) on each resample that has an object; the same ones for any scorer."""
+    """Return the AP (percent) on each resample that has an object."""
     class_marks, average = RESAMPLED[scorer]
     weights = draws(len(truth.image_ids))
     easy = ~truth.difficult
@@ -42,7 +42,7 @@ def resampled_ap(scorer: str, detections: Detections, truth: GroundTruth) -> lis
     for category, marks in enumerate(class_marks(fitted(detections, truth), truth)):
         objects = truth.image[easy & (truth.category == category)]
         per_image = np.bincount(objects, minlength=weights.shape[1])
-        counts = weights @ per_image  # (draws,) of objects that are to be found
+        counts = weights @ per_image  # (draws,) objects to be found
         parts = range(0, len(weights), AT_ONCE)
         aps = [
             _weighted(marks, weights[i : i + AT_ONCE], counts[i : i + AT_ONCE], average)
@@ -56,16 +56,16 @@ def resampled_ap(scorer: str, detections: Detections, truth: GroundTruth) -> lis
 
 def draws(images: int) -> Array:
     """Return how often each image is in each resample: (DRAWS, images)."""
-    chance = np.random.RandomState(0)  # its numbers are the same in every version of numpy
+    chance = np.random.RandomState(0)  # stable across numpy versions
     drawn = chance.randint(images, size=(DRAWS, images))
     return np.stack([np.bincount(row, minlength=images) for row in drawn])
 
 
 def _weighted(marks: Marks, weights: Array, counts: Array, average: Average) -> Array:
-    """Return the AP (draws,), averaged over the thresholds, of weights (draws, images).
+    """Return the AP (draws,), averaged over thresholds, for weights (draws, images).
 
-    Only hits change the recall, and the best precision from anywhere on is that of a hit, so the
-    curves need no other points.
+    Hits are the only points a curve needs: they alone change the recall, and the best precision
+    from any point on is that of a hit.
     """
     of_detection = weights[:, marks.image]  # (draws, N)
     seen = np.cumsum(of_detection, axis=1)

@@ -1,4 +1,4 @@
-"""What every scorer returns: means, classes and curves; and the table of them as text."""
+"""What every scorer returns (means, classes, curves), and its table as text."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from detection.errors import DetectionError
 from detection.scoring.boxes import Array
+from kscl.errors import KsclError
 
 ScorerResult = dict[str, Any]
 
-MASK_SCORER = "coco-101pt-segm"  # the one of masks
+MASK_SCORER = "coco-101pt-segm"
 MASK_PREFIX = "mask/"  # of its numbers in a record
 NUMBERS = ("AP", "AP50", "AP75")
 CURVE_RECALLS = np.linspace(0.0, 1.0, 101)
-# What only some scorers compute, as a line of text: title, and a word for each of its numbers.
+# Lines of the table that only some scorers have: title, and a word per number.
 MORE = {
     "AP by size": {"APs": "small", "APm": "medium", "APl": "large"},
     "AR by detections per image": {"AR1": "1", "AR10": "10", "AR100": "100"},
@@ -28,25 +28,25 @@ CURVE_IOUS = {"AP50": 0, "AP75": 5}  # name: index of one of the ten thresholds
 
 @dataclass(frozen=True)
 class Marks:
-    """What the N detections of a class are at ten IoU thresholds, highest score first."""
+    """The N detections of a class at ten IoU thresholds, highest score first."""
 
     image: Array  # (N,) index of the image
     hit: Array  # (10, N) bool
-    miss: Array  # (10, N) bool; neither if it is on a difficult object or a crowd
+    miss: Array  # (10, N) bool; neither for a difficult object or a crowd
 
 
 def summarize(
     class_names: Sequence[str],
-    counts: Array,  # (classes,) objects that are to be found
-    per_class: Array,  # (classes, 10) AP at each threshold, of 1
+    counts: Array,  # (classes,) objects to be found
+    per_class: Array,  # (classes, 10) AP in [0, 1] at each threshold
     curves: Array,  # (classes, 10, 101) precision at CURVE_RECALLS
 ) -> ScorerResult:
-    """Return percentages; a class without objects has no AP and is not part of any mean."""
+    """Return percentages; a class without objects has no AP and is left out of all means."""
     present = [index for index, count in enumerate(counts) if count]
     if not present:
-        raise DetectionError(
-            "There is nothing to score: no class has an object in the ground truth that is not "
-            "difficult. Score on a split with objects."
+        raise KsclError(
+            "There is nothing to score: the ground truth has only difficult objects, or none. "
+            "Score on a split with objects."
         )
     percent = 100.0 * per_class
     return {
@@ -72,10 +72,7 @@ def summarize(
 
 
 def metrics_of(scores: Mapping[str, ScorerResult], headline: str) -> dict[str, float]:
-    """Return the numbers for a record: those of the headline scorer, and the others prefixed.
-
-    The scorer of masks has a prefix that says what is scored and not by whom: it is the only one.
-    """
+    """Return the numbers for a record: the headline scorer's, and the others' with a prefix."""
     metrics = {}
     for scorer in sorted(scores, key=lambda name: name != headline):
         prefix = "" if scorer == headline else f"{scorer}/"
@@ -113,13 +110,13 @@ def as_table(scores: Mapping[str, ScorerResult]) -> str:
             lines += [f"{title}: {', '.join(further)}"] if further else []
         if result["absent_classes"]:
             absent = ", ".join(result["absent_classes"])
-            lines.append(f"Left out of the mean, as no test object has the class: {absent}")
+            lines.append(f"Left out of the mean (no test objects): {absent}")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
 
 def per_class_numbers(scores: Mapping[str, ScorerResult]) -> dict[str, dict[str, Any]]:
-    """Return scorer → class → number, without numbers that a class does not have."""
+    """Return scorer → class → numbers, without missing ones."""
     return {
         scorer: {
             name: {key: value for key, value in row.items() if value is not None}

@@ -1,8 +1,7 @@
-"""The detection task: fine-tune a detector, score it once on the test set, write its record.
+"""The detection task: fine-tune a detector, score it on the test set, write its record.
 
-An iteration is Detectron2's `run_step` between its hooks, and a step of the engine. Images, views
-and all random draws are functions of the seed and the iteration, so a resumed run ends in the same
-bits.
+A step of the engine is one iteration of Detectron2's trainer with its hooks. Images, views and all
+random draws are functions of seed and iteration, so a resumed run gives the same bits.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from detection.config import META_ARCHITECTURES, NORM_KEYS
 from detection.convert.certificate import Certificate
 from detection.convert.weights import load_weights
-from detection.data.sets import RunSets, draw_of
-from detection.errors import DetectionError
+from detection.data.sets import RunSets
 from detection.scoring import ScorerResult, metrics_of, scorers_for
 from detection.scoring.evaluator import SavedPassEvaluator
 from detection.scoring.pictures import MOSAIC_FILE, draw_mosaic
@@ -59,6 +57,8 @@ from detection.train.protocol import OF_RESNETS, WITHOUT_EFFECT, protocol_of, sc
 from kscl.backbone_file import RANDOM
 from kscl.cli import WORLD_SIZE_OPTION
 from kscl.config import plain, value_at
+from kscl.data.labeled import draw_of
+from kscl.errors import KsclError
 from kscl.methods.encoder import build_backbone
 from kscl.records.record import (
     LEAST_AP50,
@@ -83,14 +83,14 @@ RARELY_FOUND = 1.0  # percent AP50 of a class
 BATCH_KEY = "SOLVER.IMS_PER_BATCH"
 SCALED = (
     "SOLVER.REFERENCE_WORLD_SIZE scales batch, learning rate and schedule to the number of "
-    f"processes, so a run resumes on as many as it began with, even with {WORLD_SIZE_OPTION}."
+    f"processes, so a run must resume on the same number, even with {WORLD_SIZE_OPTION}."
 )
 
-ATTRIBUTES = "attributes"  # an entry of a checkpoint: see `MetaArchitecture`, by rank
+ATTRIBUTES = "attributes"  # in a checkpoint: those of `MetaArchitecture`, by rank
 
 log = logging.getLogger(__name__)
-# TorchScript compiles the loss in the first calls of a process, which changes the last bits of its
-# gradients: a resumed run would end in other bits.
+# TorchScript compiles the loss during its first calls, which changes the last bits of its
+# gradients: a resumed run would differ.
 retinanet.sigmoid_focal_loss_jit = sigmoid_focal_loss
 
 
@@ -103,7 +103,7 @@ retinanet.sigmoid_focal_loss_jit = sigmoid_focal_loss
     longer="KSCL.LONGER",
 )
 class Detection(Task):
-    """Fine-tunes and scores a detector; the state between two steps is Detectron2's trainer's."""
+    """Fine-tune and score a detector; the state between two steps is Detectron2's trainer."""
 
     cost_stage = "detection"
     hub_task = "object-detection"
@@ -116,22 +116,22 @@ class Detection(Task):
     may_change = WITHOUT_EFFECT
     workers_key = "DATALOADER.NUM_WORKERS"
     what_ranks_change = (
-        "The size of the batch stays the same, but its images, their views and BatchNorm "
-        "statistics differ: each process groups its own images into batches and draws their views."
+        "The batch size stays the same, but images, views and BatchNorm statistics differ, since "
+        "each process forms its own batches and draws its own views."
     )
     model: nn.Module
     trainer: SimpleTrainer
     dicts: list[dict[str, Any]]  # the training images
-    start: int = 0  # iterations done before
-    seconds_of_evaluations: float = 0.0  # on the way, over all restarts
+    start: int = 0  # iterations done before this start
+    seconds_of_evaluations: float = 0.0  # during training, over all restarts
 
     def __init__(
         self,
         cfg: CfgNode,
         sets: RunSets,
         certificate: Certificate | None = None,  # None: from scratch
-        scaled_from: int = 0,  # processes that the protocol was written for, 0 if used as it is
-        lr_search: dict[str, Any] | None = None,  # what a search for the learning rate found
+        scaled_from: int = 0,  # processes that the protocol was scaled from; 0 if it was not
+        lr_search: dict[str, Any] | None = None,  # the result of a learning-rate search
     ) -> None:
         super().__init__(cfg)
         self.sets = replace(sets.labeled(cfg), bad_images=dict(sets.bad_images))
@@ -141,35 +141,32 @@ class Detection(Task):
             self.hints = {BATCH_KEY: SCALED, WORLD_SIZE: ""}
 
     def open(self) -> Inputs:
-        """Return what was read before the ranks started; the order of the classes counts."""
         weights = {"weights": self.certificate.weights_sha256} if self.certificate else {}
         return Inputs(self.sets.fingerprints, weights, {CLASSES: list(self.sets.class_names)})
 
     def name_of(self, role: str) -> str:
-        """Return the key that names an input, and its value."""
         keys = {role: f"DATASETS.{role.upper()}" for role in self.sets.fingerprints}
         keys["weights"] = "MODEL.WEIGHTS"
         return f"{keys[role]} {value_at(self.cfg, keys[role])}" if role in keys else role
 
     def recorded(self, record: Record) -> dict[str, Any]:
-        """Return the identity of the inputs of a run that has ended."""
         return {**super().recorded(record), CLASSES: record.details.get(CLASSES)}
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """Turn a NaN, full memory or a failure of the machine into an error with its fix."""
+        """Turn NaN and a full GPU into errors with a fix."""
         cfg = self.cfg
         with super().explained():
             try:
                 yield
             except FloatingPointError as error:
-                raise DetectionError(
-                    f"{error}\nThe training has diverged. {_naive_norm_advice(cfg)}Lower "
+                raise KsclError(
+                    f"{error}\nTraining diverged. {_naive_norm_advice(cfg)}Lower "
                     f"SOLVER.BASE_LR (now {cfg.SOLVER.BASE_LR:g}) or raise SOLVER.WARMUP_ITERS "
                     f"(now {cfg.SOLVER.WARMUP_ITERS}), and start in a new OUTPUT_DIR."
                 ) from error
             except torch.cuda.OutOfMemoryError as error:
-                raise DetectionError(_memory_advice(cfg, self.scaled_from, error)) from error
+                raise KsclError(_memory_advice(cfg, self.scaled_from, error)) from error
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
         """Build model, optimizer and hooks, the same on every rank and in every restart."""
@@ -186,7 +183,7 @@ class Detection(Task):
         is_exact = cfg.TEST.PRECISE_BN.ENABLED and bool(get_bn_modules(parallel))
         self.trainer.register_hooks(
             [
-                # Proposals and RoIs are drawn by the number of the step, also after a restart.
+                # Proposals and RoIs are drawn by step number, so a restart draws the same.
                 hooks.CallbackHook(
                     before_step=lambda trainer: seed_everything(
                         cfg.SEED, "step", trainer.iter, comm.get_rank()
@@ -207,10 +204,10 @@ class Detection(Task):
         on_first_rank(lambda: check_room_for(cfg, self.model))
 
     def exact_statistics(self) -> hooks.PreciseBN:
-        """Return the hook that computes the statistics of BatchNorm on images anew.
+        """Return Detectron2's hook that recomputes BatchNorm statistics at the end.
 
-        Their order is not the training's, and is the same every time. In the last iteration the
-        hook draws from this iteration's random streams, so a stop within it repeats the iteration.
+        It has its own order of images. It draws from the last iteration's random streams, so a stop
+        within it repeats that iteration.
         """
         cfg, bad_images = self.cfg, self.sets.bad_images
         loader = build_train_loader(cfg, self.dicts, cfg.SEED + 1, 0, bad_images=bad_images)
@@ -223,13 +220,13 @@ class Detection(Task):
             self.model.load_state_dict(saved["model"], strict=True)
             self.trainer.load_state_dict(saved["trainer"])
             by_rank = saved[ATTRIBUTES]
-            self.set_attributes(by_rank[comm.get_rank() % len(by_rank)])  # ranks may be more now
+            self.set_attributes(by_rank[comm.get_rank() % len(by_rank)])  # there may be more ranks
             self.sets.bad_images.update(saved["bad_images"])
             self.seconds_of_evaluations = saved[EVALUATIONS]
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise DetectionError(
-                f"{self.run.resumed_from} does not hold the state of this detector: {error}. "
-                "Delete it to resume from the one before, or choose another OUTPUT_DIR."
+            raise KsclError(
+                f"{self.run.resumed_from} is not a checkpoint of this detector: {error}. Delete it "
+                "to resume from the previous one, or choose another OUTPUT_DIR."
             ) from error
         self.start = self.trainer.iter + 1
 
@@ -264,22 +261,22 @@ class Detection(Task):
                 trainer.after_train()
 
     def is_due(self, step: int) -> bool:
-        """Return whether a checkpoint is due: every so often, and before and after long work.
+        """Return whether a checkpoint is due: periodically, and before and after long work.
 
-        The last iteration ends in exact statistics and others in an evaluation: a stop within them
-        resumes from the iteration before.
+        A stop during PreciseBN (in the last iteration) or an evaluation resumes from the iteration
+        before.
         """
         last, period = self.schedule.MAX_ITER, self.cfg.SOLVER.CHECKPOINT_PERIOD
         by_period = period > 0 and step % period == 0
         return by_period or step in (last - 1, last) or self.is_evaluated(step + 1)
 
     def is_evaluated(self, step: int) -> bool:
-        """Return whether the detector is scored on the way; at the end it is anyway."""
+        """Return whether the detector is scored after this step, before the end."""
         period = self.cfg.TEST.EVAL_PERIOD
         return period > 0 and step % period == 0 and step < self.schedule.MAX_ITER
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the training; refuse weights that nothing can resume from."""
+        """Return the state of the training; raise an error if a weight is not finite."""
         attributes = comm.gather(self.attributes())
         if not comm.is_main_process():
             return {}
@@ -296,17 +293,16 @@ class Detection(Task):
         }
 
     def attributes(self) -> dict[str, Any]:
-        """Return what training changes beside parameters and buffers, on this rank."""
+        """Return what training changes besides parameters and buffers, on this rank."""
         names = META_ARCHITECTURES[self.cfg.MODEL.META_ARCHITECTURE].attributes
         return {name: getattr(self.model, name) for name in names if hasattr(self.model, name)}
 
     def set_attributes(self, values: Mapping[str, Any]) -> None:
-        """Put back what `attributes` returned."""
         for name, value in values.items():
             setattr(self.model, name, value)
 
     def finish(self) -> None:
-        """Write the detector, its detections and scores, then the record."""
+        """Write the detector, its detections and scores, and last the record."""
         _share_buffers(self.model)
         trained = self.run.seconds - self.seconds_of_evaluations
         bad_images = comm.gather(self.sets.bad_images)
@@ -324,7 +320,7 @@ class Detection(Task):
                 "bad_images": {name: why for found in bad_images for name, why in found.items()},
             }
             if self.cfg.KSCL.FRACTION < 1:
-                details["draw"] = draw_of(self.cfg)
+                details["draw"] = draw_of(self.cfg.KSCL, self.cfg.SEED)
             if self.lr_search is not None:
                 details["lr_search"] = self.lr_search
             data, seconds = self.inputs.data, self.run.seconds
@@ -332,7 +328,7 @@ class Detection(Task):
         wait_for_all()  # not in a collective of the GPUs: scoring may take long
 
     def evaluate(self) -> dict[str, ScorerResult]:
-        """Score one pass over the test set and save both; on ranks other than 0 return nothing."""
+        """Run and score the test set and save both; return {} on ranks other than 0."""
         scores, _ = self.infer(self.folder)
         if comm.is_main_process():
             write_atomically(self.folder / SCORES_FILE, json.dumps(scores, indent=1).encode())
@@ -340,7 +336,7 @@ class Detection(Task):
         return scores
 
     def infer(self, folder: Path | None) -> tuple[dict[str, ScorerResult], dict[str, float]]:
-        """Return the scores of a pass over the test set, and numbers by Detectron2's names."""
+        """Return the scores on the test set, and the numbers by Detectron2's names."""
         scorers = scorers_for(self.cfg.MODEL.MASK_ON, self.cfg.KSCL.SCORER)
         evaluator = SavedPassEvaluator(self.sets.ground_truth, folder, scorers)
         dicts = self.sets.test_dicts()
@@ -352,8 +348,8 @@ class Detection(Task):
     def evaluate_on_the_way(self, is_exact: bool) -> None:
         """Score the detector every TEST.EVAL_PERIOD iterations, as if training ended there.
 
-        The training is left as it was: buffers and attributes are put back, and every step seeds
-        its own random streams.
+        Training is unaffected: buffers and attributes are restored, and every step seeds its own
+        random streams.
         """
         done, model = self.trainer.iter + 1, self.model
         if not self.is_evaluated(done):
@@ -367,7 +363,7 @@ class Detection(Task):
                 self.exact_statistics().update_stats()
             _share_buffers(model)
             log.info("Evaluation after iteration %d of %d:", done, self.schedule.MAX_ITER)
-            _, numbers = self.infer(None)  # none but on rank 0
+            _, numbers = self.infer(None)  # {} on ranks other than 0
         finally:
             with torch.no_grad():
                 for buffer, before in zip(model.buffers(), buffers, strict=True):
@@ -379,7 +375,7 @@ class Detection(Task):
 
 
 class _UntilStopped:
-    """The batches of a rank, until the run is asked to stop; each rank has at least `fewest`."""
+    """The batches of a rank until the run is asked to stop; each rank has at least `fewest`."""
 
     def __init__(self, task: Detection, loader: Any, fewest: int) -> None:
         self.task, self.loader, self.fewest = task, loader, fewest
@@ -395,10 +391,7 @@ class _UntilStopped:
 
 
 class _Writer(hooks.PeriodicWriter):
-    """Write the metrics every LINES_EVERY iterations, and after an evaluation.
-
-    The first iteration is printed too: on a slow machine the next line takes long.
-    """
+    """Write metrics every LINES_EVERY iterations and after an evaluation; print the first too."""
 
     def __init__(self, task: Detection) -> None:
         self.task, self.iterations = task, task.schedule.MAX_ITER
@@ -409,14 +402,14 @@ class _Writer(hooks.PeriodicWriter):
             CommonMetricPrinter(self.iterations).write()
         super().after_step()
         done = self.trainer.iter + 1
-        # Writers take the latest numbers, so the next evaluation would replace this one's.
+        # Writers take the latest numbers; the next evaluation would replace these.
         if done % LINES_EVERY and self.task.is_evaluated(done):
             for writer in self._writers:
                 writer.write()
 
 
 def run_trial(job: tuple[CfgNode, dict[str, Any], Flags]) -> int:
-    """Do this rank's part of a run; the job is its config, what `Detection` takes, and flags."""
+    """Do this rank's part of a run; the job has the config, arguments of `Detection`, and flags."""
     import_modules()  # in a process that was spawned
     cfg, shared, flags = job
     with local_ranks():
@@ -424,7 +417,7 @@ def run_trial(job: tuple[CfgNode, dict[str, Any], Flags]) -> int:
 
 
 def score_detector(job: tuple[CfgNode, RunSets, Detector]) -> int:
-    """Evaluate a trained detector on every rank and write its record; return the exit code."""
+    """Evaluate a trained detector on all ranks and write its record; return the exit code."""
     import_modules()
     cfg, sets, detector = job
     task = Detection(cfg, sets)
@@ -453,13 +446,13 @@ def score_detector(job: tuple[CfgNode, RunSets, Detector]) -> int:
 def _write_evaluation_record(
     task: Detection, detector: Detector, scores: dict[str, ScorerResult]
 ) -> None:
-    """Write the record of an evaluation alone; a detector of unknown training gets none."""
+    """Write the record of --eval-only; a detector outside of a run's folder gets none."""
     training = detector.training
     if training is None:
         log.info("No record is written: %s is not in the folder of a run.", detector.path)
         return
     data = dict(task.sets.fingerprints)
-    if data["train"]["hash"] != training.data["hash"]:  # changed since then
+    if data["train"]["hash"] != training.data["hash"]:  # changed since training
         data["train"] = dict(training.data)
     details = {
         CLASSES: list(task.sets.class_names),
@@ -487,9 +480,9 @@ def write_trial_record(
     name: str = "",
     iterations: int = 0,
 ) -> None:
-    """Write record.json into OUTPUT_DIR, whose name is the default of `name`.
+    """Write record.json into OUTPUT_DIR; the folder's name is the default of `name`.
 
-    `iterations` are those done by a detector that is scored before its training has ended.
+    `iterations` are those of a detector whose training has not ended.
     """
     inputs: dict[str, str] = {}
     backbone: dict[str, Any] = {"method": "from scratch", **_network(cfg)}
@@ -500,8 +493,8 @@ def write_trial_record(
     headline, per_class = scores[cfg.KSCL.SCORER], per_class_numbers(scores)
     metrics = metrics_of(scores, cfg.KSCL.SCORER)
     remarks = [
-        f"The class '{name}' is hardly found (AP50 below {RARELY_FOUND:g}). Train longer, or "
-        "annotate more objects of it."
+        f"The class '{name}' is hardly ever found (AP50 below {RARELY_FOUND:g}). Train longer, or "
+        "annotate more of its objects."
         for name, row in headline["per_class"].items()
         if row["AP50"] < RARELY_FOUND
     ]
@@ -541,17 +534,17 @@ def write_trial_record(
 
 
 def _described(cfg: CfgNode, certificate: Certificate) -> dict[str, Any]:
-    """Return what a reader should know about the backbone; the leaderboard groups by it."""
+    """Describe the backbone for readers; the leaderboard groups by it."""
     found = certificate.backbone
     if cfg.KSCL.LABEL and found.get("method") in (None, RANDOM):
         found["method"] = cfg.KSCL.LABEL
-    with torch.device("meta"):  # only its structure is needed
+    with torch.device("meta"):  # structure only
         backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
     return found | {"parameters": sum(p.numel() for p in backbone.parameters())}
 
 
 def _network(cfg: CfgNode) -> dict[str, Any]:
-    """Return the network of a training from scratch, so that another one has a row of its own."""
+    """Return the network of a training from scratch, which tells its row apart."""
     if cfg.KSCL.TIMM.NAME:
         return {"arch": cfg.KSCL.TIMM.NAME, "kwargs": plain(cfg.KSCL.TIMM.KWARGS)}
     resnet = {key.rpartition(".")[2].lower(): value_at(cfg, key) for key in OF_RESNETS}
@@ -559,24 +552,23 @@ def _network(cfg: CfgNode) -> dict[str, Any]:
 
 
 def _naive_norm_advice(cfg: CfgNode) -> str:
-    """Return what to do about Detectron2's norm whose variance may be negative, if it is used."""
+    """Return advice about Detectron2's norm whose variance may be negative, if it is used."""
     naive = [key for key in NORM_KEYS if value_at(cfg, key).startswith("naiveSyncBN")]
     if not naive or comm.get_world_size() == 1:  # on one process it is a plain BatchNorm
         return ""
     return (
         f"{' and '.join(naive)} is {value_at(cfg, naive[0])}, whose variance over several "
-        "processes (mean of squares less square of mean) is rounded below 0 where a channel hardly "
-        "varies, as in few or small images: use larger images (INPUT.MIN_SIZE_TRAIN), more of them "
-        "per process (SOLVER.IMS_PER_BATCH), or another norm (SyncBN on GPUs, BN elsewhere). If "
-        "that is not the cause: "
+        "processes can be rounded below 0 if a channel hardly varies, as with few or small images: "
+        "use larger images (INPUT.MIN_SIZE_TRAIN), more of them per process (SOLVER.IMS_PER_BATCH) "
+        "or another norm (SyncBN on GPUs, BN elsewhere). If that is not the cause: "
     )
 
 
 def _memory_advice(cfg: CfgNode, scaled_from: int, error: Exception) -> str:
     """Return how to train with fewer or smaller images on a GPU.
 
-    With SOLVER.REFERENCE_WORLD_SIZE `reference`, SOLVER.IMS_PER_BATCH / `reference` images are on
-    each process, however many processes there are.
+    With SOLVER.REFERENCE_WORLD_SIZE, each process has SOLVER.IMS_PER_BATCH divided by it, on any
+    number of processes.
     """
     processes = comm.get_world_size()
     images, reference = cfg.SOLVER.IMS_PER_BATCH // processes, scaled_from or processes
@@ -584,18 +576,18 @@ def _memory_advice(cfg: CfgNode, scaled_from: int, error: Exception) -> str:
     if images > 1:
         by = 2 if images % 2 == 0 else images
         fix = (
-            "Use more GPUs, or leave SOLVER.IMS_PER_BATCH as the config has it and set "
-            f"SOLVER.REFERENCE_WORLD_SIZE {by * reference}: batch and learning rate are then "
-            f"divided by {by}, and the schedule is {by} times as long, which is another protocol."
+            "Use more GPUs, or keep SOLVER.IMS_PER_BATCH and set SOLVER.REFERENCE_WORLD_SIZE "
+            f"{by * reference}: batch and learning rate are then divided by {by}, and the schedule "
+            f"is {by} times as long, which is another protocol."
         )
     return (
-        f"The GPU's memory is full with {images} image{'s' * (images != 1)} of up to "
-        f"{max(cfg.INPUT.MIN_SIZE_TRAIN)} pixels on it. {fix} ({error})"
+        f"The GPU ran out of memory with {images} image{'s' * (images != 1)} of up to "
+        f"{max(cfg.INPUT.MIN_SIZE_TRAIN)} pixels. {fix} ({error})"
     )
 
 
 def forget_metrics_after(folder: Path, iteration: int) -> None:
-    """Drop the lines that an interrupted run wrote after its checkpoint: they will come again."""
+    """Drop the lines that an interrupted run wrote after its checkpoint."""
     path = folder / "metrics.json"
     if not path.exists():
         return
@@ -608,7 +600,7 @@ def forget_metrics_after(folder: Path, iteration: int) -> None:
 
 
 def log_to(folder: Path | None) -> None:
-    """Send Detectron2's log to the console and this folder, and no longer to the one before."""
+    """Send Detectron2's log to the console and this folder only."""
     setup_logger.cache_clear()
     for name in ("fvcore", "detectron2", "detection"):
         logging.getLogger(name).handlers.clear()
@@ -618,14 +610,14 @@ def log_to(folder: Path | None) -> None:
 
 @contextlib.contextmanager
 def local_ranks() -> Iterator[None]:
-    """Let Detectron2 know the ranks of this machine; it keeps groups, and with them their store."""
+    """Tell Detectron2 the ranks of this machine, and forget them at the end."""
     if comm.get_world_size() == 1:
         yield
         return
     comm.create_local_process_group(local_world_size())
     try:
         yield
-    finally:  # or a later trial of this process would meet its ranks in a group that has ended
+    finally:  # a later trial of this process would use a group that has ended
         comm.create_local_process_group.cache_clear()
         comm._get_global_gloo_group.cache_clear()
         comm._LOCAL_PROCESS_GROUP = None
@@ -635,15 +627,15 @@ def _parallel(model: nn.Module) -> nn.Module:
     if comm.get_world_size() == 1:
         return model
     device = next(model.parameters()).device
-    devices = [device] if device.type == "cuda" else None  # on a CPU there is no device to name
+    devices = [device] if device.type == "cuda" else None
     with warnings.catch_warnings():
-        # The argument that torch recommends instead would still send all buffers once.
+        # torch's recommended argument would still send all buffers once.
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         return DistributedDataParallel(model, device_ids=devices, broadcast_buffers=False)
 
 
 def _share_buffers(model: nn.Module) -> None:
-    """Give all ranks the BatchNorm statistics of rank 0: what is scored is what was saved."""
+    """Give all ranks the BatchNorm statistics of rank 0, which are saved."""
     if comm.get_world_size() == 1:
         return
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A detector before and after its training: its structure, its room on disk, its weights."""
+"""A detector before and after training: its structure, disk space and weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from detection.config import load_detection_config
 from detection.convert.certificate import Certificate, verify_start
-from detection.errors import DetectionError
 from detection.train.optimizer import STATES
 from detection.train.protocol import WITHOUT_EFFECT
 from kscl.backbone_file import read_plain
@@ -41,12 +40,12 @@ from kscl.runtime.files import existing_parent, sha256_of
 DETECTOR_FILE = "model_final.pth"
 DETECTOR_HASH = "detector_sha256"  # in the details of a record
 CLASSES = "classes"  # there and in a checkpoint: names in the order of the detector's outputs
-EVALUATIONS = "seconds_of_evaluations"  # in a checkpoint: of those on the way
-CHECKPOINTS = Task.keep + 1  # one is complete before an older one is deleted
-INFERENCE_FOLDER = "inference"  # in a run's own folder, as in Detectron2's: its record stays
-# What a trained detector may be scored with in another way; it is part of the protocol.
+EVALUATIONS = "seconds_of_evaluations"  # in a checkpoint: of those during training
+CHECKPOINTS = Task.keep + 1  # a new one is complete before the oldest is deleted
+INFERENCE_FOLDER = "inference"  # in a run's folder, as in Detectron2: the run's record stays
+# Keys that may differ between training a detector and scoring it; part of the protocol.
 OF_SCORING = (
-    "SOLVER.AMP.ENABLED",  # of training steps only
+    "SOLVER.AMP.ENABLED",  # used in training only
     "KSCL.TF32",
     "KSCL.PROTOCOL",
     "KSCL.SCORER",
@@ -89,30 +88,30 @@ class Detector:
 def find_detector(cfg: CfgNode, is_named: bool) -> Detector:
     """Return the detector to score: MODEL.WEIGHTS if the command line names it.
 
-    Otherwise it is that of the run in OUTPUT_DIR: the trained one, or its newest checkpoint.
+    Otherwise use the run in OUTPUT_DIR: its trained detector, or its newest checkpoint.
     """
     folder = Path(cfg.OUTPUT_DIR)
     if is_named or not (folder / CONFIG_FILE).is_file():
         path = Path(cfg.MODEL.WEIGHTS)
         if not path.is_file():
-            raise DetectionError(
+            raise KsclError(
                 f"MODEL.WEIGHTS {cfg.MODEL.WEIGHTS}: there is no such file. Name a trained "
-                "detector, or let OUTPUT_DIR be the folder of a run."
+                "detector, or set OUTPUT_DIR to the folder of a run."
             )
     elif (folder / DETECTOR_FILE).is_file():
         path = folder / DETECTOR_FILE
     elif newest := load_newest(folder / CHECKPOINT_FOLDER):
         path = newest[0]
     else:
-        raise DetectionError(
-            f"OUTPUT_DIR {folder} holds a run without weights yet. Train it (leave --eval-only "
-            "out), or name a detector with MODEL.WEIGHTS."
+        raise KsclError(
+            f"The run in OUTPUT_DIR {folder} has no weights yet. Train it (without --eval-only), "
+            "or name a detector with MODEL.WEIGHTS."
         )
     return Detector(path, _training_of(path))
 
 
 def inference_folder(run: Path) -> Path:
-    """Return the first of inference, inference-2 and so on in a run that holds no record."""
+    """Return the first of inference, inference-2, … in a run that has no record."""
     folder, number = run / INFERENCE_FOLDER, 1
     while (folder / RECORD_FILE).exists():
         number += 1
@@ -160,7 +159,7 @@ def _training_of(path: Path) -> Training | None:
 
 
 def load_detector(model: nn.Module, path: str | Path) -> None:
-    """Load a complete trained detector; a missing, extra or changed tensor is an error."""
+    """Load a trained detector; a missing, extra or changed tensor is an error."""
     file = Path(path)
     _refuse_damaged(file)
     content = read_plain(file)
@@ -168,9 +167,7 @@ def load_detector(model: nn.Module, path: str | Path) -> None:
     try:
         model.load_state_dict(tensors, strict=True)
     except (RuntimeError, TypeError, AttributeError) as error:
-        raise DetectionError(
-            f"{path} is not a trained detector of this config, so it is not scored: {error}"
-        ) from error
+        raise KsclError(f"{path} is not a trained detector of this config: {error}") from error
 
 
 def refuse_other_use(cfg: CfgNode, class_names: Sequence[str], detector: Detector) -> None:
@@ -183,15 +180,14 @@ def refuse_other_use(cfg: CfgNode, class_names: Sequence[str], detector: Detecto
         changes.append((CLASSES, training.classes, list(class_names)))
     lines = "".join(f"\n  {key}: {old!r} in training, {new!r} now" for key, old, new in changes)
     if lines:
-        raise DetectionError(
-            f"{detector.path} was trained with other settings, so it is not scored with these:"
-            f"{lines}\nUse {training.run / CONFIG_FILE}; KSCL.CLASS_NAMES sets the classes and "
-            "their order."
+        raise KsclError(
+            f"{detector.path} was trained with other settings:{lines}\nUse "
+            f"{training.run / CONFIG_FILE}; KSCL.CLASS_NAMES sets the classes and their order."
         )
 
 
 def _refuse_damaged(file: Path) -> None:
-    """Compare a file with its checksum: in its name, or in the record beside it."""
+    """Compare a file with the checksum in its name or in the record beside it."""
     if NAME.fullmatch(file.name):
         intact = is_intact(file)
     elif file.name == DETECTOR_FILE and (file.parent / RECORD_FILE).is_file():
@@ -200,18 +196,18 @@ def _refuse_damaged(file: Path) -> None:
     else:
         return
     if not intact:
-        raise DetectionError(
-            f"{file} is damaged or was changed: it does not match its checksum. Restore it, or "
+        raise KsclError(
+            f"{file} does not match its checksum: it is damaged or was changed. Restore it, or "
             "score another detector."
         )
 
 
 def refuse_run_folder(folder: Path) -> None:
-    """Raise an error if a folder holds a run or an evaluation: records are never overwritten."""
+    """Raise an error if a folder has a run or an evaluation, which are never overwritten."""
     if (folder / RECORD_FILE).is_file() or (folder / CONFIG_FILE).is_file():
-        raise DetectionError(
-            f"{folder} holds a run, whose detections would be overwritten. Choose another "
-            "OUTPUT_DIR for this evaluation."
+        raise KsclError(
+            f"{folder} has a run, whose detections would be overwritten. Choose another OUTPUT_DIR "
+            "for this evaluation."
         )
 
 
@@ -221,22 +217,19 @@ def build_on_meta(cfg: CfgNode) -> nn.Module:
     cfg.defrost()
     cfg.MODEL.DEVICE = "meta"
     try:
-        with torch.device("meta"):  # no memory, no random numbers: only its structure is needed
+        with torch.device("meta"):  # structure only
             return build_model(cfg)
     except KsclError:
         raise
-    except Exception as error:  # whatever Detectron2 does with keys that do not fit together
-        raise DetectionError(
-            f"No detector can be built of this config ({type(error).__name__}: {error}). Correct "
+    except Exception as error:  # Detectron2 raises many kinds for keys that do not fit together
+        raise KsclError(
+            f"No detector can be built from this config ({type(error).__name__}: {error}). Correct "
             "the keys of MODEL and KSCL.TIMM, or start from a protocol in configs/detection/."
         ) from error
 
 
 def check_room_for(cfg: CfgNode, model: nn.Module) -> None:
-    """Raise an error before training if the disk is too small for what a run writes.
-
-    What a resumed run has written counts as room.
-    """
+    """Raise an error if the disk is too small for what a run writes, or still has to write."""
     folder = Path(cfg.OUTPUT_DIR)
     detector = bytes_of(model.state_dict()) + CONTAINER_BYTES
     states = STATES.get(cfg.KSCL.OPTIMIZER, 1)
@@ -246,26 +239,26 @@ def check_room_for(cfg: CfgNode, model: nn.Module) -> None:
     needed = CHECKPOINTS * checkpoint + detector - there
     free = shutil.disk_usage(existing_parent(folder)).free
     if free < needed:
-        raise DetectionError(
+        raise KsclError(
             f"The disk of OUTPUT_DIR {folder} has {free / 2**20:,.1f} MiB free, but {CHECKPOINTS} "
-            f"checkpoints and the trained detector take {needed / 2**20:,.1f} MiB more. Make room, "
+            f"checkpoints and the trained detector need {needed / 2**20:,.1f} MiB more. Make room, "
             "or choose another OUTPUT_DIR."
         )
 
 
 def export_detector(folder: Path, model: nn.Module) -> str:
-    """Write the weights of the trained detector alone; return their SHA-256.
+    """Write the weights of the trained detector; return their SHA-256.
 
-    With statistics that are not numbers it would find nothing, and Detectron2 would not say so.
+    A detector with broken BatchNorm statistics would find nothing, without an error.
     """
     for name, norm in model.named_modules():
         if isinstance(norm, BatchNorm) and not _is_usable(norm):
-            raise DetectionError(
-                f"{name} has a mean or variance that is NaN, infinite or negative, so this "
-                "detector would find nothing. naiveSyncBN and TEST.PRECISE_BN take a variance as a "
-                "difference, which is rounded below 0 where a channel hardly varies: use larger or "
-                "more varied images, or set TEST.PRECISE_BN.ENABLED False. Otherwise lower "
-                "SOLVER.BASE_LR. Start in a new OUTPUT_DIR."
+            raise KsclError(
+                f"The mean or variance of {name} is NaN, infinite or negative, so this detector "
+                "would find nothing. In naiveSyncBN and TEST.PRECISE_BN a variance can be rounded "
+                "below 0 if a channel hardly varies: use larger or more varied images, or set "
+                "TEST.PRECISE_BN.ENABLED False. Otherwise lower SOLVER.BASE_LR. Start in a new "
+                "OUTPUT_DIR."
             )
     return write_tensors(folder / DETECTOR_FILE, {"model": model.state_dict()})
 

@@ -1,13 +1,13 @@
 """Training batches as a pure function of (seed, iteration, rank).
 
-Detectron2 saves neither the sampler's position nor the state of its random generators, so a resumed
-run sees other images, cropped and flipped differently. Here iteration i has the same batch whenever
-and however it is reached: the order of images is Detectron2's own, replayed without reading any,
-and the random numbers of a batch are seeded by its number.
+Detectron2 saves neither the sampler's position nor its random state, so a resumed run would see
+other images and crops. Here the order is Detectron2's own, replayed without reading images, and the
+random numbers of a batch are seeded by its number.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import random
@@ -23,14 +23,15 @@ from detectron2.data.build import trivial_batch_collator
 from detectron2.data.common import AspectRatioGroupedDataset
 from detectron2.data.samplers import InferenceSampler, TrainingSampler
 from detectron2.utils import comm
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
-from detection.errors import DetectionError
+from kscl.backbone_file.read import some
 from kscl.data.bad_images import MOST_REPLACEMENTS, replacement
+from kscl.errors import KsclError
 from kscl.runtime.processes import obey_parent_alone, start_method
 
 Numbered = tuple[int, list[int]]  # (iteration, indices of its images)
-BAD_IMAGES = "bad_images"  # in a mapped image: reasons by name of those that it stands for
+BAD_IMAGES = "bad_images"  # key of a mapped image: the unreadable ones it replaces, with reasons
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +49,15 @@ def seed_everything(*parts: int | str) -> None:
     torch.manual_seed(seed)
 
 
-class _Order(Sampler[Numbered]):
-    """The images of this rank's batches, from iteration `start` on."""
-
-    def __init__(self, sizes: list[tuple[int, int]], batch: int, seed: int, start: int) -> None:
-        self.sizes, self.batch, self.seed, self.start = sizes, batch, seed, start
-
-    def __iter__(self) -> Iterator[Numbered]:
-        indices = TrainingSampler(len(self.sizes), seed=self.seed)
-        stream = (
-            {"index": index, "width": self.sizes[index][0], "height": self.sizes[index][1]}
-            for index in indices
-        )
-        # Wide and tall images are in separate batches, as ASPECT_RATIO_GROUPING asks.
-        batches = AspectRatioGroupedDataset(stream, self.batch)
-        grouped = ([image["index"] for image in batch] for batch in batches)
-        return itertools.islice(enumerate(grouped), self.start, None)
+def _order(sizes: list[tuple[int, int]], batch: int, seed: int, start: int) -> Iterator[Numbered]:
+    """Return the images of this rank's batches, from iteration `start` on."""
+    stream = (
+        {"index": index, "width": sizes[index][0], "height": sizes[index][1]}
+        for index in TrainingSampler(len(sizes), seed=seed)
+    )
+    batches = AspectRatioGroupedDataset(stream, batch)  # does not mix wide and tall images
+    grouped = ([image["index"] for image in batch] for batch in batches)
+    return itertools.islice(enumerate(grouped), start, None)
 
 
 class _Batches(Dataset[list[dict[str, Any]]]):
@@ -83,7 +77,7 @@ class _Batches(Dataset[list[dict[str, Any]]]):
         return batch
 
     def _mapped(self, index: int, iteration: int) -> dict[str, Any]:
-        """Return an image, or another one in its place if it cannot be read, and say so."""
+        """Return an image, or another one if it cannot be read, with what it replaces."""
         bad: dict[str, str] = {}
         for attempt in range(MOST_REPLACEMENTS):
             image = self.dicts[index]
@@ -92,14 +86,13 @@ class _Batches(Dataset[list[dict[str, Any]]]):
             except OSError as error:
                 bad[image["file_name"]] = str(error)
                 index = replacement(self.seed, iteration, index, attempt, len(self.dicts))
-        names = ", ".join(list(bad)[:3])
-        raise DetectionError(f"{len(bad)} images in a row cannot be read: {names}, and so on.")
+        raise KsclError(f"{len(bad)} images in a row cannot be read: {some(list(bad))}.")
 
 
 def _noted(
     loader: DataLoader[Any], known: dict[str, str], most: float
 ) -> Iterator[list[dict[str, Any]]]:
-    """Yield the batches; add unreadable images to the known ones, of which `most` are allowed."""
+    """Yield the batches; add unreadable images to `known`, up to `most`."""
     for batch in loader:
         bad = {name: why for image in batch for name, why in image.pop(BAD_IMAGES).items()}
         for name, why in bad.items():
@@ -108,10 +101,10 @@ def _noted(
             known[name] = why
             log.warning("%s cannot be read and is replaced by another image: %s.", name, why)
             if len(known) > most:
-                raise DetectionError(
-                    f"{len(known)} training images cannot be read, e.g. {name}, which is more than "
-                    "KSCL.MAX_BAD_FRACTION allows. Replace them, or take them off the split; "
-                    "kscl preflight --full finds all such files."
+                raise KsclError(
+                    f"{len(known)} training images cannot be read, e.g. {name}: more than "
+                    "KSCL.MAX_BAD_FRACTION allows. Replace them, or remove them from the split; "
+                    "kscl preflight --full lists them."
                 )
         yield batch
 
@@ -124,15 +117,14 @@ def build_train_loader(
     start: int = 0,
     bad_images: dict[str, str] | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Return this rank's batches from iteration `start` on, without end.
+    """Return this rank's endless batches from iteration `start` on.
 
-    Images that cannot be read are added to `bad_images`.
+    Unreadable images are added to `bad_images`.
     """
     world, total = comm.get_world_size(), cfg.SOLVER.IMS_PER_BATCH
     if total % world:
-        raise DetectionError(
-            f"SOLVER.IMS_PER_BATCH is {total}, which {world} processes cannot share evenly. Set it "
-            f"to a multiple of {world}."
+        raise KsclError(
+            f"SOLVER.IMS_PER_BATCH must be a multiple of the {world} processes, got {total}."
         )
     if not cfg.DATALOADER.ASPECT_RATIO_GROUPING:
         sizes = [(1, 1)] * len(dicts)
@@ -143,12 +135,12 @@ def build_train_loader(
     loader = DataLoader(
         _Batches(dicts, DatasetMapper(cfg, is_train=True), seed),
         batch_size=None,
-        sampler=_Order(sizes, total // world, seed_of(seed, "order"), start),
+        sampler=_order(sizes, total // world, seed_of(seed, "order"), start),
         num_workers=workers,
         collate_fn=trivial_batch_collator,
         worker_init_fn=_set_up_worker,
         multiprocessing_context=start_method(workers),
-        # Its own: a loader that starts draws a number, which a resumed run would draw elsewhere.
+        # A loader draws a number when it starts; from the global generator, resuming would differ.
         generator=torch.Generator().manual_seed(seed_of(seed, "loader")),
     )
     return _noted(loader, known, most)
@@ -158,27 +150,22 @@ def _set_up_worker(worker: int) -> None:
     obey_parent_alone()
 
 
-class _TestMapper:
-    """Detectron2's mapper, which does not say what file it failed on."""
-
-    def __init__(self, cfg: CfgNode) -> None:
-        self.mapper = DatasetMapper(cfg, is_train=False)
-
-    def __call__(self, image: dict[str, Any]) -> dict[str, Any]:
-        try:
-            return self.mapper(image)
-        except OSError as error:
-            raise DetectionError(
-                f"{image['file_name']}, a test image, cannot be read: {error}. If it broke during "
-                "the run, put it back and continue with --resume: the training is kept. If it was "
-                "broken before, replace it and train into a new OUTPUT_DIR, as the data are then "
-                "others; kscl preflight --full finds all such files."
-            ) from error
+def _test_image(mapper: DatasetMapper, image: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return mapper(image)
+    except OSError as error:
+        raise KsclError(
+            f"The test image {image['file_name']} cannot be read: {error}. If it broke during the "
+            "run, restore it and continue with --resume. If it was broken before, replace it and "
+            "train in a new OUTPUT_DIR, since the data changed; kscl preflight --full lists all "
+            "such files."
+        ) from error
 
 
 def build_test_loader(cfg: CfgNode, dicts: list[dict[str, Any]]) -> DataLoader[Any]:
     """Return this rank's test images one by one, as Detectron2's own loader does."""
-    images = MapDataset(DatasetFromList(dicts, copy=False), _TestMapper(cfg))
+    mapped = functools.partial(_test_image, DatasetMapper(cfg, is_train=False))
+    images = MapDataset(DatasetFromList(dicts, copy=False), mapped)
     return DataLoader(
         images,
         batch_size=1,

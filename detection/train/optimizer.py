@@ -19,7 +19,7 @@ from torch.optim import AdamW, Optimizer
 
 from detection.config import ADAMW, FULL_MODEL, of_timm_only
 from detection.convert.weights import UNDER_FPN, UNDER_PLAIN_PYRAMID
-from detection.errors import DetectionError
+from kscl.errors import KsclError
 
 STATES = {ADAMW: 2}  # tensors that an optimizer keeps per weight, if not one
 
@@ -32,7 +32,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     solver.SOLVER.CLIP_GRADIENTS.ENABLED = clip.ENABLED and clip.CLIP_TYPE != FULL_MODEL
     prefix, network = _timm_network(model)
     if network is None and (keys := of_timm_only(cfg)):
-        raise DetectionError(
+        raise KsclError(
             f"{' and '.join(keys)}: these are for networks that run in timm's code, and this "
             "detector's is Detectron2's own ResNet. Leave them out, or convert with --route timm."
         )
@@ -60,7 +60,7 @@ def adamw_groups(cfg: CfgNode, model: nn.Module, prefix: str, network: Any) -> l
     layers: dict[str, int] = {}
     if cfg.KSCL.LAYER_DECAY < 1:
         if not hasattr(network, "group_matcher"):
-            raise DetectionError(
+            raise KsclError(
                 f"KSCL.LAYER_DECAY must be 1 for {cfg.KSCL.TIMM.NAME}, whose layers timm does not "
                 f"number, got {cfg.KSCL.LAYER_DECAY:g}."
             )

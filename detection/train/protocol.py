@@ -29,25 +29,25 @@ from kscl.records.record import Protocol
 BUILDER_KEY = "MODEL.BACKBONE.NAME"
 SCORER_KEY = "KSCL.SCORER"
 RATE_KEY = "SOLVER.BASE_LR"
-# Where and how, not what: two runs that differ only here give the same numbers.
+# Two runs that differ only here give the same numbers.
 WITHOUT_EFFECT = (
     "OUTPUT_DIR",
     "VERSION",
     "VIS_PERIOD",
     "CUDNN_BENCHMARK",
-    "DATASETS.TRAIN",  # the data's fingerprints stand for them
+    "DATASETS.TRAIN",  # the record has the data's fingerprints
     "DATASETS.TEST",
     "DATALOADER.NUM_WORKERS",
     "MODEL.DEVICE",
-    "MODEL.WEIGHTS",  # their hash stands for them
+    "MODEL.WEIGHTS",  # the record has their hash
     "KSCL.CERTIFICATE",
     "KSCL.LABEL",
     "KSCL.MAX_BAD_FRACTION",  # the record lists the images
     "SOLVER.CHECKPOINT_PERIOD",
-    "SOLVER.REFERENCE_WORLD_SIZE",  # what counts is the batch, learning rate and schedule it gives
-    "TEST.EVAL_PERIOD",  # an evaluation leaves the training as it was
+    "SOLVER.REFERENCE_WORLD_SIZE",  # the scaled batch, learning rate and schedule count
+    "TEST.EVAL_PERIOD",  # an evaluation does not affect training
 )
-# Keys that make another network of a ResNet that Detectron2 builds.
+# Keys of a ResNet that Detectron2 builds.
 OF_RESNETS = (
     "MODEL.RESNETS.DEPTH",
     "MODEL.RESNETS.NUM_GROUPS",
@@ -56,7 +56,7 @@ OF_RESNETS = (
     "MODEL.RESNETS.STEM_OUT_CHANNELS",
 )
 # Keys that come with the weights, those of replicates, and a longer training, which the row's name
-# shows: contenders may differ in them under one protocol.
+# shows: one protocol compares any of them.
 THE_CONTENDERS_OWN = (
     *OF_RESNETS,
     "MODEL.PIXEL_MEAN",
@@ -67,27 +67,26 @@ THE_CONTENDERS_OWN = (
     "KSCL.DRAW",
     LONGER_KEY,
 )
-# The name of a protocol shows these by key and value, and the data by the names of the sets.
+# A protocol's name shows changes of these by key and value, and other data by the sets' names.
 NAMED_BY_VALUE = tuple(key for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY) if key != BUILDER_KEY)
 OF_DATA = ("MODEL.ROI_HEADS.NUM_CLASSES", "MODEL.RETINANET.NUM_CLASSES", "KSCL.CLASS_NAMES")
-CHANGED = " (changed)"  # what the name ends in if any other setting is not as shipped
+CHANGED = " (changed)"  # ends the name if any other setting is not as shipped
 LATER_KEYS = ("KSCL.TF32", "KSCL.OPTIMIZER", "KSCL.LAYER_DECAY", "KSCL.DROP_PATH")
-# Without effect, but part of the definitions in results/: at a fixed value, hashes stay the same.
+# Without effect, but part of the definitions in results/: a fixed value keeps their hashes.
 FIXED = {
     "SOLVER.REFERENCE_WORLD_SIZE": 0,
     "TEST.EVAL_PERIOD": 0,
-    "MODEL.RESNETS.STRIDE_IN_1X1": False,  # comes with the weights, as the widths do
+    "MODEL.RESNETS.STRIDE_IN_1X1": False,  # comes with the weights, like the widths
 }
-SIMPLE_PYRAMID = "-simple-pyramid"  # what the name of a protocol ends in for plain transformers
-LR_SEARCH = "-lr-search"  # and where the learning rate is chosen
+SIMPLE_PYRAMID = "-simple-pyramid"  # in the name of a protocol for plain transformers
+LR_SEARCH = "-lr-search"  # in the name if the learning rate is searched
 
 
 def protocol_of(cfg: CfgNode, processes: Sequence[int] = (1,), iterations: int = 0) -> Protocol:
-    """Return all settings but the contender's own: its weights, its network and the seed.
+    """Return all settings except the contender's own weights, network and seed.
 
-    `processes` is the number of them in every part of the run: each computes the statistics of a
-    plain BatchNorm on its own images. `iterations` are those done by a detector that is scored
-    before its training has ended.
+    `processes` has the number of processes in every part of the run, since each computes plain
+    BatchNorm on its own images. `iterations` are those of a detector whose training has not ended.
     """
     definition, name = _definition(cfg), _name(cfg)
     if max(processes) > 1 and any(value_at(cfg, key) == "BN" for key in NORM_KEYS):
@@ -109,7 +108,7 @@ def schedule(cfg: CfgNode) -> CfgNode:
 
 
 def _definition(cfg: CfgNode) -> dict[str, Any]:
-    # At their defaults, records from before these keys have the same protocol.
+    # At their defaults, these keys do not change the hashes of earlier records.
     defaults = detection_defaults()
     unset = (key for key in LATER_KEYS if value_at(cfg, key) == value_at(defaults, key))
     without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", FRACTION_KEY, *unset)
@@ -117,10 +116,10 @@ def _definition(cfg: CfgNode) -> dict[str, Any]:
     if cfg.KSCL.FRACTION < 1:
         definition[FRACTION_IN_PROTOCOL] = cfg.KSCL.FRACTION
     if not _has_simple_pyramid(cfg):
-        # The same FPN stands on Detectron2's ResNet and on a timm network.
+        # Detectron2's ResNet and a timm network have the same FPN on top.
         builder = definition[BUILDER_KEY]
         definition[BUILDER_KEY] = PROTOCOL_BUILDERS.get(builder, builder)
-    # With a grid the learning rate is found, not set.
+    # With a grid, the learning rate is a result, not a setting.
     definition.pop(RATE_KEY if cfg.KSCL.LR_GRID else GRID_KEY)
     return definition
 
@@ -130,9 +129,9 @@ def _has_simple_pyramid(cfg: CfgNode) -> bool:
 
 
 def _name(cfg: CfgNode) -> str:
-    """Return the protocol's name, which says what is not as shipped.
+    """Return the protocol's name, which shows every change to a shipped protocol.
 
-    Published numbers are attached by the name: it is the shipped one only if every setting is.
+    Published numbers are matched by name, so it is the shipped one only if all settings are.
     """
     name = cfg.KSCL.PROTOCOL or "unnamed"
     shipped = shipped_configs() / "detection" / f"{name.replace('-', '_')}.yaml"
@@ -149,7 +148,7 @@ def _name(cfg: CfgNode) -> str:
         if sets != _set_names(shipped_cfg):
             names = dict.fromkeys(name for role in sets for name in role)
             changes += f"+DATASETS={','.join(names)}"
-        if cfg.KSCL.FRACTION == shipped_cfg.KSCL.FRACTION:  # which its name says
+        if cfg.KSCL.FRACTION == shipped_cfg.KSCL.FRACTION:  # the name says it
             fraction = ""
         named = {*NAMED_BY_VALUE, *OF_DATA, BUILDER_KEY, FRACTION_IN_PROTOCOL}
         if cfg.KSCL.LR_GRID:  # -lr-search
@@ -161,14 +160,14 @@ def _name(cfg: CfgNode) -> str:
 
 
 def _set_names(cfg: CfgNode) -> list[list[str]]:
-    """Return what the sets to train on and to test on are called, wherever they are."""
+    """Return the names of the training and the test sets, without their location."""
     return [
         [_set_name(name) for name in names] for names in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
     ]
 
 
 def _set_name(name: str) -> str:
-    """Return the folder's name of a VOC set, and that around the annotations of another set."""
+    """Return the name of a VOC set's folder, or of the folder around the annotations."""
     source = parse_source(name)
     if source.annotations is None:
         return Path(os.path.abspath(source.root)).name

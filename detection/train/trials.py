@@ -1,10 +1,10 @@
-"""From one command to its runs: adapt the config, check all of it, expand trials and rates.
+"""From one command to its runs: adapt the config, check it, expand trials and learning rates.
 
-Every run has a config, a seed and a folder of its own; `detection.train.detect` does it.
+Every run has its own config, seed and folder; `detection.train.detect` does it.
 
-A learning rate may be chosen per backbone: on a part of the training images, never on the test set.
-Published numbers often hide such a search. Here it is a protocol of its own: its name says so, its
-grid is part of it, and the record says what every learning rate reached.
+A learning rate may be chosen per backbone, on a part of the training images and never on the test
+set. Such a search is a separate protocol: its name and its grid say so, and the record has the
+score of every rate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from detection.config import GRID_KEY, NORM_KEYS, WEIGHTS_KEY
 from detection.convert.certificate import verify_start
 from detection.data.preflight import Part
 from detection.data.sets import RunSets, check_sets, draw_parts, read_run_sets
-from detection.errors import DetectionError
 from detection.scoring.result import MASK_PREFIX
 from detection.train.detect import run_trial, score_detector
 from detection.train.detector import (
@@ -51,7 +50,7 @@ from kscl.methods.keys import FLOAT_BYTES
 from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.records.spread import mean_and_std
-from kscl.run.engine import Flags, find_start
+from kscl.run.engine import Flags, find_start, seed_configs
 from kscl.run.task import Task
 from kscl.runtime.files import only_run_in
 from kscl.runtime.launch import launch
@@ -59,8 +58,8 @@ from kscl.runtime.launch import launch
 STARTS = Flags()
 HEADLINE = ("AP50", "AP", "AP75")
 SEARCH_FOLDER = "lr_search"
-TRIAL = "-lr-trial"  # what the protocol's name ends in while one learning rate is tried
-HELD_OUT = 5  # one of so many training images is held out to choose on
+TRIAL = "-lr-trial"  # ends the protocol's name while one learning rate is tried
+HELD_OUT = 5  # one in five training images is held out to choose on
 METRIC = "AP"
 # Seconds of an iteration of 16 images and of a test image on 8 V100, and GB of each: Detectron2's
 # MODEL_ZOO.md for ResNet-50, 1x.
@@ -76,16 +75,17 @@ MASK_HEADLINE = tuple(f"{MASK_PREFIX}{name}" for name in HEADLINE)
 
 
 def adapt(cfg: CfgNode, num_gpus: int) -> tuple[CfgNode, int, str]:
-    """Return the config to run, the number of processes it was scaled from (0: none), a notice."""
+    """Return the config to run, the number of processes it was scaled from (or 0), a notice."""
     cfg = cfg.clone()
     processes = int(os.environ.get("WORLD_SIZE", max(1, num_gpus)))
-    if cfg.SEED < 0:  # Detectron2's "random" is the same order of images in every trial
+    if cfg.SEED < 0:  # Detectron2's "random"
         cfg.SEED = 0
     if not torch.cuda.is_available():
         _adapt_to_cpu(cfg, processes)
     if len(cfg.DATASETS.TEST) != 1:
-        raise DetectionError(
-            f"DATASETS.TEST is {tuple(cfg.DATASETS.TEST)}. Name one set: a record has one result."
+        raise KsclError(
+            f"DATASETS.TEST must name one set, as a record has one result, got "
+            f"{tuple(cfg.DATASETS.TEST)}."
         )
     return _scale(cfg, processes)
 
@@ -93,34 +93,34 @@ def adapt(cfg: CfgNode, num_gpus: int) -> tuple[CfgNode, int, str]:
 def _adapt_to_cpu(cfg: CfgNode, processes: int) -> None:
     cfg.MODEL.DEVICE = "cpu"
     if cfg.SOLVER.AMP.ENABLED:
-        raise DetectionError("SOLVER.AMP.ENABLED needs a GPU and there is none. Set it to False.")
+        raise KsclError("SOLVER.AMP.ENABLED needs a GPU, but there is none. Set it to False.")
     needing_gpus = [key for key in NORM_KEYS if value_at(cfg, key) in ("SyncBN", "nnSyncBN")]
     if processes > 1 and needing_gpus:
-        raise DetectionError(
-            f"{' and '.join(needing_gpus)} {value_at(cfg, needing_gpus[0])} needs GPUs and there "
-            "is none. Set it to naiveSyncBN, which computes the same on any device."
+        raise KsclError(
+            f"{' and '.join(needing_gpus)} {value_at(cfg, needing_gpus[0])} needs GPUs, but there "
+            "is none. Use naiveSyncBN, which computes the same on any device."
         )
 
 
 def _scale(cfg: CfgNode, processes: int) -> tuple[CfgNode, int, str]:
-    """Scale batch, learning rate and schedule to the number of processes if the config asks for it.
+    """Scale batch, learning rate and schedule to the number of processes if the config says so.
 
-    No shipped protocol does: with fewer GPUs each has more of the same batch.
+    No shipped protocol does: with fewer GPUs, each gets more of the same batch.
     """
     reference = cfg.SOLVER.REFERENCE_WORLD_SIZE
     if reference in (0, processes):
         return cfg, 0, ""
     if cfg.SOLVER.IMS_PER_BATCH % reference:
-        raise DetectionError(
-            f"SOLVER.IMS_PER_BATCH is {cfg.SOLVER.IMS_PER_BATCH}, which the {reference} processes "
-            "of the protocol cannot share, so it cannot be scaled. Set SOLVER.REFERENCE_WORLD_SIZE "
-            "0 to use batch, learning rate and iterations as they are."
+        raise KsclError(
+            f"SOLVER.IMS_PER_BATCH must be a multiple of SOLVER.REFERENCE_WORLD_SIZE {reference} "
+            f"to be scaled, got {cfg.SOLVER.IMS_PER_BATCH}. SOLVER.REFERENCE_WORLD_SIZE 0 uses "
+            "batch, learning rate and iterations as they are."
         )
     scaled = DefaultTrainer.auto_scale_workers(cfg, processes)
     factor = processes / reference
     scaled.defrost()
     scaled.KSCL.LR_GRID = [rate * factor for rate in cfg.KSCL.LR_GRID]
-    # Detectron2 scales them too, but an iteration takes as long as before, and so does a period.
+    # Detectron2 scales these too, but an iteration takes as long as before.
     scaled.SOLVER.CHECKPOINT_PERIOD = cfg.SOLVER.CHECKPOINT_PERIOD
     scaled.TEST.EVAL_PERIOD = cfg.TEST.EVAL_PERIOD
     notice = (
@@ -128,15 +128,15 @@ def _scale(cfg: CfgNode, processes: int) -> tuple[CfgNode, int, str]:
         f"{cfg.SOLVER.IMS_PER_BATCH} → {scaled.SOLVER.IMS_PER_BATCH}, learning rate "
         f"{cfg.SOLVER.BASE_LR:g} → {scaled.SOLVER.BASE_LR:g}, iterations "
         f"{cfg.SOLVER.MAX_ITER} → {scaled.SOLVER.MAX_ITER}, steps {scaled.SOLVER.STEPS}, "
-        f"warm-up {scaled.SOLVER.WARMUP_ITERS}. The record says so and this is another protocol: "
-        f"BatchNorm sees {'fewer' if processes < reference else 'more'} images at once, "
-        "which no scaling fixes. SOLVER.REFERENCE_WORLD_SIZE 0 uses the numbers as they are.\n"
+        f"warm-up {scaled.SOLVER.WARMUP_ITERS}. This is another protocol, since BatchNorm sees "
+        f"{'fewer' if processes < reference else 'more'} images at once. "
+        "SOLVER.REFERENCE_WORLD_SIZE 0 uses the numbers as they are.\n"
     )
     return scaled, reference, notice
 
 
 def check_trials(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
-    """Return all that would stop a run: data, weights, detector and disk; nothing is written."""
+    """Return what would stop a run (data, weights, detector, disk); write nothing."""
     problems: list[Problem] = []
 
     @contextlib.contextmanager
@@ -158,7 +158,7 @@ def check_trials(cfg: CfgNode, later: Sequence[str]) -> list[Problem]:
             verify_start(cfg)
     with checking("detector", "MODEL"):
         model = build_on_meta(cfg)
-        if not is_later(WEIGHTS_KEY, later):  # else the network comes with them
+        if not is_later(WEIGHTS_KEY, later):  # they determine the network
             build_optimizer(cfg, model)
         with checking("disk", "OUTPUT_DIR"):
             check_room_for(cfg, model)
@@ -193,23 +193,23 @@ def run_trials(
     scaled_from: int = 0,
 ) -> int:
     """Check data, weights and detector, run every unfinished trial, and return the exit code."""
-    loaded_code()  # what is edited from here on does not make these numbers
+    loaded_code()  # edits from here on do not change these numbers
     if cfg.KSCL.LR_GRID:
         num_trials = max(1, num_trials)  # beside the folder of the search
-    configs = trial_configs(cfg, num_trials)
+    configs = seed_configs(cfg, num_trials)
     folders = [Path(trial_cfg.OUTPUT_DIR) for trial_cfg in configs]
     if flags.auto_resume:
         begun = [Path(cfg.OUTPUT_DIR) / SEARCH_FOLDER, *(path / CONFIG_FILE for path in folders)]
         if not any(path.exists() for path in begun):
-            print(f"There is no run in {cfg.OUTPUT_DIR} to resume: it starts.", flush=True)
+            print(f"No run to resume in {cfg.OUTPUT_DIR}: starting one.", flush=True)
     else:
         for trial_cfg, folder in zip(configs, folders, strict=True):
-            if folder.is_dir():  # refused before data and weights are read
+            if folder.is_dir():  # fail before data and weights are read
                 with only_run_in(folder):
                     find_start(Task(trial_cfg), flags)
     sets, report = read_run_sets(cfg)
     print(report, flush=True)
-    draw_parts(sets.train, cfg)  # refused before any process starts
+    draw_parts(sets.train, cfg)  # fail before any process starts
     shared: dict[str, Any] = {"certificate": verify_start(cfg), "scaled_from": scaled_from}
     build_optimizer(cfg, build_on_meta(cfg))
     if cfg.KSCL.LR_GRID:
@@ -222,7 +222,7 @@ def run_trials(
             return code
         shared["lr_search"] = found
         cfg.SOLVER.BASE_LR = found["chosen"]
-        configs = trial_configs(cfg, num_trials)
+        configs = seed_configs(cfg, num_trials)
     for trial_cfg in configs:
         if code := launch(run_trial, (trial_cfg, {**shared, "sets": sets}, flags), num_gpus):
             return code
@@ -232,9 +232,9 @@ def run_trials(
 
 
 def run_evaluation(cfg: CfgNode, num_gpus: int, weights_are_named: bool) -> int:
-    """Score a trained detector, save the pass and write a record.
+    """Score a trained detector and write detections and record into OUTPUT_DIR.
 
-    They are in OUTPUT_DIR, or in a folder of their own inside it if it is the detector's run.
+    If OUTPUT_DIR is the detector's run, they go into a subfolder.
     """
     loaded_code()
     cfg = cfg.clone()
@@ -254,21 +254,8 @@ def run_evaluation(cfg: CfgNode, num_gpus: int, weights_are_named: bool) -> int:
     return code
 
 
-def trial_configs(cfg: CfgNode, num_trials: int) -> list[CfgNode]:
-    """Return one frozen config per trial; without a number, the config as it is."""
-    configs = []
-    for number in range(max(1, num_trials)):
-        trial_cfg = cfg.clone()
-        if num_trials:
-            trial_cfg.SEED = cfg.SEED + number
-            trial_cfg.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / f"seed{trial_cfg.SEED}")
-        trial_cfg.freeze()
-        configs.append(trial_cfg)
-    return configs
-
-
 def summary(folders: list[Path]) -> str:
-    """Return mean ± standard deviation over the trials, and what their records warn of."""
+    """Return mean ± standard deviation over the trials, and their warnings."""
     records = [read_record(folder / RECORD_FILE) for folder in folders]
     parts = []
     for name in (*HEADLINE, *MASK_HEADLINE):
@@ -285,9 +272,9 @@ def images_to_divide(train: Sequence[Part]) -> list[AnnotatedImage]:
     """Return all training images; raise an error if they are too few to hold one out."""
     images = [image for _, annotated in train for image in annotated.images]
     if len(images) < HELD_OUT:
-        raise DetectionError(
-            f"{GRID_KEY}: of {len(images)} training images none can be held out to choose a "
-            f"learning rate on. Use at least {HELD_OUT}."
+        raise KsclError(
+            f"{GRID_KEY} needs at least {HELD_OUT} training images to hold one out for the choice, "
+            f"got {len(images)}."
         )
     return images
 
@@ -306,18 +293,20 @@ def search_sets(sets: RunSets) -> RunSets:
     if len({image.id for image in chosen_on}) < len(chosen_on):  # two sets may use the same ids
         chosen_on = [replace(image, id=str(number)) for number, image in enumerate(chosen_on)]
     known = sets.fingerprints["train"]
+    names = {role: f"{SEARCH_FOLDER} {known['hash']} {role}" for role in sets.fingerprints}
+    hashes = {role: hashlib.sha256(text.encode()).hexdigest()[:16] for role, text in names.items()}
     return RunSets(
         sets.class_names,
         train,
         (source, replace(first, images=chosen_on)),
-        {role: {**known, "hash": _digest(known["hash"], role)} for role in sets.fingerprints},
+        {role: {**known, "hash": hash_} for role, hash_ in hashes.items()},
     )
 
 
 def search(
     cfg: CfgNode, sets: RunSets, run: Callable[[CfgNode, RunSets], int]
 ) -> tuple[int, dict[str, Any]]:
-    """Try every learning rate of the grid; return the exit code, and what was found if it is 0."""
+    """Try every learning rate of the grid; return the exit code, and the result if it is 0."""
     parts = search_sets(sets)
     scores: dict[str, float] = {}
     for rate in cfg.KSCL.LR_GRID:
@@ -346,7 +335,3 @@ def search(
         "chosen_on": chosen_on,
         "chosen_on_what": "images of the training sets, held out from the trials",
     }
-
-
-def _digest(fingerprint: str, role: str) -> str:
-    return hashlib.sha256(f"{SEARCH_FOLDER} {fingerprint} {role}".encode()).hexdigest()[:16]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from fvcore.common.config import CfgNode
+
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation
 
@@ -36,6 +38,11 @@ def draw_labeled(shown: Sequence[Iterable[int]], fraction: float, draw: int, key
         (first if new else others).append(image)
         seen |= new
     return sorted([*first, *others][:count])
+
+
+def draw_of(section: CfgNode, seed: int) -> int:
+    """Return the number of the random draw of FRACTION in a config's section."""
+    return seed if section.DRAW == OF_SEED else section.DRAW
 
 
 def percent_words(fraction: float) -> str:

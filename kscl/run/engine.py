@@ -122,6 +122,20 @@ class Flags:
     allow_world_size_change: bool = False
 
 
+def seed_configs(cfg: CfgNode, count: int) -> list[CfgNode]:
+    """Return the config, or one for each of `count` seeds in folders seed0, seed1, …; frozen."""
+    configs = []
+    for number in range(max(1, count)):
+        each = cfg.clone()
+        each.defrost()
+        if count:
+            each.SEED = cfg.SEED + number
+            each.OUTPUT_DIR = str(Path(cfg.OUTPUT_DIR) / f"seed{each.SEED}")
+        each.freeze()
+        configs.append(each)
+    return configs
+
+
 def launch_run(task: type[Task], cfg: CfgNode, flags: Flags, num_gpus: int) -> int:
     """Run a task on `num_gpus` processes of this machine; return the exit code."""
     return launch(_run_config, (task, cfg, flags), num_gpus)

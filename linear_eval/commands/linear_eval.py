@@ -32,7 +32,6 @@ EXAMPLES = """  kscl probe --config-file configs/linear_eval/linear_cached.yaml 
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command."""
     arguments = cli.parser(__doc__ or "", EXAMPLES)
     cli.add_run_arguments(arguments)
     cli.add_check_arguments(arguments)
@@ -49,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parse_args(argv)
 
     from kscl.records.provenance import loaded_code
-    from kscl.run.engine import Flags
+    from kscl.run.engine import Flags, seed_configs
     from kscl.runtime.launch import launch
     from linear_eval.check import refuse_overlap
     from linear_eval.probe import load_linear_eval_config, schema, summary
@@ -62,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.print_config:
         print(schema().print(cfg), end="")
         return 0
-    configs = with_seeds(cfg, given.num_seeds)
+    if given.num_seeds < 0:
+        raise KsclError(f"--num-seeds must be at least 1, got {given.num_seeds}.")
+    configs = seed_configs(cfg, given.num_seeds)
     loaded_code()  # the search for overlaps may take minutes
     first = int(os.environ.get("RANK", 0)) == 0
     if first and not given.allow_overlap:
@@ -114,17 +115,3 @@ def run_probe(job: tuple[CfgNode, Flags]) -> int:
     import_modules()  # in a process that was spawned
     cfg, flags = job
     return run(probe_of(cfg), flags)
-
-
-def with_seeds(cfg: CfgNode, num_seeds: int) -> list[CfgNode]:
-    """Return the config, or one per seed in folders seed0, seed1, … if `num_seeds` is not 0."""
-    if num_seeds < 0:
-        raise KsclError(f"--num-seeds must be at least 1, got {num_seeds}.")
-    found = []
-    for seed in range(cfg.SEED, cfg.SEED + num_seeds):
-        other = cfg.clone()
-        other.defrost()
-        other.SEED, other.OUTPUT_DIR = seed, str(Path(cfg.OUTPUT_DIR) / f"seed{seed}")
-        other.freeze()
-        found.append(other)
-    return found or [cfg]
