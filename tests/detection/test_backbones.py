@@ -16,7 +16,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from detection.backbones import LAST, STRIDES, TimmBackbone
 from detection.config import load_detection_config
-from detection.errors import DetectionError
+from kscl.errors import KsclError
 from kscl.methods.encoder import any_size_arguments
 from tests.helpers.networks.backbones import lively_backbone
 from tests.helpers.networks.small import NETWORKS
@@ -139,7 +139,7 @@ def test_a_synchronized_batch_norm_trains_as_any_other_on_one_process():
 
 
 def test_a_network_with_batch_norm_takes_no_other_norm():
-    with pytest.raises(DetectionError, match=r"MODEL.RESNETS.NORM must be .*'GN'"):
+    with pytest.raises(KsclError, match=r"MODEL.RESNETS.NORM must be .*'GN'"):
         backbone_of("resnet18", norm="GN")
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from detection.config import load_detection_config
 from detection.data.sets import read_run_sets
-from detection.errors import DetectionError
 from detection.train import detect
 from detection.train.loader import build_train_loader
+from kscl.errors import KsclError
 from tests.helpers.data.sets import write_voc
 
 
@@ -48,7 +48,7 @@ def test_an_image_that_cannot_be_read_is_named_counted_and_replaced(root, caplog
 
 
 def test_more_bad_images_than_allowed_stop_the_run(root):
-    with pytest.raises(DetectionError, match="MAX_BAD_FRACTION"):
+    with pytest.raises(KsclError, match="MAX_BAD_FRACTION"):
         batches(root, 0.0, {})
 
 

@@ -141,55 +141,23 @@ def test_no_image_is_decoded_twice_for_two_probes_of_one_backbone(digits, tmp_pa
     assert decoded == [64 + 220, 0, 0]
 
 
-def test_a_moco_checkpoint_gives_the_number_of_the_same_weights_in_our_file(
-    digits, tmp_path, backbone
-):
-    network, kwargs = backbone
-    save_backbone(
-        tmp_path / "ours.safetensors", network.state_dict(), Description("resnet18", kwargs)
-    )
-    prefixed = {f"module.encoder_q.{key}": value for key, value in network.state_dict().items()}
-    prefixed |= {"module.encoder_q.fc.0.weight": torch.zeros(2, 2), "module.queue": torch.zeros(2)}
-    torch.save({"state_dict": prefixed, "epoch": 200}, tmp_path / "moco.pth.tar")
-    numbers = []
-    for name, arch in (("ours.safetensors", ""), ("moco.pth.tar", "resnet18")):
-        words = ("BACKBONE.WEIGHTS", tmp_path / name, "BACKBONE.NAME", arch)
-        given = overrides(digits, tmp_path / f"run {name}", *CACHED, *words)
-        if not arch:
-            place = given.index("BACKBONE.KWARGS")
-            del given[place : place + 2]
-        assert main(given) == 0
-        numbers.append(read_record(tmp_path / f"run {name}" / "record.json"))
-    assert numbers[0]["metrics"] == numbers[1]["metrics"]
-    assert "moco" in numbers[1]["details"]["backbone"]["weights"]
-    assert numbers[1]["name"] == "moco"
-
-
-def test_a_checkpoint_with_a_missing_or_a_foreign_tensor_stops_the_run(
+def test_a_moco_checkpoint_is_named_after_its_file_and_a_foreign_tensor_stops_the_run(
     digits, tmp_path, backbone, capsys
 ):
-    state = backbone[0].state_dict()
-    less = {key: value for key, value in state.items() if key != "layer3.0.conv1.weight"}
-    more = state | {"layer9.weight": torch.zeros(1)}
-    for tensors, named in ((less, "layer3.0.conv1.weight"), (more, "layer9.weight")):
-        torch.save(tensors, tmp_path / "x.pth")
-        words = ("BACKBONE.WEIGHTS", tmp_path / "x.pth")
-        assert main(overrides(digits, tmp_path / named, *CACHED, *words)) == 2
-        assert named in capsys.readouterr().err
+    prefixed = {f"module.encoder_q.{key}": value for key, value in backbone[0].state_dict().items()}
+    path = tmp_path / "moco.pth.tar"
+    more = ("PROBE", "knn", "KNN.K", "[5]", "BACKBONE.WEIGHTS", path)
+    torch.save({"state_dict": prefixed, "epoch": 200}, path)
+    assert main(overrides(digits, tmp_path / "run", *more)) == 0
+    record = read_record(tmp_path / "run" / "record.json")
+    assert record["name"] == "moco"
+    assert "moco" in record["details"]["backbone"]["weights"]
+    torch.save({"state_dict": prefixed | {"module.encoder_q.layer9.weight": torch.zeros(1)}}, path)
+    assert main(overrides(digits, tmp_path / "other", *more)) == 2
+    assert "layer9.weight" in capsys.readouterr().err
 
 
-def test_a_finished_evaluation_is_neither_repeated_nor_overwritten(digits, tmp_path, capsys):
-    words = overrides(digits, tmp_path / "run", *CACHED)
-    assert main(words) == 0
-    before = (tmp_path / "run/record.json").read_bytes()
-    assert main(words) == 2
-    assert "--resume" in capsys.readouterr().err
-    assert main(["--auto-resume", *words]) == 0
-    assert "top-1" in capsys.readouterr().out
-    assert (tmp_path / "run/record.json").read_bytes() == before
-
-
-def test_a_finished_evaluation_does_not_answer_for_other_weights_or_images(
+def test_a_finished_evaluation_is_kept_and_does_not_answer_for_other_weights_or_images(
     digits, tmp_path, backbone, capsys
 ):
     network, kwargs = backbone
@@ -200,11 +168,15 @@ def test_a_finished_evaluation_does_not_answer_for_other_weights_or_images(
     more = ("PROBE", "knn", "KNN.K", "[5]", "BACKBONE.WEIGHTS", files[0])
     words = overrides(digits, tmp_path / "run", *more)
     assert main(words) == 0
+    before = (tmp_path / "run/record.json").read_bytes()
+    assert main(words) == 2
+    assert "--resume" in capsys.readouterr().err
     weights = ["BACKBONE.WEIGHTS", str(files[1])]
     other = shutil.copytree(digits / "val", tmp_path / "val")
     assert main(["--auto-resume", *words, "DATA.VAL", str(other)]) == 0  # equal images
+    assert "top-1" in capsys.readouterr().out
+    assert (tmp_path / "run/record.json").read_bytes() == before
     next(other.rglob("*.png")).unlink()
-    capsys.readouterr()
     for changed, named in (
         (weights, f"BACKBONE.WEIGHTS {files[1]}"),
         (["DATA.VAL", str(other)], f"DATA.VAL {other}"),
@@ -267,7 +239,6 @@ def test_a_record_that_is_none_is_named_before_any_work(digits, tmp_path, capsys
     [
         (("BACKBONE.WEIGHTS", ""), "BACKBONE.WEIGHTS"),
         (("BACKBONE.WEIGHTS", "nowhere.pth"), "nowhere.pth"),
-        (("BACKBONE.NAME", ""), "BACKBONE.NAME"),
         (("BACKBONE.NAME", "", "BACKBONE.KWARGS", "{}"), "BACKBONE.NAME resnet50"),
         (("CACHED.LR", "1"), "CACHED.LRS"),
     ],

@@ -16,7 +16,6 @@ from detection.config import load_detection_config
 from detection.scoring.boxes import read_detections
 from detection.scoring.resample import DRAWS
 from detection.train.detect import write_trial_record
-from detection.train.protocol import protocol_of
 from detection.train.trials import summary
 from kscl.benchmark.leaderboard.exports import as_csv
 from kscl.benchmark.leaderboard.rows import build_board
@@ -76,9 +75,9 @@ def test_a_class_that_is_hardly_found_is_told_at_the_end_and_on_the_board(finish
     end, *told = summary(folders).splitlines()
     assert end.endswith("(2 trials, voc07-11pt)")
     (warning,) = told  # the same for both seeds
-    assert warning.startswith("Warning: The class 'dog' is hardly found")
+    assert warning.startswith("Warning: The class 'dog' is hardly ever found")
     board = build_board([tmp_path], check_stale=False, with_reported=False)
-    assert markdown(board, "x").count("The class 'dog' is hardly found (AP50") == 1
+    assert markdown(board, "x").count("The class 'dog' is hardly ever found (AP50") == 1
     assert "'cat'" not in markdown(board, "x")
 
 
@@ -111,7 +110,7 @@ def test_a_changed_detector_is_not_scored(finished, shop, tmp_path, capsys):
     more = ["--eval-only", "MODEL.WEIGHTS", str(path)]
     code, told = in_process(capsys, *arguments(shop, tmp_path / "again", *more))
     assert code == 2
-    assert f"{path} is damaged" in told
+    assert f"{path} does not match its checksum" in told
 
 
 def test_a_leaderboard_sees_that_the_data_have_changed(finished, shop):
@@ -183,15 +182,6 @@ def test_a_folder_of_another_run_is_refused(finished, shop, tmp_path, capsys):
     assert (finished / "record.json").read_bytes() == before
 
 
-def test_random_weights_compete_under_the_protocol_of_the_others():
-    config = "detection/bccd_tiny_c4.yaml"
-    with_weights, scratch = (
-        protocol_of(load_detection_config(config, ["KSCL.FROM_SCRATCH", word]))
-        for word in ("False", "True")
-    )
-    assert with_weights.hash == scratch.hash
-
-
 def test_coco_files_train_and_score_like_voc_folders_and_from_scratch_if_asked(shop, tmp_path):
     sets = []
     for role, split in (("TRAIN", "train"), ("TEST", "test")):
@@ -254,19 +244,18 @@ def mask_shop(shop, tmp_path_factory):
     return folder
 
 
-def sets_with_masks(shop, folder, masks=True):
+def sets_with_masks(shop, folder):
     """Return the words that name COCO files; every object has a polygon, the last is a crowd."""
     words = []
     for role, split in (("TRAIN", "train"), ("TEST", "test")):
         content = as_coco(read_voc(shop / "voc", split).checked())
-        for thing in content["annotations"] if masks else ():
+        for thing in content["annotations"]:
             x, y, w, h = thing["bbox"]
             thing["segmentation"] = [[x, y, x + w, y, x + w, y + h, x, y + h]]
-        if masks:
-            pixels = np.zeros((100, 96), bool)
-            pixels[int(y) : int(y + h), int(x) : int(x + w)] = True
-            counts = run_lengths(pixels).counts.tolist()
-            thing |= {"iscrowd": 1, "segmentation": {"size": [100, 96], "counts": counts}}
+        pixels = np.zeros((100, 96), bool)
+        pixels[int(y) : int(y + h), int(x) : int(x + w)] = True
+        counts = run_lengths(pixels).counts.tolist()
+        thing |= {"iscrowd": 1, "segmentation": {"size": [100, 96], "counts": counts}}
         path = folder / f"{split}.json"
         path.write_text(json.dumps(content))
         words += [f"DATASETS.{role}", f"('coco:{path}:{shop / 'voc' / 'JPEGImages'}',)"]
@@ -294,18 +283,8 @@ def test_masks_are_trained_scored_recorded_and_shown(mask_shop, tmp_path, capsys
     board = build_board([tmp_path])
     assert "mask AP50" in markdown(board, "Board")
     assert "mask/AP50" in as_csv(board).splitlines()[0]
-
-
-@pytest.mark.parametrize(
-    ("masks", "more", "kind"),
-    [
-        (False, (), "[missing mask]"),
-        (True, ("DATASETS.TEST", "('voc:{shop}/voc:test',)"), "[missing mask]"),
-    ],
-)
-def test_missing_masks_are_an_error_before_training(mask_shop, tmp_path, capsys, masks, more, kind):
-    sets = sets_with_masks(mask_shop, tmp_path, masks)
-    words = [*sets, *SHORT, *(word.format(shop=mask_shop) for word in more)]
-    assert main(arguments(mask_shop, tmp_path / "run", *words)) == 2
-    assert kind in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
+    # Without masks in a set, nothing starts.
+    test = ("DATASETS.TEST", f"('voc:{mask_shop}/voc:test',)")
+    assert main(arguments(mask_shop, tmp_path / "other", *sets, *SHORT, *test)) == 2
+    assert "[missing mask]" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()

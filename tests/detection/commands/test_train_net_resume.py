@@ -161,7 +161,7 @@ def test_resume_starts_a_run_in_a_folder_without_one(shop, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     words = [*SHORT, "TEST.PRECISE_BN.ENABLED", "False"]
     assert main(arguments(shop, tmp_path / "run", "--resume", *words)) == 0
-    assert f"no run in {tmp_path / 'run'} to resume" in capsys.readouterr().out
+    assert f"No run to resume in {tmp_path / 'run'}" in capsys.readouterr().out
     assert (tmp_path / "run/record.json").is_file()
 
 
@@ -265,10 +265,10 @@ def test_another_number_of_processes_is_refused_unless_it_is_asked_for_by_name(s
     told = capsys.readouterr().err
     assert "world_size: 2 before, 1 now" in told
     assert "--allow-world-size-change" in told
-    assert "each process groups its own images" in told
+    assert "each process forms its own batches" in told
     done = start_train_net(shop, copy, "--resume", "--allow-world-size-change").wait()
     assert done.returncode == 0, done.stderr
-    assert "until step 4 there were 2. The size of the batch stays the same" in done.stderr
+    assert "until step 4 there were 2. The batch size stays the same" in done.stderr
     assert "its views stay the same" not in done.stdout + done.stderr
     record = read_record(copy / "record.json")
     assert record["details"]["world_sizes"] == [[0, 2], [4, 1]]
@@ -399,7 +399,7 @@ def test_a_scaled_protocol_resumes_on_no_other_number_of_processes_and_says_why(
         assert "SOLVER.IMS_PER_BATCH: 2 before, 1 now" in told
         assert "SOLVER.BASE_LR: 0.03 before, 0.015 now" in told
         assert "SOLVER.REFERENCE_WORLD_SIZE scales batch" in told
-        assert "resumes on as many as it began with" in told
+        assert "must resume on the same number" in told
         assert "the record says so" not in told
 
 
@@ -443,7 +443,7 @@ def test_the_newest_checkpoint_of_an_unfinished_run_is_scored_under_a_name_of_it
     for path in find_checkpoints(unfinished / CHECKPOINT_FOLDER):
         path.unlink()
     assert eval_only(unfinished) == 2
-    assert "without weights" in capsys.readouterr().err
+    assert "no weights yet" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_free_is_refused_before_anything_is_read(

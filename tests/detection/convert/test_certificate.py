@@ -17,7 +17,6 @@ from detectron2.config import CfgNode
 from detection.config import load_detection_config
 from detection.convert.certificate import read_certificate, verify, verify_start
 from detection.convert.converter import Converted
-from detection.errors import DetectionError
 from kscl.errors import KsclError
 from kscl.runtime.files import sha256_of
 
@@ -32,7 +31,7 @@ def test_a_run_starts_from_the_converted_folder(converted, cfg, tmp_path):
 
 def test_a_certificate_elsewhere_is_named_in_the_config(converted, cfg, tmp_path):
     cfg.MODEL.WEIGHTS = str(shutil.copy(converted.weights, tmp_path))
-    with pytest.raises(DetectionError, match="no such certificate"):
+    with pytest.raises(KsclError, match="no such certificate"):
         verify_start(cfg)
     cfg.KSCL.CERTIFICATE = str(converted.folder / "certificate.json")
     assert verify_start(cfg) == converted.certificate
@@ -43,30 +42,22 @@ def test_a_certificate_elsewhere_is_named_in_the_config(converted, cfg, tmp_path
     [
         ("INPUT.FORMAT", "BGR"),
         ("MODEL.PIXEL_MEAN", [103.53, 116.28, 123.675]),
-        ("MODEL.PIXEL_STD", [1.0, 1.0, 1.0]),
         ("MODEL.RESNETS.STRIDE_IN_1X1", True),
-        ("MODEL.RESNETS.DEPTH", 101),
-        ("MODEL.RESNETS.WIDTH_PER_GROUP", 64),
-        ("MODEL.RESNETS.RES2_OUT_CHANNELS", 256),
-        ("MODEL.RESNETS.STEM_OUT_CHANNELS", 32),
-        ("MODEL.RESNETS.NUM_GROUPS", 32),
         ("MODEL.RESNETS.NORM", "GN"),
-        ("MODEL.RESNETS.RES5_DILATION", 2),
         ("MODEL.RESNETS.DEFORM_ON_PER_STAGE", [False, False, True, True]),
     ],
 )
 def test_a_config_that_does_not_fit_the_weights_is_refused_by_key(key, value, cfg):
     cfg.merge_from_list([key, value])
-    with pytest.raises(DetectionError, match=f"{key} is ") as caught:
+    with pytest.raises(KsclError, match=f"{key} is "):
         verify_start(cfg)
-    assert "config.yaml" in str(caught.value)
 
 
 def test_all_keys_that_do_not_fit_are_named_at_once(converted):
     cfg = load_detection_config("detection/voc0712_c4_24k_moco.yaml", ["INPUT.FORMAT", "BGR"])
-    with pytest.raises(DetectionError) as caught:
+    with pytest.raises(KsclError) as caught:
         verify(converted.certificate, converted.weights, cfg)
-    for key in ("WIDTH_PER_GROUP", "RES2_OUT_CHANNELS", "INPUT.FORMAT"):
+    for key in ("WIDTH_PER_GROUP", "RES2_OUT_CHANNELS", "INPUT.FORMAT", "config.yaml"):
         assert key in str(caught.value)
 
 
@@ -82,7 +73,7 @@ def test_changed_weights_are_refused(converted, cfg, tmp_path):
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     cfg.MODEL.WEIGHTS = str(weights)
-    with pytest.raises(DetectionError, match="not the file of this certificate"):
+    with pytest.raises(KsclError, match=r"weights\.pth must have the SHA-256"):
         verify_start(cfg)
 
 
@@ -90,12 +81,11 @@ def test_changed_weights_are_refused(converted, cfg, tmp_path):
     ("change", "reason"),
     [
         ({"version": 1}, "not a certificate of version 4"),
-        ({"arch": None}, "missing or unknown fields: arch"),
-        ({"note": "x"}, "missing or unknown fields: note"),
-        ({"source": {"name": "x"}}, r"source has missing or unknown fields: .*file_sha256, layout"),
-        ({"differences": {}}, "proves nothing"),
-        ({"differences": {"stem": 0.5}}, "proves nothing"),
-        ({"differences": [0.5]}, "differences must be dict"),
+        ({"arch": None}, "arch is missing"),
+        ({"note": "x"}, "note is not a field"),
+        ({"source": {"name": "x"}}, r"source\.file_sha256 is missing"),
+        ({"differences": {}}, "does not prove stem"),
+        ({"differences": [0.5]}, "differences is .* not an object"),
         ({"detectron2_keys": {"MODEL.RESNETS.WIDTH": 3}}, "MODEL.RESNETS.WIDTH"),
         ({"detectron2_keys": {}}, "MODEL.RESNETS.STRIDE_IN_1X1"),
         ({"tensors": 264}, "264"),
@@ -111,10 +101,10 @@ def test_a_certificate_that_is_incomplete_or_of_another_time_is_none(
     path = tmp_path / "certificate.json"
     path.write_text(json.dumps(about))
     cfg.KSCL.CERTIFICATE = str(path)
-    with pytest.raises(DetectionError, match=reason):
+    with pytest.raises(KsclError, match=reason):
         verify_start(cfg)
     path.write_text("{half")
-    with pytest.raises(DetectionError, match="cannot be read as a certificate"):
+    with pytest.raises(KsclError, match="cannot be read as a certificate"):
         read_certificate(path)
 
 
@@ -131,7 +121,7 @@ def forged(converted: Converted, cfg: CfgNode, folder: Path, **changes) -> CfgNo
 def test_a_certificate_does_not_set_its_own_tolerance(difference, converted, cfg, tmp_path):
     differences = {**converted.certificate.differences, "res4": difference}
     changes = {"differences": differences, "tolerance": 1e9}
-    with pytest.raises(DetectionError, match="res4"):
+    with pytest.raises(KsclError, match="res4"):
         verify_start(forged(converted, cfg, tmp_path / "forged", **changes))
 
 
@@ -144,7 +134,7 @@ def test_the_keys_of_a_certificate_are_those_of_its_network(key, value, converte
     cfg.merge_from_list([key, value])  # so that config and certificate agree
     for changed in ({**keys, key: value}, {k: v for k, v in keys.items() if k != key}):
         folder = tmp_path / f"forged{len(changed)}"
-        with pytest.raises(DetectionError, match=key):
+        with pytest.raises(KsclError, match=key):
             verify_start(forged(converted, cfg, folder, detectron2_keys=changed))
 
 
@@ -157,7 +147,7 @@ def test_changed_weights_with_a_changed_hash_are_told_from_their_source(converte
     about = json.loads(path.read_text())
     about["weights_sha256"] = sha256_of(Path(cfg.MODEL.WEIGHTS))
     path.write_text(json.dumps(about))
-    with pytest.raises(DetectionError, match=r"res3.0.conv1.weight") as caught:
+    with pytest.raises(KsclError, match=r"res3.0.conv1.weight") as caught:
         verify_start(cfg)
     assert about["source"]["path"] in str(caught.value)
 
@@ -175,7 +165,7 @@ def test_what_a_certificate_says_of_its_source_is_compared_with_it(
 ):
     source = {**converted.certificate.source, name: value}
     cfg = forged(converted, cfg, tmp_path / "forged", source=source)
-    with pytest.raises(DetectionError, match=source["path"]):
+    with pytest.raises(KsclError, match=source["path"]):
         verify_start(cfg)
 
 
@@ -183,7 +173,7 @@ def test_the_input_of_a_certificate_is_compared_with_its_source(converted, cfg, 
     mean = [103.53, 116.28, 123.675]
     keys = {**converted.certificate.detectron2_keys, "MODEL.PIXEL_MEAN": mean}
     cfg.MODEL.PIXEL_MEAN = mean
-    with pytest.raises(DetectionError, match=r"MODEL.PIXEL_MEAN"):
+    with pytest.raises(KsclError, match=r"MODEL.PIXEL_MEAN"):
         verify_start(forged(converted, cfg, tmp_path / "forged", detectron2_keys=keys))
 
 
@@ -217,19 +207,19 @@ def test_any_value_of_a_certificate_may_be_wrong(inside, converted, cfg, tmp_pat
 
 def test_training_from_scratch_must_be_asked_for_by_name(cfg):
     cfg.MODEL.WEIGHTS = ""
-    with pytest.raises(DetectionError, match=r"KSCL.FROM_SCRATCH True"):
+    with pytest.raises(KsclError, match=r"KSCL.FROM_SCRATCH True"):
         verify_start(cfg)
     cfg.KSCL.FROM_SCRATCH = True
     assert verify_start(cfg) is None
     cfg.MODEL.WEIGHTS = "weights.pth"
-    with pytest.raises(DetectionError, match="Choose one"):
+    with pytest.raises(KsclError, match=r"MODEL.WEIGHTS 'weights.pth' and KSCL.FROM_SCRATCH True"):
         verify_start(cfg)
 
 
 @pytest.mark.parametrize("name", ["nowhere.pth", "detectron2://ImageNetPretrained/MSRA/R-50.pkl"])
 def test_weights_that_are_not_here_are_an_error_before_anything_runs(name, cfg):
     cfg.MODEL.WEIGHTS = name
-    with pytest.raises(DetectionError, match="no such file"):
+    with pytest.raises(KsclError, match="no such file"):
         verify_start(cfg)
 
 

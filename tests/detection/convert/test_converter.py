@@ -17,7 +17,6 @@ from detection.convert import converter, proof, routes
 from detection.convert.certificate import read_certificate, verify_start
 from detection.convert.converter import convert
 from detection.convert.weights import read_weights
-from detection.errors import DetectionError
 from kscl.backbone_file import Description, save_backbone
 from kscl.config import shipped_configs
 from kscl.errors import KsclError
@@ -179,7 +178,7 @@ def test_a_wrong_conversion_writes_nothing(narrow_file, tmp_path, monkeypatch):
     right = routes.resnet_keys
     wrong = {"MODEL.RESNETS.STRIDE_IN_1X1": True}
     monkeypatch.setattr(routes, "resnet_keys", lambda backbone: (right(backbone)[0] | wrong, ""))
-    with pytest.raises(DetectionError, match="differs first at res3") as caught:
+    with pytest.raises(KsclError, match="differs first at res3") as caught:
         convert(narrow_file, tmp_path / "out")
     assert "STRIDE_IN_1X1" in str(caught.value)
     assert "Nothing was written" in str(caught.value)
@@ -204,7 +203,7 @@ def test_an_interrupted_conversion_leaves_what_was_there_before(narrow_file, tmp
 def test_other_weights_are_written_over_only_by_force(narrow_file, tmp_path):
     other = backbone_file(tmp_path, "resnet50", NARROW, seed=1)
     convert(other, tmp_path / "out")
-    with pytest.raises(DetectionError, match=f"other weights .{other.name}.*--force"):
+    with pytest.raises(KsclError, match=f"other weights .{other.name}.*--force"):
         convert(narrow_file, tmp_path / "out")
     convert(other, tmp_path / "out", file_format="pkl")  # the same ones: made anew
     weights = [path.name for path in (tmp_path / "out").glob("weights.*")]
@@ -216,9 +215,9 @@ def test_other_weights_are_written_over_only_by_force(narrow_file, tmp_path):
 
 def test_a_folder_with_other_things_in_it_is_never_taken(narrow_file, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(DetectionError, match=r"holds other things \(notes.txt\)"):
+    with pytest.raises(KsclError, match=r"has other files \(notes.txt\)"):
         convert(narrow_file, tmp_path, force=True)
-    with pytest.raises(DetectionError, match="is a file"):
+    with pytest.raises(KsclError, match="is a file"):
         convert(narrow_file, tmp_path / "notes.txt")
     with pytest.raises(KsclError, match=r"notes\.txt/out cannot be written"):
         convert(narrow_file, tmp_path / "notes.txt/out")
@@ -230,13 +229,13 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path):
     save_backbone(
         tmp_path / "b.safetensors", backbone.state_dict(), Description("resnet50", NARROW)
     )
-    with pytest.raises(DetectionError, match=r"res3.0.conv1.norm.running_var .* NaN"):
+    with pytest.raises(KsclError, match=r"res3.0.conv1.norm.running_var .* NaN"):
         convert(tmp_path / "b.safetensors", tmp_path / "out")
 
 
 def test_a_protocol_without_the_c4_head_is_refused(narrow_file, tmp_path):
     (tmp_path / "fpn.yaml").write_text("MODEL: {ROI_HEADS: {NAME: StandardROIHeads}}\nVERSION: 2\n")
-    with pytest.raises(DetectionError, match=r"MODEL\.ROI_HEADS\.NAME is StandardROIHeads"):
+    with pytest.raises(KsclError, match=r"MODEL\.ROI_HEADS\.NAME is StandardROIHeads"):
         convert(narrow_file, tmp_path / "out", protocol=tmp_path / "fpn.yaml")
 
 

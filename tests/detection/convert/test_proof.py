@@ -23,12 +23,12 @@ from detection.convert.proof import (
 )
 from detection.convert.routes import Route, resnet_keys
 from detection.convert.weights import weights_bytes
-from detection.errors import DetectionError
 from kscl.backbone_file import (
     Description,
     load_backbone,
     save_backbone,
 )
+from kscl.errors import KsclError
 from kscl.runtime.files import sha256_of
 from tests.helpers.networks.backbones import NARROW, lively_backbone, renamed
 from tests.helpers.networks.small import NETWORKS
@@ -96,7 +96,7 @@ def test_a_wrong_config_fails_first_where_it_is_wrong(overrides, stage, cause, b
     found = differences(backbone, weights, *overrides)
     assert first_failure(found) == stage
     assert all(found[s] < 1e-5 for s in STAGES[: STAGES.index(stage)])
-    with pytest.raises(DetectionError, match=f"differs first at {stage}") as caught:
+    with pytest.raises(KsclError, match=f"differs first at {stage}") as caught:
         check_proof(found)
     assert cause in str(caught.value)
 
@@ -146,12 +146,12 @@ def test_a_dead_network_proves_nothing(tmp_path):
     dead = lively_backbone("resnet50", NARROW)
     dead.bn1.weight.data.fill_(-1e-3)
     dead.bn1.bias.data.fill_(-1e3)
-    with pytest.raises(DetectionError, match="only zeros at stem"):
+    with pytest.raises(KsclError, match="only zeros at stem"):
         differences(dead, write(dead, tmp_path))
 
 
 def test_a_difference_that_is_no_number_is_a_failure():
-    with pytest.raises(DetectionError, match="differs first at res2"):
+    with pytest.raises(KsclError, match="differs first at res2"):
         check_proof({"stem": 0.0, "res2": float("nan")})
 
 
@@ -238,7 +238,7 @@ def test_a_wrong_conversion_writes_nothing(vit, tmp_path, monkeypatch):
         return carried | {SCALE: carried[SCALE] * 2}, left
 
     monkeypatch.setattr(Route, "carry", wrong)
-    with pytest.raises(DetectionError, match=r"differs first at backbone\.net\.last") as caught:
+    with pytest.raises(KsclError, match=r"differs first at backbone\.net\.last") as caught:
         convert(source, tmp_path / "out", protocol=PROTOCOL)
     assert "Nothing was written" in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -257,7 +257,7 @@ def test_a_wrong_conversion_writes_nothing(vit, tmp_path, monkeypatch):
 def test_another_network_or_detector_than_the_certified_one_is_refused(key, value, vit):
     _, converted = vit
     cfg = load_detection_config(converted.folder / "config.yaml", [key, value])
-    with pytest.raises(DetectionError, match=key.removesuffix(".reg_tokens")):
+    with pytest.raises(KsclError, match=key.removesuffix(".reg_tokens")):
         verify_start(cfg)
 
 
@@ -271,5 +271,5 @@ def test_changed_weights_of_a_timm_network_are_told_from_their_source(vit, tmp_p
         converted.certificate, weights_sha256=sha256_of(folder / "weights.pth")
     )
     write_certificate(forged, folder / "certificate.json")
-    with pytest.raises(DetectionError, match=SCALE):
+    with pytest.raises(KsclError, match=SCALE):
         verify_start(load_detection_config(folder / "config.yaml"))

@@ -18,7 +18,6 @@ from detection.convert.weights import (
     load_weights,
     read_weights,
 )
-from detection.errors import DetectionError
 from kscl.errors import KsclError
 from tests.helpers.networks.backbones import NARROW, backbone_file, lively_backbone, renamed
 
@@ -41,7 +40,7 @@ def test_after_detectron2s_own_load_every_tensor_is_the_files(converted, cfg):
     assert compare(model, tensors, converted.weights) == 265
     check_rest_is_new(model, "GeneralizedRCNN")
     model.roi_heads.res5[2].conv3.norm.running_var[5] += 1e-6
-    with pytest.raises(DetectionError, match=r"264 of the 265(?s:.)*res5.2.conv3.norm.running_var"):
+    with pytest.raises(KsclError, match=r"264 of the 265(?s:.)*res5.2.conv3.norm.running_var"):
         compare(model, tensors, converted.weights)
 
 
@@ -54,7 +53,7 @@ def test_every_flavour_of_batch_norm_holds_the_weights(norm, converted, cfg):
 def test_a_part_that_is_not_known_to_start_at_random_is_named(cfg):
     model = build_model(cfg)
     model.backbone.extra = nn.Linear(2, 2)
-    with pytest.raises(DetectionError, match=r"backbone.extra.weight"):
+    with pytest.raises(KsclError, match=r"backbone.extra.weight"):
         check_rest_is_new(model, "GeneralizedRCNN")
 
 
@@ -92,9 +91,9 @@ def with_a_classifier(tensors, path):
 SILENT = [  # Detectron2 ends without an exception and holds `count` tensors of 265
     (raw_timm, "w.pth", 0, "not a converted file"),
     (all_in_the_backbone, "w.pth", 215, "not a converted file"),
-    (without_res5, "w.pth", 215, "not in the file, so left at random: res5"),
-    (of_full_width, "w.pth", 0, "of another shape or value"),
-    (of_basic_blocks, "w.pth", 0, "not in the file, so left at random: res2"),
+    (without_res5, "w.pth", 215, "not in the file, so random: res5"),
+    (of_full_width, "w.pth", 0, "with another shape or value"),
+    (of_basic_blocks, "w.pth", 0, "not in the file, so random: res2"),
     (with_one_tensor_too_few, "w.pth", 264, "264 of the 265"),
     (with_a_classifier, "w.pth", 265, "stem.fc.weight"),
 ]
@@ -109,7 +108,7 @@ def test_what_detectron2_loads_wrongly_in_silence_is_our_error(
     model = build_model(cfg)
     DetectionCheckpointer(model).load(str(path))
     assert holds(model, tensors) == count
-    with pytest.raises(DetectionError, match=reason):
+    with pytest.raises(KsclError, match=reason):
         load_weights(build_model(cfg), path)
 
 

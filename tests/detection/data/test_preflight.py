@@ -32,7 +32,9 @@ def kinds(report, fatal=True):
 
 
 def test_a_good_set_passes_and_is_described(voc):
-    report = check(voc, num_classes=2).checked()
+    source = Source("my pets", "voc", voc, split="train")
+    report = preflight([source], [f"voc:{voc}:test"], num_classes=2).checked()
+    assert [row["name"] for row in report.sets] == ["my pets", f"voc:{voc}:test"]
     assert report.class_names == ("cat", "dog")
     assert [row["images"] for row in report.sets] == [2, 2]
     assert report.sets[0]["per_class"] == {"cat": 2, "dog": 1}
@@ -177,19 +179,14 @@ def test_few_bad_training_images_are_skipped_and_a_bad_test_image_is_not(tmp_pat
     assert [p.where for p in check(root, max_bad_fraction=0.5).fatal] == [str(path)]
 
 
-def test_an_image_in_both_splits_is_told(voc):
+def test_an_image_in_both_splits_and_a_copy_under_another_name_are_told(voc):
     (voc / "ImageSets/Main/test.txt").write_text("a\nc\nd\n")
-    (problem,) = check(voc).fatal
-    assert problem.kind == "overlap"
-    assert problem.where.endswith("a.jpg")
-
-
-def test_a_copy_under_another_name_is_told_too(voc):
-    shutil.copy(voc / "JPEGImages/a.jpg", voc / "JPEGImages/c.jpg")
-    (problem,) = check(voc).fatal
-    assert problem.kind == "overlap"
-    assert "same content" in problem.what
-    assert "a.jpg" in problem.what
+    shutil.copy(voc / "JPEGImages/b.jpg", voc / "JPEGImages/c.jpg")
+    same, copied = check(voc).fatal
+    assert same.kind == copied.kind == "overlap"
+    assert same.where.endswith("a.jpg")
+    assert copied.where.endswith("c.jpg")
+    assert "b.jpg" in copied.what
 
 
 def test_equal_files_are_found_whatever_differs_in_between(tmp_path):
@@ -286,12 +283,6 @@ def test_the_tool_exits_with_one_and_prints_json_when_asked(voc, capsys):
     report = json.loads(capsys.readouterr().out)
     assert report["good"] is False
     assert report["problems"][0]["kind"] == "missing image"
-
-
-def test_a_set_registered_under_its_own_name_is_given_as_its_source(voc):
-    source = Source("my pets", "voc", voc, split="train")
-    report = preflight([source], [f"voc:{voc}:test"]).checked()
-    assert [row["name"] for row in report.sets] == ["my pets", f"voc:{voc}:test"]
 
 
 @pytest.mark.parametrize(

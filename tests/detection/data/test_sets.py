@@ -72,7 +72,7 @@ def test_a_set_that_was_registered_with_detectron2_is_found_by_its_name(voc, tmp
     found = source_of("my things")
     assert (found.format, found.root, found.annotations) == ("coco", images, json_file)
     DatasetCatalog.register("other", list)
-    with pytest.raises(KsclError, match="neither as a VOC folder"):
+    with pytest.raises(KsclError, match="must be registered as a VOC folder"):
         source_of("other")
 
 

@@ -96,7 +96,7 @@ def engine(edit, monkeypatch):
 
 
 def detect(edit, monkeypatch):
-    monkeypatch.setattr("detection.train.trials.trial_configs", edit)
+    monkeypatch.setattr("detection.train.trials.seed_configs", edit)
     from detection.train.trials import run_trials
 
     run_trials(SimpleNamespace(KSCL=SimpleNamespace(LR_GRID=[])), 1)

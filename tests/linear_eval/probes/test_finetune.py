@@ -110,10 +110,13 @@ def test_a_fraction_follows_the_draw_and_without_one_the_seed(digits, tmp_path):
     assert numbers("SEED", 3) == numbers("SEED", 5, "DATA.DRAW", 3) != numbers("SEED", 5)
 
 
-def test_a_list_names_the_images_to_train_on(digits, tmp_path):
+def test_a_list_names_the_images_and_another_of_the_same_name_resumes_nothing(
+    digits, tmp_path, capsys
+):
     names = [f"digit_{n}/{place:03d}.png" for n in range(10) for place in (1, 4)]
     (tmp_path / "list.txt").write_text("\n".join(names))
-    cfg = config(digits, tmp_path, *SMALL, "DATA.SUBSET", tmp_path / "list.txt")
+    more = (*SMALL, "CHECKPOINT.SECONDS", 0, "DATA.SUBSET", tmp_path / "list.txt")
+    cfg = config(digits, tmp_path, *more)
     train, _ = open_data(cfg)
     found = sorted(train.source.name(number) for number in train.numbers.tolist())
     assert found == sorted(str(digits / "train" / name) for name in names)
@@ -122,14 +125,6 @@ def test_a_list_names_the_images_to_train_on(digits, tmp_path):
     assert protocol.id == "finetune-list"
     digest = hashlib.sha256((tmp_path / "list.txt").read_bytes()).hexdigest()
     assert protocol.definition["train_subset"] == {"sha256": digest}
-
-
-def test_another_list_of_the_same_name_does_not_resume_what_the_first_one_began(
-    digits, tmp_path, capsys
-):
-    names = [f"digit_{n}/{place:03d}.png" for n in range(10) for place in (1, 4)]
-    (tmp_path / "list.txt").write_text("\n".join(names))
-    more = (*SMALL, "CHECKPOINT.SECONDS", 0, "DATA.SUBSET", tmp_path / "list.txt")
     words = overrides(digits, tmp_path / "run", *more)
     assert main(words) == 0
     assert main(["--auto-resume", *words]) == 0

@@ -13,7 +13,7 @@ import torch
 from kscl.backbone_file import Description, load_backbone, save_backbone
 from kscl.errors import KsclError
 from kscl.records.record import read_record
-from linear_eval.backbone import Frozen, freeze
+from linear_eval.backbone import freeze, load
 from linear_eval.commands.linear_eval import main
 from linear_eval.images import open_data
 from linear_eval.probes.online import Online
@@ -159,6 +159,8 @@ def test_random_weights_are_calibrated_by_default_and_only_their_statistics(digi
         same = torch.equal(value, calibrated.module.state_dict()[name])
         assert same == ("running" not in name and "tracked" not in name), name
     assert not any(module.training for module in calibrated.module.modules())
+    assert not any(weight.requires_grad for weight in calibrated.module.parameters())
+    assert not calibrated.features(torch.zeros(2, 3, 24, 24, dtype=torch.uint8)).requires_grad
     again = freeze(cfg, train)
     assert again.tensors_sha256 == calibrated.tensors_sha256
 
@@ -176,12 +178,6 @@ def test_statistics_of_a_network_with_the_same_weights_are_its_own(digits, tmp_p
     assert in_shared.tensors_sha256 == in_own.tensors_sha256
 
 
-def test_the_frozen_backbone_gets_no_gradient(digits, tmp_path):
-    frozen: Frozen = freeze(config(digits, tmp_path), open_data(config(digits, tmp_path))[0])
-    assert not frozen.features(torch.zeros(2, 3, 24, 24, dtype=torch.uint8)).requires_grad
-    assert not any(weight.requires_grad for weight in frozen.module.parameters())
-
-
 def test_a_mean_that_contradicts_the_file_is_refused(digits, tmp_path):
     cfg = config(digits, tmp_path)
     kwargs = json.loads(json.dumps(cfg.BACKBONE.KWARGS))
@@ -197,23 +193,21 @@ def test_a_mean_that_contradicts_the_file_is_refused(digits, tmp_path):
         freeze(config(digits, tmp_path, *words, *more), train)
 
 
-def test_a_file_of_another_project_is_asked_for_its_network_and_its_input(digits, tmp_path, caplog):
+def test_a_file_of_another_project_is_asked_for_its_input_and_its_place(digits, tmp_path, caplog):
     cfg = config(digits, tmp_path)
     kwargs = json.loads(json.dumps(cfg.BACKBONE.KWARGS))
     one, two = (
         load_backbone("random", "resnet18", kwargs, seed).backbone.state_dict() for seed in (1, 2)
     )
     torch.save(solo_learn_byol(one, two), tmp_path / "solo.pth")
-    train, _ = open_data(cfg)
     words = ("BACKBONE.WEIGHTS", tmp_path / "solo.pth", "BACKBONE.NAME", "resnet18")
     with pytest.raises(KsclError, match=r"INPUT\.MEAN"):
-        freeze(config(digits, tmp_path, *words), train)
-    plain = ("INPUT.MEAN", "[0, 0, 0]", "INPUT.STD", "[1, 1, 1]")
+        load(config(digits, tmp_path, *words))
+    words += ("INPUT.MEAN", "[0, 0, 0]", "INPUT.STD", "[1, 1, 1]")
     with caplog.at_level("INFO"):
-        online_network = freeze(config(digits, tmp_path, *words, *plain), train)
+        load(config(digits, tmp_path, *words))
     assert "momentum backbone" in caplog.text
-    assert torch.equal(online_network.module.state_dict()["conv1.weight"], one["conv1.weight"])
-    place = ("BACKBONE.CONTAINER", "state_dict", "BACKBONE.PREFIX", "momentum_backbone.")
-    momentum = freeze(config(digits, tmp_path, *words, *plain, *place), train)
-    assert torch.equal(momentum.module.state_dict()["conv1.weight"], two["conv1.weight"])
-    assert momentum.std.flatten().tolist() == [1, 1, 1]
+    words += ("BACKBONE.CONTAINER", "state_dict", "BACKBONE.PREFIX", "momentum_backbone.")
+    momentum = load(config(digits, tmp_path, *words))
+    assert torch.equal(momentum.backbone.state_dict()["conv1.weight"], two["conv1.weight"])
+    assert list(momentum.description.std) == [1, 1, 1]

@@ -245,14 +245,6 @@ def test_bad_input_is_refused_by_name(animals, tmp_path, capsys, probe, more, na
     assert all(word in said for word in named)
 
 
-def test_an_image_without_annotation_is_refused_by_name(animals, tmp_path, capsys):
-    things = {name: [("cat", BOX, 0), ("dog", BOX, 0)] for name in "abcd"}
-    root = write_voc(tmp_path / "VOC", {"trainval": ["a", "b"], "test": ["c", "d"]}, things)
-    (root / "Annotations" / "b.xml").unlink()
-    assert main(words(root, tmp_path / "run", "svm")) == 2
-    assert "b.xml" in capsys.readouterr().err
-
-
 def test_a_test_set_without_a_class_is_refused_by_name(animals, tmp_path, capsys):
     split = animals / "ImageSets" / "Main" / "cats.txt"
     split.write_text("021\n024\n")
