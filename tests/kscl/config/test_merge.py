@@ -102,7 +102,7 @@ def test_all_violations_are_reported_at_once(tmp_path):
         "NOPE is not a key",
         f"DICTIONARY.QUEUE_LENGTH is 16 ({file}:8), SOLVER.BATCH_SIZE is 256 (default): the queue",
         "command line: SOLVER.EPOCHS takes a whole number, not 'ten'",
-        "PROJECTOR.TYPE is 'deep' (command line): must be one of mlp, mlp_bn, simclr, linear",
+        "PROJECTOR.TYPE is 'deep' (command line): must be one of mlp, ",
     ):
         assert part in text
 
