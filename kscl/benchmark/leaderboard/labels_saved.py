@@ -259,4 +259,4 @@ def _draw_group(panel: Any, group: Group, saved: Sequence[Saved]) -> None:
     panel.set_ylabel(full.label(full.protocol.headline))
     panel.set_title(full.protocol.id, fontsize=8, color="0.4")
     panel.grid(alpha=0.3)
-    panel.legend(fontsize=8, loc="upper left")
+    panel.legend(fontsize=8, loc="lower right")  # curves rise
