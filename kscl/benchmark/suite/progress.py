@@ -212,18 +212,18 @@ def seconds_of(suite: Suite, stages: Sequence[Stage]) -> dict[str, float]:
 
 
 def report_seconds(seconds: Mapping[str, float]) -> str:
-    """Return a table of the seconds, and a warning if they differ by more than is tolerated."""
+    """Return the least and the most seconds, and a warning if they differ too much."""
     if not seconds:
         return ""
     fastest, slowest = min(seconds, key=seconds.__getitem__), max(seconds, key=seconds.__getitem__)
-    over = {name: value / seconds[fastest] - 1 for name, value in seconds.items()}
-    rows = [(name, f"{value:.1f}", f"{over[name]:+.0%}") for name, value in seconds.items()]
-    text = tabulate(
-        rows, ["pretraining", "seconds per length", "to the fastest"], disable_numparse=True
+    over = seconds[slowest] / seconds[fastest] - 1
+    text = (
+        f"Seconds of pretraining per length: {seconds[fastest]:.1f} ({fastest}) to "
+        f"{seconds[slowest]:.1f} ({slowest}, {over:+.0%})."
     )
-    if over[slowest] > TOLERATED:
+    if over > TOLERATED:
         text += (
-            f"\nWarning: the time is not equal. {slowest} took {over[slowest]:.0%} longer than "
+            f"\nWarning: the time is not equal. {slowest} took {over:.0%} longer than "
             f"{fastest}. If other work ran beside some of them, the steps may still be right; if "
             "not, measure again with kscl equal-time and run the suite again."
         )
