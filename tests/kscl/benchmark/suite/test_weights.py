@@ -10,12 +10,13 @@ import pytest
 import torch
 import yaml
 
-from kscl.backbone_file import load_backbone
+from kscl.backbone_file import find_weights, load_backbone
+from kscl.benchmark.leaderboard.rows import build_board
 from kscl.benchmark.suite.check import fetch_weights
 from kscl.benchmark.suite.spec import read_suite
 from kscl.commands import run_suite
 from kscl.methods.encoder import build_backbone
-from kscl.records.record import find_records
+from kscl.records.record import find_records, read_record
 from tests.helpers import hub as hubs
 from tests.helpers.chain import NETWORK, smoke_suite
 from tests.helpers.commands import ROOT
@@ -123,3 +124,41 @@ def test_every_failure_of_weights_is_named_before_the_first_stage(tmp_path, monk
         assert run_suite.main([str(suite)]) == 2
         assert "test_resnet, not resnet50" in capfd.readouterr().err
         assert not list((tmp_path / "output").glob("start*"))
+
+
+@pytest.mark.slow
+def test_what_one_would_do_anyway_is_compared_offline_from_a_cache(tmp_path, monkeypatch, capfd):
+    name = "timm:test_resnet.r160_in1k"
+    with hubs.serve(tmp_path) as hub:
+        hubs.use(monkeypatch, tmp_path, hub.address)
+        hub.push("timm/test_resnet.r160_in1k", build_backbone("test_resnet").state_dict())
+        find_weights(name)
+    hubs.use(monkeypatch, tmp_path, offline=True)
+    about = yaml.safe_load(smoke_suite(tmp_path).read_text())
+    shared = about["pretrain_overrides"] | {"BACKBONE.NAME": "test_resnet"}
+    shared |= {"INPUT.MEAN": [0.5] * 3, "INPUT.STD": [0.5] * 3, "METHOD.NUM_SHOTS": 2}
+    pretrain = {"pretrain": "pretrain/small_moco.yaml"}
+    kscl = {"METHOD.SIMILARITY": "projection"}
+    about["evaluations"]["detection"]["config"] = "detection/shapes_tiny_fpn.yaml"
+    path = smoke_suite(
+        tmp_path,
+        pretrain_overrides=shared,
+        evaluations=about["evaluations"],
+        baseline=["random", "random_longer"],
+        contenders={
+            "random": {"arch": "test_resnet"},
+            "random_longer": {"arch": "test_resnet", "longer": {"detection": 2.0}},
+            "imagenet": {"file": name},
+            "kscl": pretrain | {"overrides": kscl},
+            "continued": pretrain | {"overrides": kscl | {"BACKBONE.WEIGHTS": name}},
+        },
+    )
+    assert run_suite.main([str(path)]) == 0, capfd.readouterr().err
+    (record,) = (
+        read_record(file) for file in (tmp_path / "output/random_longer").rglob("record.json")
+    )
+    assert record.details["longer"] == 2.0
+    board = build_board([tmp_path / "output"], check_stale=False, with_reported=False)
+    by_kind = {section.protocol.kind: len(section.rows) for section in board.sections}
+    assert by_kind == {"knn": 4, "detection": 5}  # nearest neighbors train nothing
+    assert "different backbones" not in capfd.readouterr().err
