@@ -28,7 +28,7 @@ from kscl.config import (
     plain,
     value_at,
 )
-from kscl.data.labeled import OF_SEED
+from kscl.data import labeled
 from kscl.registry import Registry
 
 VERSION = 2
@@ -174,18 +174,8 @@ class Kscl(Section):
             at_least=0,
             below=1,
         )
-        FRACTION = key(
-            1.0,
-            """Fraction of the training images, drawn at random so that every class appears;
-            smaller fractions are subsets of larger ones.""",
-            above=0,
-            at_most=1,
-        )
-        DRAW = key(
-            OF_SEED,
-            "Number of the random draw of FRACTION: equal numbers draw equal images; -1 is SEED.",
-            at_least=OF_SEED,
-        )
+        FRACTION = labeled.FRACTION
+        DRAW = labeled.DRAW
         LONGER = key(
             1.0,
             """Train so many times as long as the protocol says (SOLVER.MAX_ITER, STEPS and

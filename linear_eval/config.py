@@ -8,7 +8,7 @@ from functools import partial
 from fvcore.common.config import CfgNode
 
 from kscl.config import Broken, Section, key
-from kscl.data.labeled import OF_SEED
+from kscl.data import labeled
 from kscl.keys import WeightsFile
 
 CENTER, FLIP = "center", "flip"
@@ -67,18 +67,8 @@ class LinearEval(Section):
         IMAGES_PER_CLASS = key(
             0, "Training images drawn from each class (low-shot); 0 uses all.", at_least=0
         )
-        FRACTION = key(
-            1.0,
-            """Fraction of the training images, drawn at random so that every class appears;
-            smaller fractions are subsets of larger ones.""",
-            above=0,
-            at_most=1,
-        )
-        DRAW = key(
-            OF_SEED,
-            "Number of the random draw of FRACTION: equal numbers draw equal images; -1 is SEED.",
-            at_least=OF_SEED,
-        )
+        FRACTION = labeled.FRACTION
+        DRAW = labeled.DRAW
         SUBSET = key(
             "",
             """A list of the training images to use, by file name or path below DATA.TRAIN: a file,

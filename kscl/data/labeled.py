@@ -10,23 +10,38 @@ from collections.abc import Iterable, Sequence
 
 from fvcore.common.config import CfgNode
 
+from kscl.config import key
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation
 
 FRACTION_IN_PROTOCOL = "label_fraction"  # of a definition; missing where all labels are used
 OF_SEED = -1  # a draw with the number of the run's seed
+FRACTION = key(
+    1.0,
+    """Fraction of the training images, drawn at random so that every class appears; smaller
+    fractions are subsets of larger ones.""",
+    above=0,
+    at_most=1,
+)
+DRAW = key(
+    OF_SEED,
+    "Number of the random draw of FRACTION: equal numbers draw equal images; -1 is SEED.",
+    at_least=OF_SEED,
+)
 
 
-def draw_labeled(shown: Sequence[Iterable[int]], fraction: float, draw: int, key: str) -> list[int]:
+def draw_labeled(
+    shown: Sequence[Iterable[int]], fraction: float, draw: int, name: str
+) -> list[int]:
     """Return this fraction of the images, ascending, given the classes that each image shows.
 
-    The first image of every class comes before all others. `key` names the fraction in an error.
+    The first image of every class comes before all others. `name` is the key's, for an error.
     """
     classes = len({number for of_image in shown for number in of_image})
     count = round(fraction * len(shown))
     if count < max(1, classes):  # enough in every draw, not only in a lucky one
         raise KsclError(
-            f"{key} {fraction:g} of {len(shown):,} training images is {count}, which cannot show "
+            f"{name} {fraction:g} of {len(shown):,} training images is {count}, which cannot show "
             f"all {classes} classes. Set it to at least {max(1, classes) / len(shown):.2g}, or "
             "label more images."
         )
