@@ -19,6 +19,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -242,6 +243,7 @@ def run_checks(
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Let Ctrl-C wait until the end of the block."""
+    resource_tracker.ensure_running()  # the first process starts it, which would unblock Ctrl-C
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

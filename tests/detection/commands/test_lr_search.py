@@ -127,7 +127,7 @@ FEW = ("DATASETS.TRAIN", "('voc:{}:val',)", "DATASETS.TEST", "('voc:{}:train',)"
     ("words", "told"),
     [
         (["--lr-grid=0.01"], "must be at least two different learning rates"),
-        (["--lr-grid=0.01,0.02", *FEW], "of 2 training images none"),
+        (["--lr-grid=0.01,0.02", *FEW], "got 2"),
     ],
 )
 def test_a_check_tells_what_would_stop_the_search(shop, tmp_path, capsys, words, told):
