@@ -29,6 +29,8 @@ from kscl.methods.subspace import (
 )
 from kscl.registry import SIMILARITIES
 
+TIE = 0.01  # of the keys' weight: a mean below it along their main direction gives no sign
+
 
 def mean_direction(keys: Tensor, rho: float = 1.0) -> Subspaces:
     """Return the normalized mean of the keys (B, K, D) as a subspace of one signed vector.
@@ -53,7 +55,12 @@ def main_direction(keys: Tensor, rho: float = 1.0) -> Subspaces:
         # A key of weight w has length √w, and counts with w in the mean.
         weighted = keys.detach() * keys.detach().norm(dim=2, keepdim=True)  # (B, K, D)
         mean = weighted.sum(1, keepdim=True)  # (B, 1, D)
-        toward = (main.basis.detach() * mean).sum(2, keepdim=True)  # (B, 1, 1)
+        direction = main.basis.detach()
+        toward = (direction * mean).sum(2, keepdim=True)  # (B, 1, 1)
+        # The mean of two opposite keys has no part along it: then the first key decides.
+        first = (direction * weighted[:, :1]).sum(2, keepdim=True)
+        is_tie = toward.abs() < TIE * keys.detach().square().sum((1, 2), keepdim=True)
+        toward = torch.where(is_tie, first, toward)
         return main._replace(basis=torch.where(toward < 0, -main.basis, main.basis))
 
 

@@ -40,7 +40,8 @@ def target(keys: list[Tensor], weights: list[float], similarity: str, rho: float
     values, vectors = values.flip(0), vectors.flip(1)
     if similarity == "main_cosine":
         main = vectors[:, 0]
-        return (main * torch.sign(main @ mean))[None]
+        along = main @ sum(w * v for w, v in zip(weights, keys, strict=True)) / sum(weights)
+        return (main * torch.sign(along if abs(along) >= 0.01 else main @ keys[0]))[None]
     kept = next(n for n in range(1, DIM + 1) if values[:n].sum() >= rho * sum(weights) - 1e-9)
     return vectors[:, :kept].T
 
