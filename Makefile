@@ -15,7 +15,7 @@ short_table = $(KSCL) board results/$(1).records.jsonl --no-stale-check --no-rep
 comma = ,
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme docs evidence evidence-long screen board test test-all test-portable test-slow test-gpu gpu-acceptance test-slurm test-versions golden attack lint format bench doctor lock clean
+.PHONY: help setup demo readme docs evidence evidence-long screen board test test-all test-portable test-slow test-gpu gpu-acceptance test-slurm test-versions golden attack lint format bench growth doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -114,8 +114,11 @@ format: setup  ## put the code into the project's format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: setup  ## measure every figure that has a bound; writes bench.json
+bench: setup  ## measure every figure that has a bound; writes bench.json (under 20 minutes)
 	$(PY) tools/benchmark.py
+
+growth: setup  ## draw how time and memory grow with images, shots, queue and ranks, into docs/growth.png (5 minutes)
+	$(PY) -W ignore -m tests.benchmarks.growth docs/growth.png
 
 doctor:  ## what is installed here, and what is missing; changes nothing
 	@PYTHONPATH="$(CURDIR)" PYTHONDONTWRITEBYTECODE=1 \

@@ -147,7 +147,11 @@ def remembered_projection() -> float:
     at_least=0.95,
 )
 def two_ranks() -> float:
-    """Return what is left when two ranks share a batch, of what the cores give to two processes.
+    return statistics.median(apart / pair for apart, pair in steps_of_two())
+
+
+def steps_of_two() -> list[tuple[float, float]]:
+    """Return the seconds of a step of two processes apart, and of two ranks that share a batch.
 
     The two pairs take turns in the same minutes, and every process has the same images per step.
     """
@@ -156,10 +160,10 @@ def two_ranks() -> float:
         with members(places) as pipes:
             for pipe in (*pipes["apart"], *pipes["pair"]):
                 pipe.recv()  # ready
-            return statistics.median(
-                seconds_of_a_step(pipes["apart"]) / seconds_of_a_step(pipes["pair"])
+            return [
+                (seconds_of_a_step(pipes["apart"]), seconds_of_a_step(pipes["pair"]))
                 for _ in range(TURNS)
-            )
+            ]
 
 
 @contextmanager

@@ -45,12 +45,12 @@ def gram_route() -> float:
     return 20 * time_ratio(by_covariance, by_gram, rounds=5)
 
 
-def filled_queue(share_of_rank_2: float) -> Queue:
-    queue = Queue(LENGTH, RANK, DIM)
-    basis = unit(LENGTH, RANK, DIM)
-    rank = 1 + (torch.rand(LENGTH) < share_of_rank_2).long()
+def filled_queue(share_of_rank_2: float, length: int = LENGTH) -> Queue:
+    queue = Queue(length, RANK, DIM)
+    basis = unit(length, RANK, DIM)
+    rank = 1 + (torch.rand(length) < share_of_rank_2).long()
     basis[rank == 1, 1] = 0
-    queue.store(Subspaces(basis, rank, torch.ones(LENGTH, 1)), torch.arange(LENGTH))
+    queue.store(Subspaces(basis, rank, torch.ones(length, 1)), torch.arange(length))
     return queue
 
 

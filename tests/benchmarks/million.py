@@ -40,11 +40,7 @@ def data() -> Path:
     """Return the folder of both sets; made once, removed at the end."""
     root = Path(tempfile.mkdtemp(prefix="kscl-million-"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
-    for folder in range(IMAGES // PER_FOLDER):
-        where = root / "files" / f"n{folder:08d}"
-        where.mkdir(parents=True)
-        for number in range(PER_FOLDER):
-            os.mknod(f"{where}/n{folder:08d}_{number:05d}.JPEG")
+    empty_files(root / "files", IMAGES)
     shards = root / "shards"
     shards.mkdir()
     first = shards / "train-000000.tar"
@@ -57,12 +53,20 @@ def data() -> Path:
     return root
 
 
-def start(root: Path, kind: str) -> ImageSource:
+def empty_files(root: Path, images: int) -> None:
+    for folder in range(images // PER_FOLDER):
+        where = root / f"n{folder:08d}"
+        where.mkdir(parents=True)
+        for number in range(PER_FOLDER):
+            os.mknod(f"{where}/n{folder:08d}_{number:05d}.JPEG")
+
+
+def start(root: Path, kind: str, images: int = IMAGES) -> ImageSource:
     """Do what a run does with its images before it trains."""
     where, cache_dir = str(root / kind), str(root / "cache")
     source = open_source(where, cache_dir)
     data_fingerprint(where, source, cache_dir)
-    assert len(source) == IMAGES
+    assert len(source) == images
     return source
 
 

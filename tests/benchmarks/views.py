@@ -6,7 +6,7 @@ import io
 import os
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter
 from torchvision import transforms as T
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.transforms import v2
 
 from kscl.data.formats import decode_image
 from kscl.data.loader import ViewDataset
@@ -31,7 +33,7 @@ from kscl.views.augment import (
     sample_ops,
 )
 from kscl.views.recipes import MOCO_V2
-from tests.benchmarks.harness import figure, seconds, time_ratio
+from tests.benchmarks.harness import SkippedError, figure, seconds, time_ratio
 from tests.helpers.data.photos import jpeg, photo
 from tests.helpers.torchvision_route import apply_on_pil
 
@@ -108,13 +110,35 @@ MOCO_ON_PIL = T.Compose(
 )
 
 
-def views_as_mocos_users_make_them() -> None:
+def of_moco() -> None:
     for data in photos().files:
         image = Image.open(io.BytesIO(data)).convert("RGB")
         torch.stack([MOCO_ON_PIL(image) for _ in range(NUM_VIEWS)])
 
 
-def times_as_fast(mean_std: tuple[tuple[float, ...], tuple[float, ...]] | None) -> float:
+MOCO_ON_TENSORS = v2.Compose(
+    [
+        v2.RandomResizedCrop(SIZE, scale=(0.2, 1.0)),
+        v2.RandomApply([v2.ColorJitter(0.4, 0.4, 0.4, 0.1)], p=0.8),
+        v2.RandomGrayscale(p=0.2),
+        v2.RandomApply([v2.GaussianBlur(23, (0.1, 2.0))], p=0.5),
+        v2.RandomHorizontalFlip(),
+        v2.ToDtype(torch.float32, scale=True),
+        v2.Normalize(MEAN, STD),
+    ]
+)
+
+
+def of_torchvision_v2() -> None:
+    for data in photos().files:
+        encoded = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        image = decode_jpeg(encoded, ImageReadMode.RGB)
+        torch.stack([MOCO_ON_TENSORS(image) for _ in range(NUM_VIEWS)])
+
+
+def times_as_fast(
+    peer: Callable[[], None], mean_std: tuple[tuple[float, ...], tuple[float, ...]] | None
+) -> float:
     dataset = ViewDataset(photos(), MOCO_V2, NUM_VIEWS, SIZE, 0, mean_std)
     epoch = iter(range(1000))  # other views in every round, as there
 
@@ -126,12 +150,33 @@ def times_as_fast(mean_std: tuple[tuple[float, ...], tuple[float, ...]] | None) 
     random.seed(0)
     torch.manual_seed(0)
     with one_core():
-        return time_ratio(views_as_mocos_users_make_them, ours, rounds=15)
+        return time_ratio(peer, ours, rounds=15)
+
+
+@figure("views_torchvision_v2", "views/s over torchvision v2 on tensors, one core, float out")
+def views_torchvision_v2() -> float:
+    return times_as_fast(of_torchvision_v2, (MEAN, STD))
+
+
+@figure("views_lightly", "views/s over lightly's MoCoV2Transform, one core, float out")
+def views_lightly() -> float:
+    try:
+        from lightly.transforms import MoCoV2Transform
+    except ImportError as error:
+        raise SkippedError(f"pip install lightly ({error})") from error
+    transform = MoCoV2Transform(SIZE)  # two views at a time
+
+    def of_lightly() -> None:
+        for data in photos().files:
+            image = Image.open(io.BytesIO(data)).convert("RGB")
+            torch.stack([view for _ in range(NUM_VIEWS // 2) for view in transform(image)])
+
+    return times_as_fast(of_lightly, (MEAN, STD))
 
 
 @figure("views_float", "views/s over MoCo's recipe on PIL, one core, float out", at_least=5)
 def views_float() -> float:
-    return times_as_fast((MEAN, STD))
+    return times_as_fast(of_moco, (MEAN, STD))
 
 
 # What each step takes, and what was tried to make it faster, is in docs/gpu.md. The ratio depends
@@ -139,7 +184,7 @@ def views_float() -> float:
 # Intel Xeon had 5.2 to 5.9 before.
 @figure("views_uint8", "views/s over MoCo's recipe on PIL, one core, bytes out", at_least=5.5)
 def views_uint8() -> float:
-    return times_as_fast(None)
+    return times_as_fast(of_moco, None)
 
 
 @figure(
