@@ -19,7 +19,7 @@ import importlib.util
 import json
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,35 +137,36 @@ def _with_parents(name: str) -> list[str]:
 
 @functools.cache
 def _syntax(source: bytes) -> Syntax:
+    words: list[str] = []
     imports: list[str] = []
-    words = _words(ast.parse(source), imports)
+    _add_words(ast.parse(source), words, imports)
     digest = hashlib.sha256("\0".join(words).encode("utf-8", "surrogatepass")).digest()
     return Syntax(digest, tuple(imports))
 
 
-def _words(node: Any, imports: list[str]) -> Iterator[str]:
-    """Yield the syntax tree as words, and note what it imports; docstrings are left out."""
+def _add_words(node: Any, words: list[str], imports: list[str]) -> None:
+    """Append the syntax tree as words, and what it imports; docstrings are left out."""
     if isinstance(node, list):
         for item in node:
-            yield from _words(item, imports)
+            _add_words(item, words, imports)
     elif not isinstance(node, ast.AST):
-        yield repr(node)
+        words.append(repr(node))
     elif not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"):
         if isinstance(node, ast.Import):
             imports += [part for it in node.names for part in _with_parents(it.name)]
         elif isinstance(node, ast.ImportFrom) and node.module:
             imports += _with_parents(node.module)
             imports += [f"{node.module}.{it.name}" for it in node.names]
-        yield type(node).__name__
+        words.append(type(node).__name__)
         for name in node._fields:
             value = getattr(node, name, None)
             if value is None or value == [] or name in IGNORED_FIELDS:
                 continue
             if name == "body" and isinstance(node, WITH_DOCSTRING) and ast.get_docstring(node):
                 value = value[1:]
-            yield name
-            yield from _words(value, imports)
-        yield ")"
+            words.append(name)
+            _add_words(value, words, imports)
+        words.append(")")
 
 
 def commit_of(home: Path) -> tuple[str | None, bool | None]:
