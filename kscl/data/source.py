@@ -163,6 +163,14 @@ def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         return file.read()
 
 
+def read_image(path: Path) -> np.ndarray:
+    """Read and decode a local file; raise KsclError if it cannot be read."""
+    try:
+        return decode(read_file(path)).picture
+    except (OSError, UnreadableImage) as error:
+        raise KsclError(f"{path} is not an image that can be read: {error}.") from error
+
+
 def read_text(path: str | Path, read: Callable[[str | Path], bytes] = read_file) -> str:
     """Read a UTF-8 file; the message of the KsclError for a bad one is the reason alone."""
     try:
@@ -327,20 +335,14 @@ def equal_files(left: Iterable[Path], right: Iterable[Path]) -> list[tuple[Path,
 
     Sizes are compared first, then the last bytes, then hashes: few files are read completely.
     """
-    groups = [(list(left), list(right))]
+    lefts, rights, keys = list(left), list(right), dict[Path, object]()
     for key in (os.path.getsize, _tail, sha256_of):
-        groups = [finer for group in groups for finer in _split_by(key, *group)]
-    return [(lefts[0], path) for lefts, rights in groups for path in rights]
-
-
-def _split_by(
-    key: Callable[[Path], object], left: list[Path], right: list[Path]
-) -> list[tuple[list[Path], list[Path]]]:
-    found: dict[object, tuple[list[Path], list[Path]]] = {}
-    for side, paths in enumerate((left, right)):
-        for path in paths:
-            found.setdefault(key(path), ([], []))[side].append(path)
-    return [group for group in found.values() if group[0] and group[1]]
+        keys = {path: key(path) for path in {*lefts, *rights}}
+        shared = {keys[path] for path in lefts} & {keys[path] for path in rights}
+        lefts = [path for path in lefts if keys[path] in shared]
+        rights = [path for path in rights if keys[path] in shared]
+    first = {keys[path]: path for path in reversed(lefts)}
+    return [(first[keys[path]], path) for path in rights]
 
 
 def _tail(path: Path) -> bytes:

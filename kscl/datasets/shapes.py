@@ -23,12 +23,11 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from kscl.data.annotated.voc import annotation_tree, read_voc
+from kscl.data.annotated.voc import annotation_tags, read_voc, to_xml
 from kscl.data.annotations import AnnotatedImage, AnnotatedObject
 from kscl.data.masks import palette, run_lengths
 from kscl.datasets.drawing import (
@@ -385,16 +384,10 @@ def _voc_annotation(name: str, width: int, height: int, objects: Sequence[SceneO
         )
         for each in objects
     ]
-    tree = annotation_tree(f"{name}.jpg", (width, height), things)
-    folder, source, segmented = Element("folder"), Element("source"), Element("segmented")
-    folder.text, segmented.text = "VOC2007", "0"
-    about = {"database": "KSCL shapes", "annotation": "KSCL shapes", "image": "drawn"}
-    for tag, text in about.items():
-        SubElement(source, tag).text = text
-    for place, element in ((0, folder), (2, source), (4, segmented)):
-        tree.insert(place, element)
-    indent(tree, "\t")
-    return tostring(tree) + b"\n"
+    filename, size, *tags = annotation_tags(f"{name}.jpg", (width, height), things)
+    source = [("database", "KSCL shapes"), ("annotation", "KSCL shapes"), ("image", "drawn")]
+    head = [("folder", "VOC2007"), filename, ("source", source), size, ("segmented", "0")]
+    return to_xml([*head, *tags])
 
 
 def _class_mask(height: int, width: int, objects: Sequence[SceneObject]) -> bytes:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from xml.etree.ElementTree import Element, SubElement, TreeBuilder, XMLParser, fromstring
+from xml.etree.ElementTree import Element, TreeBuilder, XMLParser, fromstring, indent, tostring
 
 from kscl.data.annotations import (
     DATASETS_VARIABLE,
@@ -383,26 +383,40 @@ def parse_xml(path: Path) -> Element:
         raise KsclError(f"is not well-formed XML: {error}") from error
 
 
-def annotation_tree(
+Tags = list[tuple[str, "str | Tags"]]  # names, each with its text or the tags in it
+
+
+def annotation_tags(
     file_name: str, size: tuple[int, int], objects: Iterable[AnnotatedObject]
-) -> Element:
+) -> Tags:
     """Return the annotation of one image, as LabelImg writes it; boxes count from 1."""
-    top = Element("annotation")
-    SubElement(top, "filename").text = file_name
-    sides = SubElement(top, "size")
-    for tag, value in zip(("width", "height", "depth"), (*size, 3), strict=True):
-        SubElement(sides, tag).text = str(value)
+    sides = zip(("width", "height", "depth"), map(str, (*size, 3)), strict=True)
+    tags: Tags = [("filename", file_name), ("size", list(sides))]
     for thing in objects:
-        item = SubElement(top, "object")
-        for tag, text in (
+        x1, y1, x2, y2 = thing.box
+        box = {"xmin": x1 + 1, "ymin": y1 + 1, "xmax": x2, "ymax": y2}
+        content: Tags = [
             ("name", thing.name),
             ("pose", thing.pose),
             ("truncated", str(int(thing.truncated))),
             ("difficult", str(int(thing.difficult))),
-        ):
-            SubElement(item, tag).text = text
-        box = SubElement(item, "bndbox")
-        x1, y1, x2, y2 = thing.box
-        for tag, number in (("xmin", x1 + 1), ("ymin", y1 + 1), ("xmax", x2), ("ymax", y2)):
-            SubElement(box, tag).text = f"{round(number, 2):.12g}"
-    return top
+            ("bndbox", [(tag, f"{round(number, 2):.12g}") for tag, number in box.items()]),
+        ]
+        tags.append(("object", content))
+    return tags
+
+
+def to_xml(tags: Tags) -> bytes:
+    """Return the file of an annotation."""
+    tree = _element("annotation", tags)
+    indent(tree, "\t")
+    return tostring(tree, encoding="utf-8") + b"\n"
+
+
+def _element(name: str, content: str | Tags) -> Element:
+    element = Element(name)
+    if isinstance(content, str):
+        element.text = content
+    else:
+        element.extend(_element(*each) for each in content)
+    return element
