@@ -80,13 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_own(own: argparse.ArgumentParser) -> None:
     add = own.add_argument
-    add(
-        "--images",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="your images, in any folder structure",
-    )
+    about = "your images, in any folder structure"
+    add("--images", type=Path, required=True, metavar="DIR", help=about)
     formats = ", ".join(each.files for each in ANNOTATION_FORMATS.values())
     about = f"one of: {formats}; without it, the images must be in class folders"
     add("--annotations", type=Path, metavar="DIR", help=about)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import kscl.data.annotated
 from kscl.data.formats import CONVERT, UnreadableImage, is_image, open_image
@@ -401,6 +401,17 @@ def list_files(root: Path) -> dict[str, Path]:
     return dict(sorted((name, Path(entry.path)) for name, entry in walk_files(str(root), Walk())))
 
 
+class Refusal(NamedTuple):
+    """Why a file is not an annotation.
+
+    A damaged one was meant to be an annotation of one of the images. It is reported; otherwise its
+    image would be unlabeled without a word.
+    """
+
+    reason: str
+    damaged: bool
+
+
 class AnnotationFormat:
     """How annotations of one format are recognized and read.
 
@@ -421,16 +432,9 @@ class AnnotationFormat:
         """Read annotation files; note problems instead of stopping at them."""
         raise NotImplementedError
 
-    def refusal(self, path: Path) -> str:
-        """Return why a file with the suffix is not an annotation, or nothing if it is one."""
-        return ""
-
-    def is_damaged(self, path: Path, image_names: set[str]) -> bool:
-        """Return whether a file that is refused was meant to be an annotation of one of the images.
-
-        It is then reported; otherwise its image would be unlabeled without a word.
-        """
-        return False
+    def refusal(self, path: Path, image_names: set[str]) -> Refusal | None:
+        """Return why a file with the suffix is not an annotation, or None if it is one."""
+        return None
 
     # Whole sets, as a config names them.
 
@@ -456,7 +460,7 @@ class AnnotationFormat:
             for name, path in files.items()
             if path.name.lower().endswith(self.suffix)
             and path.name not in self.companions
-            and (not self.refusal(path) or self.is_damaged(path, names))
+            and ((refusal := self.refusal(path, names)) is None or refusal.damaged)
         }
         read = read_files(self, Files(source.root, pictures, source.truth, annotations))
         found = AnnotatedSet(source.name, tuple(classes or read.class_names), [], read.problems)

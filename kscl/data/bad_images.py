@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -56,8 +56,11 @@ class BadImages:
         """Return the paths of the images that could not be read."""
         return [self.source.name(index) for index in sorted(self.reasons)]
 
-    def note(self, found: Iterable[tuple[int, str]]) -> None:
-        """Count the bad images of a batch; raise KsclError if there are too many."""
+    def note(self, found: Iterable[tuple[int, str]], again: bool = False) -> None:
+        """Count bad images; raise KsclError if there are too many.
+
+        Those of a run before it was resumed are counted `again`, and not logged.
+        """
         for index, reason in found:
             if index in self.reasons:
                 continue
@@ -65,14 +68,8 @@ class BadImages:
             name = self.source.name(index)
             if self.policy == "error":
                 self._refuse(name, reason)
-            logger.warning("%s cannot be read and is skipped: %s.", name, reason)
-        self._check_fraction()
-
-    def recall(self, reasons: Mapping[int, str]) -> None:
-        """Count the bad images of a run before it was resumed; raise KsclError as `note` does."""
-        if self.policy == "error":
-            self.note(sorted(reasons.items()))
-        self.reasons.update(reasons)
+            if not again:
+                logger.warning("%s cannot be read and is skipped: %s.", name, reason)
         self._check_fraction()
 
     def _refuse(self, name: str, reason: str) -> None:

@@ -319,18 +319,6 @@ class TrainLoader:
     bad_images: BadImages
     seconds_waited: float = 0.0
 
-    @property
-    def source(self) -> ImageSource:
-        """Where the images come from."""
-        return self.dataset.source
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps per epoch."""
-        sampler = self.batches.batch_sampler
-        assert isinstance(sampler, StepSampler)
-        return sampler.steps_per_epoch
-
     def __len__(self) -> int:
         return len(self.batches)
 

@@ -245,13 +245,13 @@ def _find_files(images: Path, annotations: Path, wanted: str) -> tuple[str, File
         for each in formats.values():
             if not name.lower().endswith(each.suffix):
                 continue
-            reason = each.refusal(path)
-            if not reason:
+            refusal = each.refusal(path, stems)
+            if refusal is None:
                 good[each.name][name] = path
-            else:
-                reasons.append(f"{path.name} {reason}. ")
-                if each.is_damaged(path, stems):
-                    damaged[each.name][name] = path
+                continue
+            reasons.append(f"{path.name} {refusal.reason}. ")
+            if refusal.damaged:
+                damaged[each.name][name] = path
     kinds = [kind for kind in formats if good[kind] or (kind == wanted and damaged[kind])]
     if not kinds or (wanted and wanted not in kinds):
         expected = formats[wanted].files if wanted else ", ".join(f.files for f in formats.values())

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from kscl.data.annotated.voc import annotation_tags, read_voc, to_xml
+from kscl.data.annotated.voc import Tags, annotation_tags, read_voc, to_xml
 from kscl.data.annotations import AnnotatedImage, AnnotatedObject
 from kscl.data.masks import palette, run_lengths
 from kscl.datasets.drawing import (
@@ -199,11 +199,32 @@ def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] 
     folder = Path(output)
     settings.check()
     with _explained(folder):
-        if not _is_finished(folder, settings):
+        # Hidden files are the lock and what a killed process left.
+        if not folder.exists() or (
+            folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
+        ):
             return None
+        name = next((name for name in (MANIFEST, UNFINISHED) if (folder / name).is_file()), None)
+        if name is None:
+            raise KsclError(
+                f"{folder} already holds something else ({MANIFEST} is missing). Choose another "
+                "output folder."
+            )
+        found = read_manifest(folder, name)
+        changes = [
+            f"{key} is {found.get(key)!r}, but {value!r} was requested"
+            for key, value in settings.identity().items()
+            if found.get(key) != value and key != "classes"
+        ]
+        if changes:
+            raise KsclError(
+                f"{folder} holds another data set of this kind: {'; '.join(changes)}. "
+                "Choose another output folder, or delete this one."
+            )
         wanted = [path for drawing in plan(settings) for path in drawing.paths]
         wanted += _lists([], settings.class_names)
-        return read_manifest(folder) if all((folder / p).is_file() for p in wanted) else None
+        complete = name == MANIFEST and all((folder / path).is_file() for path in wanted)
+        return found if complete else None
 
 
 def make_shapes(
@@ -263,33 +284,6 @@ def _explained(folder: Path) -> Iterator[None]:
         raise KsclError(
             "A worker was killed, perhaps out of memory. Run the command again with fewer workers."
         ) from error
-
-
-def _is_finished(folder: Path, settings: ShapesSettings) -> bool:
-    """Return whether the folder holds this data set; raise KsclError if it holds anything else."""
-    # Hidden files are the lock and what a killed process left.
-    if not folder.exists() or (
-        folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
-    ):
-        return False
-    name = next((name for name in (MANIFEST, UNFINISHED) if (folder / name).is_file()), None)
-    if name is None:
-        raise KsclError(
-            f"{folder} already holds something else ({MANIFEST} is missing). Choose another output "
-            "folder."
-        )
-    found = read_manifest(folder, name)
-    changes = [
-        f"{key} is {found.get(key)!r}, but {value!r} was requested"
-        for key, value in settings.identity().items()
-        if found.get(key) != value and key != "classes"
-    ]
-    if changes:
-        raise KsclError(
-            f"{folder} holds another data set of this kind: {'; '.join(changes)}. "
-            "Choose another output folder, or delete this one."
-        )
-    return name == MANIFEST
 
 
 def _digest(hashes: Mapping[str, str]) -> str:
@@ -385,9 +379,9 @@ def _voc_annotation(name: str, width: int, height: int, objects: Sequence[SceneO
         for each in objects
     ]
     filename, size, *tags = annotation_tags(f"{name}.jpg", (width, height), things)
-    source = [("database", "KSCL shapes"), ("annotation", "KSCL shapes"), ("image", "drawn")]
-    head = [("folder", "VOC2007"), filename, ("source", source), size, ("segmented", "0")]
-    return to_xml([*head, *tags])
+    source: Tags = [("database", "KSCL shapes"), ("annotation", "KSCL shapes"), ("image", "drawn")]
+    head: Tags = [("folder", "VOC2007"), filename, ("source", source), size, ("segmented", "0")]
+    return to_xml(head + tags)
 
 
 def _class_mask(height: int, width: int, objects: Sequence[SceneObject]) -> bytes:

@@ -103,7 +103,8 @@ class Voc(AnnotationFormat):
             return VOC_CLASSES
         found = AnnotatedSet(source.name, ())
         _check_layout(source.root, source.split, True, found)
-        return found_class_names(source.root) if not found.problems else found.checked().class_names
+        found.checked()
+        return found_class_names(source.root)
 
     def has_class_list(self, source: Source) -> bool:
         """Return whether there is a list, not just names in XML files."""
@@ -129,7 +130,7 @@ def read_voc(
     images = image_files(root / "JPEGImages") if with_images else None
     for image_id in _without_odd_ids(root, split, ids, images, found):
         path = root / "Annotations" / f"{image_id}.xml"
-        image = None if images is None else _choose_image(root, image_id, images, found)
+        image = None if images is None else choose_image(root, image_id, images, found)
         if not os.path.exists(path):
             fix = "Add it (without <object> if the image shows none), or remove the id"
             found.note("missing annotation", path, "there is no such file", fix)
@@ -177,7 +178,8 @@ def _add_image(
     found.add_image(image, size, _objects(tree, path, found), path, image_id)
 
 
-def _choose_image(root: Path, image_id: str, images: Images, found: AnnotatedSet) -> Path | None:
+def choose_image(root: Path, image_id: str, images: Images, found: AnnotatedSet) -> Path | None:
+    """Return the image of an id, or note why there is not one."""
     files = images.get(image_id, [])
     if len(files) == 1:
         return files[0]

@@ -20,6 +20,7 @@ from kscl.data.annotations import (
     AnnotationFormat,
     Box,
     Files,
+    Refusal,
     annotation_format,
     check_class_names,
     image_size,
@@ -43,19 +44,16 @@ class Yolo(AnnotationFormat):
     suffix = ".txt"
     companions = (*NAME_FILES, *YAML_FILES)
 
-    def refusal(self, path: Path) -> str:
+    def refusal(self, path: Path, image_names: set[str]) -> Refusal | None:
         """Accept a file that is empty or begins with an object."""
         try:
             words = (read_lines(path) or ["0 0 0 0 0"])[0].split()
         except KsclError:
             words = []
         if len(words) >= 5 and all(_is_number(word) for word in words):
-            return ""
-        return "does not begin with a class number and coordinates"
-
-    def is_damaged(self, path: Path, image_names: set[str]) -> bool:
-        """Return whether an image has the same name."""
-        return path.stem in image_names
+            return None
+        reason = "does not begin with a class number and coordinates"
+        return Refusal(reason, damaged=path.stem in image_names)
 
     def read(self, files: Files) -> AnnotatedSet:
         """Read the labels, with the names of the classes from a file nearby if none are given."""
