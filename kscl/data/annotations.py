@@ -70,9 +70,9 @@ def _one_line(text: str) -> str:
 
 def list_problems(problems: Iterable[Problem]) -> str:
     """Write one line per problem, grouped by kind; the rest of a frequent kind is counted."""
-    by_kind: dict[str, list[Problem]] = {}
+    by_kind: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:
-        by_kind.setdefault(problem.kind, []).append(problem)
+        by_kind[problem.kind].append(problem)
     lines = []
     for kind, found in by_kind.items():
         lines += [f"  [{kind}] {problem}" for problem in found[:SHOWN_PER_KIND]]
@@ -129,8 +129,8 @@ class AnnotatedSet:
 
     def checked(self) -> AnnotatedSet:
         """Return this set, or raise one KsclError with every problem that makes it unusable."""
-        if not self.usable:
-            fatal = [problem for problem in self.problems if problem.fatal]
+        fatal = [problem for problem in self.problems if problem.fatal]
+        if fatal:
             raise KsclError(f"{self.name} cannot be used:\n{list_problems(fatal)}")
         return self
 
@@ -151,20 +151,16 @@ class AnnotatedSet:
         `size` is (width, height), or (0, 0) if it is not known. Each object comes with the words
         that identify it in a message. Without an id, the image gets the path below its folder.
         """
-        where = str(annotation)
-        kept = tuple(thing for thing, what in objects if self._accepts(thing, size, where, what))
-        self.images.append(AnnotatedImage(image_id, path, *size, kept, where))
-
-    def _accepts(
-        self, thing: AnnotatedObject, size: tuple[int, int], where: str, what: str
-    ) -> bool:
-        if not self.knows(thing.name, where):
-            return False
-        self.problems += _box_problems(thing.box, *size, where, what)
-        if thing.mask is not None:
-            self.problems += _mask_problems(thing.mask, thing.box, *size, where, what)
-        x1, y1, x2, y2 = thing.box
-        return x1 <= x2 and y1 <= y2  # a benchmark's box without area can be kept
+        where, kept = str(annotation), []
+        for thing, what in objects:
+            if self.knows(thing.name, where):
+                self.problems += _box_problems(thing.box, *size, where, what)
+                if thing.mask is not None:
+                    self.problems += _mask_problems(thing.mask, thing.box, *size, where, what)
+                x1, y1, x2, y2 = thing.box
+                if x1 <= x2 and y1 <= y2:  # a benchmark's box without area can be kept
+                    kept.append(thing)
+        self.images.append(AnnotatedImage(image_id, path, *size, tuple(kept), where))
 
     def knows(self, name: str, where: str) -> bool:
         """Return whether a class is in the list; if not, note it once, with a count of objects."""

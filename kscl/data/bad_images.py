@@ -6,12 +6,11 @@ import hashlib
 import logging
 import random
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from kscl.data.annotations import Problem
 from kscl.data.formats import MAX_PIXELS, UnreadableImage, decode
-from kscl.data.source import ImageSource, read_picture
+from kscl.data.source import ImageSource, in_threads, read_picture
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation, random_words
 
@@ -20,7 +19,6 @@ logger = logging.getLogger(__name__)
 # So many replacements in a row fail only when the storage itself is gone.
 MOST_REPLACEMENTS = 100
 MOST_PROBES = 1000
-THREADS = 8  # decoding waits for the disk, and other threads may run meanwhile
 
 # Digests of files that could be decoded, with the pixels that were allowed. A suite checks many
 # stages in one process, and most of them train on the same images.
@@ -137,10 +135,8 @@ def find_unreadable(
         what = f"a sample of {most:,} of the {len(indices):,} images was decoded"
         notes = [Problem("sample", source.where, what, "", fatal=False)]
         indices = random.Random(0).sample(indices, most)
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        found = threads.map(lambda index: _reason(source, index, max_pixels), indices)
-        reasons = {index: why for index, why in zip(indices, found, strict=True) if why}
+    found = in_threads(lambda index: _reason(source, index, max_pixels), indices)
+    reasons = {index: why for index, why in zip(indices, found, strict=True) if why}
     return Findings(len(indices), reasons, notes)
 
 

@@ -9,9 +9,10 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -28,7 +29,9 @@ from kscl.errors import KsclError
 from kscl.runtime.files import read_arrays, sha256_of
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
+THREADS = 8
 SHOWN_LOST = 20  # on screen; all are counted
 MAX_FILE_BYTES = 2**30  # no image of an allowed number of pixels has a larger file
 
@@ -163,6 +166,12 @@ def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         return file.read()
 
 
+def in_threads(work: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
+    """Return the results of `map`; decoding waits for the disk and releases Python's lock."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(work, *arguments))
+
+
 def read_image(path: Path) -> np.ndarray:
     """Read and decode a local file; raise KsclError if it cannot be read."""
     try:
@@ -218,7 +227,7 @@ def walk_files(root: str, met: Walk) -> Iterator[tuple[str, os.DirEntry[str]]]:
                 entries = list(listed)
         except OSError as error:
             raise KsclError(
-                f"{folder} cannot be listed: {error.strerror}. Make it readable, or remove it."
+                f"{folder} cannot be listed: {error.strerror}. Check the path and its permissions."
             ) from error
         met.folders.append(folder)
         met.times.append(status.st_mtime_ns)

@@ -13,7 +13,6 @@ import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -37,7 +36,7 @@ from kscl.data.annotations import (
     read_files,
 )
 from kscl.data.formats import is_image
-from kscl.data.source import read_image
+from kscl.data.source import in_threads, read_image
 from kscl.errors import KsclError
 from kscl.runtime.files import whole_folder
 
@@ -49,7 +48,6 @@ CLASS_NAMES = "class names"  # a kind of problem that does not belong to an imag
 SHOWN = 5  # odd files and near-duplicates
 REASONS_SHOWN = 3  # why files are not annotations
 FEW_OBJECTS = 10  # of a class in a split: AP means little below
-THREADS = 8  # decoding waits for the disk, and OpenCV and Pillow release the GIL
 
 
 @dataclass(frozen=True)
@@ -276,8 +274,7 @@ def _find_files(images: Path, annotations: Path, wanted: str) -> tuple[str, File
 
 def check_images(sizes: Mapping[Path, tuple[int, int] | None]) -> list[Problem]:
     """Decode images, and compare their sizes with the annotated ones where there are any."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        return [p for p in threads.map(image_problem, sizes, sizes.values()) if p is not None]
+    return [p for p in in_threads(image_problem, sizes, sizes.values()) if p is not None]
 
 
 def _merge_case(own: OwnSet, merge: bool | None) -> None:
@@ -367,8 +364,7 @@ ROWS = 1024  # compared at a time
 
 def find_groups(paths: Sequence[Path]) -> list[list[int]]:
     """Return groups of indices of near-duplicates; a unique picture is a group of one."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        hashes = np.stack(list(threads.map(lambda path: picture_hash(read_image(path)), paths)))
+    hashes = np.stack(in_threads(lambda path: picture_hash(read_image(path)), paths))
     least = hashes.shape[1] * (1 - 2 * SAME)  # product of two rows: equal minus unequal values
     starts = range(0, len(hashes), ROWS)
     close = vstack([csr_array(hashes[at : at + ROWS] @ hashes.T >= least) for at in starts])
