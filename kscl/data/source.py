@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ from kscl.data.formats import (
     is_image,
 )
 from kscl.errors import KsclError
-from kscl.runtime.files import read_arrays, sha256_of
+from kscl.runtime.files import read_arrays, sha256_of, write_atomically
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -36,6 +36,7 @@ SHOWN_LOST = 20  # on screen; all are counted
 MAX_FILE_BYTES = 2**30  # no image of an allowed number of pixels has a larger file
 
 
+@dataclass(eq=False)
 class Names(Sequence[str]):
     """A read-only list of strings kept in two arrays.
 
@@ -44,9 +45,8 @@ class Names(Sequence[str]):
     worker holds 23 MiB of its own instead of 84.
     """
 
-    def __init__(self, text: np.ndarray, ends: np.ndarray) -> None:
-        self.text = text  # uint8, the encoded strings without a separator
-        self.ends = ends  # int64, where each string ends
+    text: np.ndarray  # uint8, the encoded strings without a separator
+    ends: np.ndarray  # int64, where each string ends
 
     @classmethod
     def pack(cls, names: Iterable[str]) -> Names:
@@ -176,8 +176,10 @@ def read_image(path: Path) -> np.ndarray:
     """Read and decode a local file; raise KsclError if it cannot be read."""
     try:
         return decode(read_file(path)).picture
-    except (OSError, UnreadableImage) as error:
-        raise KsclError(f"{path} is not an image that can be read: {error}.") from error
+    except UnreadableImage as error:
+        raise KsclError(f"{path} cannot be read: {error}. {error.fix}.") from error
+    except OSError as error:
+        raise KsclError(f"{path} cannot be read: {error}. Make it readable.") from error
 
 
 def read_text(path: str | Path, read: Callable[[str | Path], bytes] = read_file) -> str:
@@ -313,19 +315,15 @@ def save_index(folder: Path, key: str, index: Index) -> None:
             arrays |= {name + _TEXT: value.text, name + _ENDS: value.ends}
         else:
             arrays[name] = value
-    target = _index_file(folder, key)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A temporary folder beside the target, so that a failure leaves nothing behind.
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            complete = Path(scratch) / target.name
-            np.savez(complete, allow_pickle=False, **arrays)
-            os.replace(complete, target)
-    except (OSError, ValueError) as error:
+        write_atomically(_index_file(folder, key), content.getvalue())
+    except KsclError as error:
         logger.warning(
-            "The index of %s could not be cached in %s: %s. It is made again at the next start; "
-            "set DATA.CACHE_DIR or $KSCL_CACHE to a folder that can be written.",
-            *(key.partition("\n")[0], folder, error),
+            "The index of %s is not cached, so it is made again at the next start: %s "
+            "DATA.CACHE_DIR or $KSCL_CACHE names the folder.",
+            *(key.partition("\n")[0], error),
         )
 
 
