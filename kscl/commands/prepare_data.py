@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from kscl.datasets.own import Request, prepare_own
 
         wanted = {each.name: getattr(given, each.name) for each in fields(Request)}
-        print(prepare_own(Request(**wanted | {"classes": tuple(given.classes)})))
+        print(prepare_own(Request(**wanted)))
         print(f"Ready: {given.output_dir}. Next: kscl start {given.output_dir}")
         return 0
     from kscl.datasets import public

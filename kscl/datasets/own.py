@@ -60,7 +60,7 @@ class Request:
     split: str  # such as 75/25
     seed: int
     format: str  # "": detect
-    classes: tuple[str, ...]  # for formats that have only numbers
+    classes: Sequence[str]  # for formats that have only numbers
     merge_case: bool | None  # None: refuse names that differ only by case
     skip_bad: bool
 
@@ -209,7 +209,7 @@ def _read_class_folders(folder: Path) -> OwnSet:
 def _read_annotated(request: Request, annotations: Path) -> OwnSet:
     """Read all annotations and decode all images."""
     kind, files, odd = _find_files(request.images, annotations, request.format)
-    files.classes = request.classes
+    files.classes = tuple(request.classes)
     found = read_files(ANNOTATION_FORMATS[kind], files)
     images = {image.path: image for image in found.images if image.path is not None}
     reported = {problem.where for problem in found.problems}
