@@ -78,12 +78,7 @@ class OwnSet:
     left_out: list[str] = field(default_factory=list)
     ids: dict[Path, str] = field(default_factory=dict)
     groups: list[list[Path]] = field(default_factory=list)  # of near-duplicates
-    splits: dict[str, list[str]] = field(default_factory=dict)  # of ids
-
-    @property
-    def by_id(self) -> dict[str, AnnotatedImage]:
-        """The labeled images."""
-        return {self.ids[path]: image for path, image in self.images.items()}
+    splits: dict[str, list[Path]] = field(default_factory=dict)  # in the order of ids
 
     def class_names(self) -> list[str]:
         """Return the classes of all objects in alphabetical order."""
@@ -120,10 +115,11 @@ def prepare_own(request: Request) -> str:
 
 
 def _write_annotated(request: Request, annotations: Path, own: OwnSet) -> str:
-    images, classes = own.by_id, own.class_names()
-    size = {name: path.stat().st_size for path, name in own.ids.items()}
-    lines = [f"{name} {size[name]} {image.objects}" for name, image in sorted(images.items())]
-    lines += sorted(f"{own.ids[path]} {size[own.ids[path]]}" for path in own.unlabeled)
+    ids, images, classes = own.ids, own.images, own.class_names()
+    size = {path: path.stat().st_size for path in ids}
+    labeled = sorted(images, key=lambda path: ids[path])
+    lines = [f"{ids[path]} {size[path]} {images[path].objects}" for path in labeled]
+    lines += sorted(f"{ids[path]} {size[path]}" for path in own.unlabeled)
     about = {
         **_about(request, own.format, classes, lines),
         "annotations": str(annotations.resolve()),
@@ -132,18 +128,19 @@ def _write_annotated(request: Request, annotations: Path, own: OwnSet) -> str:
     }
 
     def write(folder: Path) -> str:
-        lists = {f"ImageSets/Main/{split}.txt": ids for split, ids in own.splits.items()}
-        for file, lines in {CLASSES_FILE: classes, **lists}.items():
+        lists = {CLASSES_FILE: classes}
+        for split, paths in own.splits.items():
+            lists[f"ImageSets/Main/{split}.txt"] = [ids[path] for path in paths]
+        for file, lines in lists.items():
             _place(folder / file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-        for path, name in own.ids.items():
+        for path, name in ids.items():
             link = f"{name}{path.suffix}"
             os.symlink(path.resolve(), _place(folder / "JPEGImages" / link))
-            if image := images.get(name):
+            if image := images.get(path):
                 xml = to_xml(annotation_tags(link, (image.width, image.height), image.objects))
                 _place(folder / "Annotations" / f"{name}.xml").write_bytes(xml)
-        pretrain = set(own.splits[PRETRAIN])
-        photos = {name: path for path, name in own.ids.items() if name in pretrain}
-        side = object_side([images[name] for name in own.splits[TRAIN]])
+        photos = {ids[path]: path for path in own.splits[PRETRAIN]}
+        side = object_side([images[path] for path in own.splits[TRAIN]])
         tiles = write_tiles(folder / TILES, photos, side)
         about_tiles = (
             f"\nTiles to pretrain on: {tiles:,}, about {OBJECTS_WIDE:g} objects wide, from the "
@@ -157,7 +154,7 @@ def _write_annotated(request: Request, annotations: Path, own: OwnSet) -> str:
 def _write_class_folders(request: Request, own: OwnSet, classes: list[str]) -> str:
     """Write links to the images of every class."""
     label = {path: image.objects[0].name for path, image in own.images.items()}
-    side_of = {path: SIDES[own.ids[path] in own.splits[TEST]] for path in label}
+    side_of = dict.fromkeys(own.splits[TRAIN], SIDES[0]) | dict.fromkeys(own.splits[TEST], SIDES[1])
     dealt = Counter((label[path], side) for path, side in side_of.items())
     short = [name for name in classes if not all(dealt[name, side] for side in SIDES)]
     if short:
@@ -432,7 +429,7 @@ def deal_groups(
     return [sides[index] for index in range(len(groups))]
 
 
-def _split(own: OwnSet, fractions: tuple[float, float], seed: int) -> dict[str, list[str]]:
+def _split(own: OwnSet, fractions: tuple[float, float], seed: int) -> dict[str, list[Path]]:
     """Split the labeled images; the others, unless near a test image, are for pretraining."""
     labeled = [group for group in own.groups if any(path in own.images for path in group)]
     contents = [
@@ -447,12 +444,11 @@ def _split(own: OwnSet, fractions: tuple[float, float], seed: int) -> dict[str, 
         )
     near_test = {path for group, side in zip(labeled, sides, strict=True) if side for path in group}
     every = sorted(own.ids, key=lambda path: own.ids[path])
-    chosen = {
+    return {
         TRAIN: [path for path in every if path in own.images and path not in near_test],
         TEST: [path for path in every if path in own.images and path in near_test],
         PRETRAIN: [path for path in every if path not in near_test],
     }
-    return {split: [own.ids[path] for path in paths] for split, paths in chosen.items()}
 
 
 # Tiles to pretrain on where objects are small. Two random crops of a photo with many objects mostly
@@ -518,9 +514,9 @@ def _starts(length: int, pixels: int) -> list[int]:
 
 def _report(own: OwnSet) -> str:
     """Return the report on a prepared set."""
-    images, classes = own.by_id, own.class_names()
+    images, classes = own.images, own.class_names()
     counts = {
-        split: Counter(o.name for name in own.splits[split] for o in images[name].objects)
+        split: Counter(o.name for path in own.splits[split] for o in images[path].objects)
         for split in (TRAIN, TEST)
     }
     rows = []
