@@ -101,9 +101,7 @@ class BadImages:
         )
 
 
-def check_some_image_reads(
-    source: ImageSource, seed: int = 0, max_pixels: int = MAX_PIXELS
-) -> None:
+def check_some_image_reads(source: ImageSource, seed: int, max_pixels: int) -> None:
     """Raise KsclError if none of a sample of the images can be read."""
     failures: list[str] = []
     for index in permutation(seed, 0, Stream.PROBE, len(source))[:MOST_PROBES].tolist():

@@ -191,12 +191,11 @@ def draw(drawing: Drawing, settings: ShapesSettings) -> tuple[Picture, tuple[Sce
     return draw_portrait(drawing.labels[0], settings.image_size, chance), ()
 
 
-def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] | None:
+def find_shapes(folder: Path, settings: ShapesSettings) -> dict[str, Any] | None:
     """Return the manifest if the folder holds this whole data set, or None.
 
     Raise KsclError if it holds anything else.
     """
-    folder = Path(output)
     settings.check()
     with _explained(folder):
         # Hidden files are the lock and what a killed process left.
@@ -227,11 +226,8 @@ def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] 
         return found if complete else None
 
 
-def make_shapes(
-    output: str | Path, settings: ShapesSettings | None = None, workers: int = 1
-) -> dict[str, Any]:
-    """Draw the data set into `output` unless it is there already; return its manifest."""
-    folder, settings = Path(output), settings or ShapesSettings()
+def make_shapes(folder: Path, settings: ShapesSettings, workers: int = 1) -> dict[str, Any]:
+    """Draw the data set into the folder unless it is there already; return its manifest."""
     if workers < 1:
         raise KsclError(f"workers must be at least 1, got {workers}.")
     if (found := find_shapes(folder, settings)) is not None:
@@ -240,9 +236,8 @@ def make_shapes(
         return find_shapes(folder, settings) or _fill(folder, settings, workers)
 
 
-def verify_shapes(output: str | Path) -> dict[str, Any]:
+def verify_shapes(folder: Path) -> None:
     """Hash every file again; raise KsclError unless all are as the manifest says."""
-    folder = Path(output)
     manifest = read_manifest(folder)
     with _explained(folder):
         for key, parts in DIGESTS.items():
@@ -253,7 +248,6 @@ def verify_shapes(output: str | Path) -> dict[str, Any]:
                     f"{folder} is damaged: its {len(hashes)} files in {', '.join(parts)} do not "
                     f"match {MANIFEST}. Delete the folder and draw it again."
                 )
-    return manifest
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
@@ -527,9 +521,8 @@ _CROP, _GAP, _MARGIN, _NAME_WIDTH = 58, 4, 22, 128
 _CROPS, _SCENES = 4, 4
 
 
-def draw_contact_sheet(folder: str | Path, path: str | Path) -> None:
+def draw_contact_sheet(folder: Path, path: Path) -> None:
     """Draw crops of each class in two columns, and below them some scenes with their boxes."""
-    folder, path = Path(folder), Path(path)
     classes = read_manifest(folder)["classes"]
     rows = -(-len(classes) // 2)
     column = _NAME_WIDTH + _CROPS * (_CROP + _GAP)
