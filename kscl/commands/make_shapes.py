@@ -71,15 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     table = ("  " + "".join(f"{name:20}" for name in names).rstrip() for names in rounds)
     parser = cli.parser(_DESCRIPTION, _EXAMPLES + "\n".join(table))
     add = parser.add_argument
-    default = Path("datasets/shapes")
-    about = "folder to write (%(default)s)"
+    default, about = Path("datasets/shapes"), "folder to write (%(default)s)"
     add("--output-dir", type=Path, default=default, metavar="DIR", help=about)
     for each in fields(ShapesSettings):
-        option, about = (
-            f"--{each.name.replace('_', '-')}",
-            f"{each.metadata['about']} (%(default)s)",
-        )
-        add(option, type=int, default=each.default, metavar="N", help=about)
+        option, about = each.name.replace("_", "-"), f"{each.metadata['about']} (%(default)s)"
+        add(f"--{option}", type=int, default=each.default, metavar="N", help=about)
     add("--workers", type=int, default=usable_cores(), metavar="N", help="processes (all cores)")
     about = "also draw one picture of the whole set"
     add("--contact-sheet", type=Path, metavar="PNG", help=about)

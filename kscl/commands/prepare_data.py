@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from kscl.datasets.own import Request, prepare_own
 
         wanted = {each.name: getattr(given, each.name) for each in fields(Request)}
-        print(prepare_own(Request(**wanted | {"classes": tuple(given.classes)})))
+        print(prepare_own(Request(**wanted)))
         print(f"Ready: {given.output_dir}. Next: kscl start {given.output_dir}")
         return 0
     from kscl.datasets import public
@@ -80,13 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_own(own: argparse.ArgumentParser) -> None:
     add = own.add_argument
-    add(
-        "--images",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="your images, in any folder structure",
-    )
+    about = "your images, in any folder structure"
+    add("--images", type=Path, required=True, metavar="DIR", help=about)
     formats = ", ".join(each.files for each in ANNOTATION_FORMATS.values())
     about = f"one of: {formats}; without it, the images must be in class folders"
     add("--annotations", type=Path, metavar="DIR", help=about)

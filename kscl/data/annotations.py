@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import kscl.data.annotated
 from kscl.data.formats import CONVERT, UnreadableImage, is_image, open_image
@@ -70,9 +70,9 @@ def _one_line(text: str) -> str:
 
 def list_problems(problems: Iterable[Problem]) -> str:
     """Write one line per problem, grouped by kind; the rest of a frequent kind is counted."""
-    by_kind: dict[str, list[Problem]] = {}
+    by_kind: dict[str, list[Problem]] = defaultdict(list)
     for problem in problems:
-        by_kind.setdefault(problem.kind, []).append(problem)
+        by_kind[problem.kind].append(problem)
     lines = []
     for kind, found in by_kind.items():
         lines += [f"  [{kind}] {problem}" for problem in found[:SHOWN_PER_KIND]]
@@ -129,8 +129,8 @@ class AnnotatedSet:
 
     def checked(self) -> AnnotatedSet:
         """Return this set, or raise one KsclError with every problem that makes it unusable."""
-        if not self.usable:
-            fatal = [problem for problem in self.problems if problem.fatal]
+        fatal = [problem for problem in self.problems if problem.fatal]
+        if fatal:
             raise KsclError(f"{self.name} cannot be used:\n{list_problems(fatal)}")
         return self
 
@@ -151,20 +151,16 @@ class AnnotatedSet:
         `size` is (width, height), or (0, 0) if it is not known. Each object comes with the words
         that identify it in a message. Without an id, the image gets the path below its folder.
         """
-        where = str(annotation)
-        kept = tuple(thing for thing, what in objects if self._accepts(thing, size, where, what))
-        self.images.append(AnnotatedImage(image_id, path, *size, kept, where))
-
-    def _accepts(
-        self, thing: AnnotatedObject, size: tuple[int, int], where: str, what: str
-    ) -> bool:
-        if not self.knows(thing.name, where):
-            return False
-        self.problems += _box_problems(thing.box, *size, where, what)
-        if thing.mask is not None:
-            self.problems += _mask_problems(thing.mask, thing.box, *size, where, what)
-        x1, y1, x2, y2 = thing.box
-        return x1 <= x2 and y1 <= y2  # a benchmark's box without area can be kept
+        where, kept = str(annotation), []
+        for thing, what in objects:
+            if self.knows(thing.name, where):
+                self.problems += _box_problems(thing.box, *size, where, what)
+                if thing.mask is not None:
+                    self.problems += _mask_problems(thing.mask, thing.box, *size, where, what)
+                x1, y1, x2, y2 = thing.box
+                if x1 <= x2 and y1 <= y2:  # a benchmark's box without area can be kept
+                    kept.append(thing)
+        self.images.append(AnnotatedImage(image_id, path, *size, tuple(kept), where))
 
     def knows(self, name: str, where: str) -> bool:
         """Return whether a class is in the list; if not, note it once, with a count of objects."""
@@ -401,6 +397,17 @@ def list_files(root: Path) -> dict[str, Path]:
     return dict(sorted((name, Path(entry.path)) for name, entry in walk_files(str(root), Walk())))
 
 
+class Refusal(NamedTuple):
+    """Why a file is not an annotation.
+
+    A damaged one was meant to be an annotation of one of the images. It is reported; otherwise its
+    image would be unlabeled without a word.
+    """
+
+    reason: str
+    damaged: bool
+
+
 class AnnotationFormat:
     """How annotations of one format are recognized and read.
 
@@ -421,16 +428,9 @@ class AnnotationFormat:
         """Read annotation files; note problems instead of stopping at them."""
         raise NotImplementedError
 
-    def refusal(self, path: Path) -> str:
-        """Return why a file with the suffix is not an annotation, or nothing if it is one."""
-        return ""
-
-    def is_damaged(self, path: Path, image_names: set[str]) -> bool:
-        """Return whether a file that is refused was meant to be an annotation of one of the images.
-
-        It is then reported; otherwise its image would be unlabeled without a word.
-        """
-        return False
+    def refusal(self, path: Path, image_names: set[str]) -> Refusal | None:
+        """Return why a file with the suffix is not an annotation, or None if it is one."""
+        return None
 
     # Whole sets, as a config names them.
 
@@ -456,7 +456,7 @@ class AnnotationFormat:
             for name, path in files.items()
             if path.name.lower().endswith(self.suffix)
             and path.name not in self.companions
-            and (not self.refusal(path) or self.is_damaged(path, names))
+            and ((refusal := self.refusal(path, names)) is None or refusal.damaged)
         }
         read = read_files(self, Files(source.root, pictures, source.truth, annotations))
         found = AnnotatedSet(source.name, tuple(classes or read.class_names), [], read.problems)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kscl.data.annotations import Problem
 from kscl.data.formats import MAX_PIXELS, UnreadableImage, decode
-from kscl.data.source import ImageSource, read_picture
+from kscl.data.source import ImageSource, in_threads, read_picture
 from kscl.errors import KsclError
 from kscl.rng import Stream, permutation, random_words
 
@@ -20,7 +19,6 @@ logger = logging.getLogger(__name__)
 # So many replacements in a row fail only when the storage itself is gone.
 MOST_REPLACEMENTS = 100
 MOST_PROBES = 1000
-THREADS = 8  # decoding waits for the disk, and other threads may run meanwhile
 
 # Digests of files that could be decoded, with the pixels that were allowed. A suite checks many
 # stages in one process, and most of them train on the same images.
@@ -56,8 +54,11 @@ class BadImages:
         """Return the paths of the images that could not be read."""
         return [self.source.name(index) for index in sorted(self.reasons)]
 
-    def note(self, found: Iterable[tuple[int, str]]) -> None:
-        """Count the bad images of a batch; raise KsclError if there are too many."""
+    def note(self, found: Iterable[tuple[int, str]], again: bool = False) -> None:
+        """Count bad images; raise KsclError if there are too many.
+
+        Those of a run before it was resumed are counted `again`, and not logged.
+        """
         for index, reason in found:
             if index in self.reasons:
                 continue
@@ -65,14 +66,8 @@ class BadImages:
             name = self.source.name(index)
             if self.policy == "error":
                 self._refuse(name, reason)
-            logger.warning("%s cannot be read and is skipped: %s.", name, reason)
-        self._check_fraction()
-
-    def recall(self, reasons: Mapping[int, str]) -> None:
-        """Count the bad images of a run before it was resumed; raise KsclError as `note` does."""
-        if self.policy == "error":
-            self.note(sorted(reasons.items()))
-        self.reasons.update(reasons)
+            if not again:
+                logger.warning("%s cannot be read and is skipped: %s.", name, reason)
         self._check_fraction()
 
     def _refuse(self, name: str, reason: str) -> None:
@@ -106,9 +101,7 @@ class BadImages:
         )
 
 
-def check_some_image_reads(
-    source: ImageSource, seed: int = 0, max_pixels: int = MAX_PIXELS
-) -> None:
+def check_some_image_reads(source: ImageSource, seed: int, max_pixels: int) -> None:
     """Raise KsclError if none of a sample of the images can be read."""
     failures: list[str] = []
     for index in permutation(seed, 0, Stream.PROBE, len(source))[:MOST_PROBES].tolist():
@@ -140,10 +133,8 @@ def find_unreadable(
         what = f"a sample of {most:,} of the {len(indices):,} images was decoded"
         notes = [Problem("sample", source.where, what, "", fatal=False)]
         indices = random.Random(0).sample(indices, most)
-
-    with ThreadPoolExecutor(THREADS) as threads:
-        found = threads.map(lambda index: _reason(source, index, max_pixels), indices)
-        reasons = {index: why for index, why in zip(indices, found, strict=True) if why}
+    found = in_threads(lambda index: _reason(source, index, max_pixels), indices)
+    reasons = {index: why for index, why in zip(indices, found, strict=True) if why}
     return Findings(len(indices), reasons, notes)
 
 

@@ -31,7 +31,6 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
 # Advice for a file that cannot be used.
-COPY_AGAIN = "Copy or download it again"
 CONVERT = "Convert it to 8-bit RGB"
 SAVE_AS = "Copy or download it again, or save it as JPEG or PNG"
 SCALE_DOWN = "Scale it down"
@@ -40,7 +39,7 @@ SCALE_DOWN = "Scale it down"
 class UnreadableImage(Exception):
     """The bytes are not a whole image; the message is the reason, `fix` what helps."""
 
-    def __init__(self, reason: str, fix: str = COPY_AGAIN) -> None:
+    def __init__(self, reason: str, fix: str = "Copy or download it again") -> None:
         super().__init__(reason)
         self.fix = fix
 

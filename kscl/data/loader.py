@@ -142,11 +142,8 @@ class ViewDataset(Dataset[Batch]):
         small_late: list[LateStep] = []
         for row, epoch_index in enumerate(wanted):
             image, index, met = self.read_picture(*epoch_index)
-            into = views[row].numpy(), None if small is None else small[row].numpy()
-            for is_small, step in self.fill(image, epoch_index, *into):
-                count = len(small[row]) if small is not None and is_small else self.num_views
-                numbered = step._replace(view=row * count + step.view)
-                (small_late if is_small else late).append(numbered)
+            for is_small, step in self.fill(image, epoch_index, views, small, row):
+                (small_late if is_small else late).append(step)
             shown.append(index)
             bad.extend(met)
         return Batch(views, torch.tensor(shown), bad, small, gather(late), gather(small_late))
@@ -165,10 +162,11 @@ class ViewDataset(Dataset[Batch]):
         self,
         image: Decoded,
         epoch_index: EpochIndex,
-        views: np.ndarray,
-        small: np.ndarray | None = None,
+        views: torch.Tensor,
+        small: torch.Tensor | None,
+        row: int = 0,
     ) -> list[tuple[bool, LateStep]]:
-        """Write the views of one decoded image into (V, 3, H, W) and (S, 3, h, w).
+        """Write the views of one decoded image into its row of (B, V, 3, H, W) and (B, S, 3, h, w).
 
         Return the steps that are left to the device, and whether each is of a small view.
         """
@@ -177,15 +175,15 @@ class ViewDataset(Dataset[Batch]):
         for part, numbers in self._numbers(epoch_index):
             tensor = small if part.small else views
             assert tensor is not None
-            target = tensor[part.views]
+            target = tensor[row].numpy()[part.views]
             made = target if self.mean_std is None else np.empty(target.shape, np.uint8)
             left = make_views(
                 image.picture, part.ops, target.shape[-1], numbers, made, whole, part.late_from
             )
-            first = part.views.start
-            late += [(part.small, step._replace(view=first + step.view)) for step in left]
             if self.mean_std is not None:
                 normalize_planes(made, *self.mean_std, target)
+            first = row * tensor.shape[1] + part.views.start
+            late += [(part.small, step._replace(view=first + step.view)) for step in left]
         return late
 
     def _numbers(self, epoch_index: EpochIndex) -> Iterator[tuple[_Part, np.ndarray]]:
@@ -319,18 +317,6 @@ class TrainLoader:
     bad_images: BadImages
     seconds_waited: float = 0.0
 
-    @property
-    def source(self) -> ImageSource:
-        """Where the images come from."""
-        return self.dataset.source
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of steps per epoch."""
-        sampler = self.batches.batch_sampler
-        assert isinstance(sampler, StepSampler)
-        return sampler.steps_per_epoch
-
     def __len__(self) -> int:
         return len(self.batches)
 
@@ -448,7 +434,6 @@ def measure_budget(dataset: ViewDataset, workers: int, num_images: int = 16) -> 
     torch.set_num_threads(1)
     cv2.setNumThreads(0)  # no threads of its own, as in a worker
     views, small = dataset.new_tensors(1)
-    room = views[0].numpy(), None if small is None else small[0].numpy()
     seconds = []
     try:
         order = epoch_order(dataset.seed, 0, len(dataset), dataset.source)
@@ -456,7 +441,7 @@ def measure_budget(dataset: ViewDataset, workers: int, num_images: int = 16) -> 
             start = time.perf_counter()
             image, _, _ = dataset.read_picture(0, index)
             decoded = time.perf_counter()
-            dataset.fill(image, (0, index), *room)
+            dataset.fill(image, (0, index), views, small)
             seconds.append((decoded - start, time.perf_counter() - decoded))
     finally:
         torch.set_num_threads(threads[0])

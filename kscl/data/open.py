@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kscl.data.annotated.voc import image_files, read_split
+from kscl.data.annotated.voc import choose_image, image_files, read_split
 from kscl.data.annotations import AnnotatedSet
 from kscl.data.formats import IMAGE_EXTENSIONS, is_image
 from kscl.data.source import (
@@ -147,21 +147,13 @@ def open_voc_split(where: str, lists: str = "Main") -> FileSource:
     `lists` is the folder of ImageSets/ that has the split.
     """
     folder, _, split = where.removeprefix("voc:").rpartition(":")
-    found = AnnotatedSet(where, ())
-    ids = read_split(Path(folder), split, found, lists)
+    root, found = Path(folder), AnnotatedSet(where, ())
+    images, ids = root / "JPEGImages", read_split(root, split, found, lists)
     found.checked()
-    images = Path(folder, "JPEGImages")
-    if not images.is_dir():
-        raise KsclError(f"{where} cannot be used: {images} is not a folder. Check the path.")
     files = image_files(images)
-    missing = [image_id for image_id in ids if image_id not in files]
-    if missing:
-        more = f" (and {len(missing) - 1} others)" if len(missing) > 1 else ""
-        raise KsclError(
-            f"{where} cannot be used: {images} has no image of {missing[0]}{more}, which the list "
-            f"{split}.txt names. Add the image, or take it off the list."
-        )
-    names = (files[image_id][0].relative_to(images).as_posix() for image_id in ids)
+    paths = [choose_image(root, image_id, files, found) for image_id in ids]
+    found.checked()
+    names = (os.path.relpath(path, images) for path in paths if path is not None)
     return FileSource(where, str(images), Names.pack(names))
 
 

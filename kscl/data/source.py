@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -25,14 +26,17 @@ from kscl.data.formats import (
     is_image,
 )
 from kscl.errors import KsclError
-from kscl.runtime.files import read_arrays, sha256_of
+from kscl.runtime.files import read_arrays, sha256_of, write_atomically
 
 logger = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
+THREADS = 8
 SHOWN_LOST = 20  # on screen; all are counted
 MAX_FILE_BYTES = 2**30  # no image of an allowed number of pixels has a larger file
 
 
+@dataclass(eq=False)
 class Names(Sequence[str]):
     """A read-only list of strings kept in two arrays.
 
@@ -41,9 +45,8 @@ class Names(Sequence[str]):
     worker holds 23 MiB of its own instead of 84.
     """
 
-    def __init__(self, text: np.ndarray, ends: np.ndarray) -> None:
-        self.text = text  # uint8, the encoded strings without a separator
-        self.ends = ends  # int64, where each string ends
+    text: np.ndarray  # uint8, the encoded strings without a separator
+    ends: np.ndarray  # int64, where each string ends
 
     @classmethod
     def pack(cls, names: Iterable[str]) -> Names:
@@ -163,6 +166,22 @@ def read_file(path: str | Path, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         return file.read()
 
 
+def in_threads(work: Callable[..., Result], *arguments: Iterable[Any]) -> list[Result]:
+    """Return the results of `map`; decoding waits for the disk and releases Python's lock."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(work, *arguments))
+
+
+def read_image(path: Path) -> np.ndarray:
+    """Read and decode a local file; raise KsclError if it cannot be read."""
+    try:
+        return decode(read_file(path)).picture
+    except UnreadableImage as error:
+        raise KsclError(f"{path} cannot be read: {error}. {error.fix}.") from error
+    except OSError as error:
+        raise KsclError(f"{path} cannot be read: {error}. Make it readable.") from error
+
+
 def read_text(path: str | Path, read: Callable[[str | Path], bytes] = read_file) -> str:
     """Read a UTF-8 file; the message of the KsclError for a bad one is the reason alone."""
     try:
@@ -210,7 +229,7 @@ def walk_files(root: str, met: Walk) -> Iterator[tuple[str, os.DirEntry[str]]]:
                 entries = list(listed)
         except OSError as error:
             raise KsclError(
-                f"{folder} cannot be listed: {error.strerror}. Make it readable, or remove it."
+                f"{folder} cannot be listed: {error.strerror}. Check the path and its permissions."
             ) from error
         met.folders.append(folder)
         met.times.append(status.st_mtime_ns)
@@ -296,19 +315,15 @@ def save_index(folder: Path, key: str, index: Index) -> None:
             arrays |= {name + _TEXT: value.text, name + _ENDS: value.ends}
         else:
             arrays[name] = value
-    target = _index_file(folder, key)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # A temporary folder beside the target, so that a failure leaves nothing behind.
-        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-            complete = Path(scratch) / target.name
-            np.savez(complete, allow_pickle=False, **arrays)
-            os.replace(complete, target)
-    except (OSError, ValueError) as error:
+        write_atomically(_index_file(folder, key), content.getvalue())
+    except KsclError as error:
         logger.warning(
-            "The index of %s could not be cached in %s: %s. It is made again at the next start; "
-            "set DATA.CACHE_DIR or $KSCL_CACHE to a folder that can be written.",
-            *(key.partition("\n")[0], folder, error),
+            "The index of %s is not cached, so it is made again at the next start: %s "
+            "DATA.CACHE_DIR or $KSCL_CACHE names the folder.",
+            *(key.partition("\n")[0], error),
         )
 
 
@@ -327,20 +342,14 @@ def equal_files(left: Iterable[Path], right: Iterable[Path]) -> list[tuple[Path,
 
     Sizes are compared first, then the last bytes, then hashes: few files are read completely.
     """
-    groups = [(list(left), list(right))]
+    lefts, rights, keys = list(left), list(right), dict[Path, object]()
     for key in (os.path.getsize, _tail, sha256_of):
-        groups = [finer for group in groups for finer in _split_by(key, *group)]
-    return [(lefts[0], path) for lefts, rights in groups for path in rights]
-
-
-def _split_by(
-    key: Callable[[Path], object], left: list[Path], right: list[Path]
-) -> list[tuple[list[Path], list[Path]]]:
-    found: dict[object, tuple[list[Path], list[Path]]] = {}
-    for side, paths in enumerate((left, right)):
-        for path in paths:
-            found.setdefault(key(path), ([], []))[side].append(path)
-    return [group for group in found.values() if group[0] and group[1]]
+        keys = {path: key(path) for path in {*lefts, *rights}}
+        shared = {keys[path] for path in lefts} & {keys[path] for path in rights}
+        lefts = [path for path in lefts if keys[path] in shared]
+        rights = [path for path in rights if keys[path] in shared]
+    first = {keys[path]: path for path in reversed(lefts)}
+    return [(first[keys[path]], path) for path in rights]
 
 
 def _tail(path: Path) -> bytes:

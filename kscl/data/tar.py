@@ -155,11 +155,9 @@ def _choices(braces: str) -> list[str]:
     return braces.split(",")
 
 
-def open_shards(
-    where: str, shards: list[str], cache_dir: str = "", max_gigabytes: float = 0.0
-) -> ShardSource:
+def open_shards(where: str, shards: list[str], cache_dir: str, cache_gb: float) -> ShardSource:
     """Open tar files; each is scanned once (a remote one is fetched), and the index is cached."""
-    remote, cache, max_bytes = is_remote(where), cache_folder(cache_dir), max_gigabytes * 1e9
+    remote, cache, max_bytes = is_remote(where), cache_folder(cache_dir), cache_gb * 1e9
     if not remote:
         missing = next((shard for shard in shards if not os.path.isfile(shard)), None)
         if missing is not None:

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 Field = NDArray[np.floating[Any]]
 Picture = NDArray[np.uint8]  # (H, W, 3)
 Pixels = NDArray[np.bool_]  # (H, W)
-Color = tuple[float, float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 Item = TypeVar("Item")
 
@@ -281,14 +280,6 @@ class Canvas:
     owner: NDArray[np.int16]  # (H, W), the object that shows at a pixel, 0 for none
     light: tuple[float, float]  # unit vector in the picture, toward the light
 
-    @property
-    def height(self) -> int:
-        return self.owner.shape[0]
-
-    @property
-    def width(self) -> int:
-        return self.owner.shape[1]
-
 
 @dataclass(frozen=True)
 class Patch:
@@ -302,10 +293,11 @@ class Patch:
 
 def patch_around(canvas: Canvas, x: float, y: float, box: Box) -> Patch:
     """Return the pixels of a box that is given as offsets from (x, y)."""
+    height, width = canvas.owner.shape
     left, top = math.floor(x + box[0]), math.floor(y + box[1])
     right, bottom = math.ceil(x + box[2]), math.ceil(y + box[3])
-    canvas_x = slice(min(max(left, 0), canvas.width), min(max(right, 0), canvas.width))
-    canvas_y = slice(min(max(top, 0), canvas.height), min(max(bottom, 0), canvas.height))
+    canvas_x = slice(min(max(left, 0), width), min(max(right, 0), width))
+    canvas_y = slice(min(max(top, 0), height), min(max(bottom, 0), height))
     return Patch(
         x=(np.arange(left, right, dtype=np.float32) + (0.5 - x))[None, :],
         y=(np.arange(top, bottom, dtype=np.float32) + (0.5 - y))[:, None],
@@ -441,23 +433,25 @@ def paint_blob(canvas: Canvas, x: float, y: float, radius: float, chance: Chance
 
 def scatter_behind(canvas: Canvas, count: int, chance: Chance) -> None:
     """Paint strokes and blobs before any object."""
-    size = min(canvas.width, canvas.height)
+    height, width = canvas.owner.shape
+    size = min(width, height)
     for _ in range(count):
-        x, y = chance.uniform(0, canvas.width), chance.uniform(0, canvas.height)
+        x, y = chance.uniform(0, width), chance.uniform(0, height)
         if chance.happens(0.5):
-            length, width = chance.uniform(0.08, 0.35) * size, chance.uniform(0.006, 0.025) * size
-            paint_stroke(canvas, x, y, length, width, chance)
+            length, breadth = chance.uniform(0.08, 0.35) * size, chance.uniform(0.006, 0.025) * size
+            paint_stroke(canvas, x, y, length, breadth, chance)
         else:
             paint_blob(canvas, x, y, chance.uniform(0.03, 0.14) * size, chance)
 
 
 def cross_in_front(canvas: Canvas, count: int, chance: Chance) -> None:
     """Paint thin strokes over everything, so that they hide parts of objects."""
-    size = min(canvas.width, canvas.height)
+    height, width = canvas.owner.shape
+    size = min(width, height)
     for _ in range(count):
-        x, y = chance.uniform(0.1, 0.9) * canvas.width, chance.uniform(0.1, 0.9) * canvas.height
-        length, width = chance.uniform(0.1, 0.3) * size, chance.uniform(0.008, 0.025) * size
-        paint_stroke(canvas, x, y, length, width, chance)
+        x, y = chance.uniform(0.1, 0.9) * width, chance.uniform(0.1, 0.9) * height
+        length, breadth = chance.uniform(0.1, 0.3) * size, chance.uniform(0.008, 0.025) * size
+        paint_stroke(canvas, x, y, length, breadth, chance)
 
 
 _TEXTURE_EDGE = 1.2  # pixels: edges inside a texture are a little softer than the outline
@@ -645,7 +639,7 @@ def _annotated(
         return None
     left, right = int(columns[0]), int(columns[-1])
     top, bottom = int(rows[0]), int(rows[-1])
-    narrow = DIFFICULT_WIDTH * min(canvas.height, canvas.width)
+    narrow = DIFFICULT_WIDTH * min(shows.shape)
     small = min(right - left, bottom - top) + 1 < narrow
     difficult = small or int(np.count_nonzero(shows)) < DIFFICULT_FRACTION * whole
     box = (left + 1, top + 1, right + 1, bottom + 1)
@@ -654,7 +648,7 @@ def _annotated(
 
 def _developed(canvas: Canvas, chance: Chance) -> Picture:
     """Add uneven light, a tint, dark corners and grain; round to 8 bits."""
-    height, width = canvas.height, canvas.width
+    height, width = canvas.owner.shape
     light = 1 + ramp(height, width, canvas.light) * chance.uniform(0, 0.25)
     across, down = ramp(height, width, (1.0, 0.0)), ramp(height, width, (0.0, 1.0))
     light -= (across * across + down * down) * chance.uniform(0, 0.15)

@@ -13,22 +13,21 @@ import os
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
-from xml.etree.ElementTree import indent, tostring
 
 import cv2
 import numpy as np
-from scipy.sparse import coo_array
+from scipy.sparse import csr_array, vstack
 from scipy.sparse.csgraph import connected_components
 from tabulate import tabulate
 
-from kscl.data.annotated.voc import CLASSES_FILE, annotation_tree
+from kscl.data.annotated.voc import CLASSES_FILE, annotation_tags, to_xml
 from kscl.data.annotations import (
     ANNOTATION_FORMATS,
     AnnotatedImage,
+    AnnotatedObject,
     Files,
     Problem,
     image_problem,
@@ -36,19 +35,19 @@ from kscl.data.annotations import (
     list_problems,
     read_files,
 )
-from kscl.data.formats import UnreadableImage, decode_image, is_image
-from kscl.data.source import read_file
+from kscl.data.formats import is_image
+from kscl.data.source import in_threads, read_image
 from kscl.errors import KsclError
 from kscl.runtime.files import whole_folder
 
 MANIFEST, REPORT = "own.json", "report.txt"
 TRAIN, TEST, PRETRAIN = "trainval", "test", "pretrain"
 SIDES = ("train", "val")  # of class folders
+CLASS_FOLDERS = "class folders"  # in place of an annotation format
 CLASS_NAMES = "class names"  # a kind of problem that does not belong to an image
 SHOWN = 5  # odd files and near-duplicates
 REASONS_SHOWN = 3  # why files are not annotations
 FEW_OBJECTS = 10  # of a class in a split: AP means little below
-THREADS = 8  # decoding waits for the disk, and OpenCV and Pillow release the GIL
 
 
 @dataclass(frozen=True)
@@ -58,24 +57,32 @@ class Request:
     images: Path
     annotations: Path | None  # None: one folder per class
     output_dir: Path
-    split: str = "75/25"
-    seed: int = 0
-    format: str = ""  # "": detect
-    classes: tuple[str, ...] = ()  # for formats that have only numbers
-    merge_case: bool | None = None  # None: refuse names that differ only by case
-    skip_bad: bool = False
+    split: str  # such as 75/25
+    seed: int
+    format: str  # "": detect
+    classes: Sequence[str]  # for formats that have only numbers
+    merge_case: bool | None  # None: refuse names that differ only by case
+    skip_bad: bool
 
 
 @dataclass
 class OwnSet:
-    """Annotated images, unlabeled images, and all problems."""
+    """Labeled and unlabeled images, and all problems; then how they are named and split."""
 
-    format: str
-    files: Files
-    odd: list[Path]  # not used
-    images: list[AnnotatedImage] = field(default_factory=list)
+    format: str  # of the annotations, or CLASS_FOLDERS
+    images: dict[Path, AnnotatedImage]
+    problems: list[Problem]
     unlabeled: list[Path] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    odd: list[Path] = field(default_factory=list)  # not used
+    num_files: tuple[int, int] = (0, 0)  # images and annotations
+    left_out: list[str] = field(default_factory=list)
+    ids: dict[Path, str] = field(default_factory=dict)
+    groups: list[list[Path]] = field(default_factory=list)  # of near-duplicates
+    splits: dict[str, list[Path]] = field(default_factory=dict)  # in the order of ids
+
+    def class_names(self) -> list[str]:
+        """Return the classes of all objects in alphabetical order."""
+        return sorted({thing.name for image in self.images.values() for thing in image.objects})
 
 
 def prepare_own(request: Request) -> str:
@@ -87,43 +94,53 @@ def prepare_own(request: Request) -> str:
                 f"--output-dir {request.output_dir} is inside {folder}, so the next start would "
                 "read its links as more of your images. Choose a folder beside it."
             )
-    if request.annotations is None:
-        return _prepare_class_folders(request, fractions)
-    return _prepare_annotated(request, request.annotations, fractions)
-
-
-def _prepare_annotated(request: Request, annotations: Path, fractions: tuple[float, float]) -> str:
-    own = read_own(request, annotations)
+    annotations = request.annotations
+    if annotations is None:
+        own = _read_class_folders(request.images)
+    else:
+        own = _read_annotated(request, annotations)
     _merge_case(own, request.merge_case)
-    left_out = _leave_out(own, request.skip_bad)
-    if not any(image.objects for image in own.images):
-        raise KsclError(f"{annotations}: no image has an object. Check --annotations.")
-    paths = [image.path for image in own.images if image.path is not None] + own.unlabeled
-    ids = make_ids(paths, request.images)
-    images = {ids[image.path]: image for image in own.images if image.path is not None}
-    groups = find_groups(paths)
-    named = [[ids[paths[index]] for index in group] for group in groups]
-    splits = _split(named, images, fractions, request.seed)
-    classes = sorted({thing.name for image in own.images for thing in image.objects})
-    alike = [[paths[index].name for index in group] for group in groups if len(group) > 1]
-    text = _report(own, images, splits, classes, left_out, alike)
-    size = {ids[path]: path.stat().st_size for path in paths}
-    lines = [f"{name} {size[name]} {image.objects}" for name, image in sorted(images.items())]
-    lines += sorted(f"{ids[path]} {size[ids[path]]}" for path in own.unlabeled)
+    every_class = own.class_names()
+    _leave_out(own, request.skip_bad)
+    if not own.class_names():
+        where = annotations or request.images
+        raise KsclError(f"{where}: no usable image has an object. Check the path and the files.")
+    paths = [*own.images, *own.unlabeled]
+    own.ids = make_ids(paths, request.images)
+    own.groups = [[paths[index] for index in group] for group in find_groups(paths)]
+    own.splits = _split(own, fractions, request.seed)
+    if annotations is None:
+        return _write_class_folders(request, own, every_class)
+    return _write_annotated(request, annotations, own)
+
+
+def _write_annotated(request: Request, annotations: Path, own: OwnSet) -> str:
+    ids, images, classes = own.ids, own.images, own.class_names()
+    size = {path: path.stat().st_size for path in ids}
+    labeled = sorted(images, key=lambda path: ids[path])
+    lines = [f"{ids[path]} {size[path]} {images[path].objects}" for path in labeled]
+    lines += sorted(f"{ids[path]} {size[path]}" for path in own.unlabeled)
     about = {
         **_about(request, own.format, classes, lines),
         "annotations": str(annotations.resolve()),
-        "left_out": left_out,
+        "left_out": own.left_out,
         "tiles": OBJECTS_WIDE,
     }
 
     def write(folder: Path) -> str:
-        _write_voc(folder, images, splits, classes)
-        for path in paths:
-            os.symlink(path.resolve(), folder / "JPEGImages" / f"{ids[path]}{path.suffix}")
-        pretrain = set(splits[PRETRAIN])
-        photos = {ids[path]: path for path in paths if ids[path] in pretrain}
-        side = object_side([images[name] for name in splits[TRAIN]])
+        lists = {CLASSES_FILE: classes}
+        for split, paths in own.splits.items():
+            lists[f"ImageSets/Main/{split}.txt"] = [ids[path] for path in paths]
+        for file, lines in lists.items():
+            _place(folder / file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        for path, name in ids.items():
+            link = f"{name}{path.suffix}"
+            os.symlink(path.resolve(), _place(folder / "JPEGImages" / link))
+            if image := images.get(path):
+                xml = to_xml(annotation_tags(link, (image.width, image.height), image.objects))
+                _place(folder / "Annotations" / f"{name}.xml").write_bytes(xml)
+        photos = {ids[path]: path for path in own.splits[PRETRAIN]}
+        side = object_side([images[path] for path in own.splits[TRAIN]])
         tiles = write_tiles(folder / TILES, photos, side)
         about_tiles = (
             f"\nTiles to pretrain on: {tiles:,}, about {OBJECTS_WIDE:g} objects wide, from the "
@@ -131,27 +148,13 @@ def _prepare_annotated(request: Request, annotations: Path, fractions: tuple[flo
         )
         return about_tiles if tiles else ""
 
-    return _write_once(request.output_dir, about, text, write)
+    return _write_once(request.output_dir, about, _report(own), write)
 
 
-def _prepare_class_folders(request: Request, fractions: tuple[float, float]) -> str:
+def _write_class_folders(request: Request, own: OwnSet, classes: list[str]) -> str:
     """Write links to the images of every class."""
-    found = _by_class(request.images)
-    counts = Counter({name: len(paths) for name, paths in found.items()})
-    new, undecided = _unite_case(
-        counts, request.merge_case, "image", lambda name: str(found[name][0])
-    )
-    label = {path: new.get(name, name) for name, paths in found.items() for path in paths}
-    problems = check_images(dict.fromkeys(label))
-    _refuse([*undecided, *problems], request.skip_bad)
-    classes = sorted(set(label.values()))
-    for problem in problems:
-        del label[Path(problem.where)]
-    paths = sorted(label)
-    groups = find_groups(paths)
-    contents = [[[label[paths[i]]] for i in group] for group in groups]
-    sides = deal_groups(contents, fractions, request.seed)
-    side_of = {paths[i]: SIDES[s] for group, s in zip(groups, sides, strict=True) for i in group}
+    label = {path: image.objects[0].name for path, image in own.images.items()}
+    side_of = dict.fromkeys(own.splits[TRAIN], SIDES[0]) | dict.fromkeys(own.splits[TEST], SIDES[1])
     dealt = Counter((label[path], side) for path, side in side_of.items())
     short = [name for name in classes if not all(dealt[name, side] for side in SIDES)]
     if short:
@@ -160,58 +163,64 @@ def _prepare_class_folders(request: Request, fractions: tuple[float, float]) -> 
             f"{', '.join(short)}. Add images, or remove the folders."
         )
     rows = [[name, *(dealt[name, side] for side in SIDES)] for name in classes]
-    text = f"{len(paths):,} images in {len(classes)} classes.\n{tabulate(rows, ['class', *SIDES])}"
-    if problems:
-        text += f"\nLeft out because of problems (--skip-bad):\n{list_problems(problems)}"
-    lines = [f"{label[path]} {path.name} {path.stat().st_size}" for path in paths]
-    ids = make_ids(paths, request.images)
+    text = f"{len(label):,} images in {len(classes)} classes.\n{tabulate(rows, ['class', *SIDES])}"
+    if own.left_out:
+        text += f"\nLeft out because of problems (--skip-bad):\n{list_problems(own.problems)}"
+    lines = [f"{label[path]} {path.name} {path.stat().st_size}" for path in label]
 
     def write(folder: Path) -> str:
         for path, side in side_of.items():
-            place = folder / "classes" / side / label[path] / f"{ids[path]}{path.suffix}"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            os.symlink(path.resolve(), place)
+            place = folder / "classes" / side / label[path] / f"{own.ids[path]}{path.suffix}"
+            os.symlink(path.resolve(), _place(place))
         return ""
 
-    about = _about(request, "class folders", classes, lines)
+    about = _about(request, own.format, classes, lines)
     return _write_once(request.output_dir, about, text, write)
 
 
-def _by_class(images: Path) -> dict[str, list[Path]]:
-    if not images.is_dir():
-        raise KsclError(f"{images} is not a folder. Check --images.")
-    found: dict[str, list[Path]] = defaultdict(list)
-    for name, path in list_files(images).items():
-        if is_image(name):
-            found[name.split("/", 1)[0] if "/" in name else ""].append(path)
-    if "" in found or len(found) < 2:
+def _place(path: Path) -> Path:
+    """Return the path after making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _read_class_folders(folder: Path) -> OwnSet:
+    """Read images in one folder per class: each shows one object of its class, without a box."""
+    if not folder.is_dir():
+        raise KsclError(f"{folder} is not a folder. Check --images.")
+    files = {path: name for name, path in list_files(folder).items() if is_image(name)}
+    label = {path: os.path.dirname(files[path]).split("/")[0] for path in sorted(files)}
+    if "" in label.values() or len(set(label.values())) < 2:
         raise KsclError(
-            f"{images} must have one folder per class, with all images inside them. Sort the "
+            f"{folder} must have one folder per class, with all images inside them. Sort the "
             "images, or give --annotations for boxes. To pretrain on unlabeled images use kscl "
             "pretrain."
         )
-    return found
-
-
-def read_own(request: Request, annotations: Path) -> OwnSet:
-    """Read all annotations and decode all images."""
-    own = _find_files(request.images, annotations, request.format)
-    own.files.classes = request.classes
-    found = read_files(ANNOTATION_FORMATS[own.format], own.files)
-    own.images, own.problems = found.images, found.problems
-    sizes: dict[Path, tuple[int, int] | None] = {
-        image.path: (image.width, image.height) for image in own.images if image.path is not None
+    images = {
+        path: AnnotatedImage("", path, 0, 0, (AnnotatedObject(name, (0, 0, 0, 0)),), str(path))
+        for path, name in label.items()
     }
-    reported = {problem.where for problem in own.problems}
-    others = [path for path in own.files.images.values() if path not in sizes]
-    own.unlabeled = [path for path in others if str(path) not in reported]
-    problems = check_images(sizes | dict.fromkeys(own.unlabeled))
-    own.problems += [problem for problem in problems if problem.where not in reported]
-    return own
+    return OwnSet(CLASS_FOLDERS, images, check_images(dict.fromkeys(images)))
 
 
-def _find_files(images: Path, annotations: Path, wanted: str) -> OwnSet:
-    """List images and annotations; raise KsclError if the format is not clear."""
+def _read_annotated(request: Request, annotations: Path) -> OwnSet:
+    """Read all annotations and decode all images."""
+    kind, files, odd = _find_files(request.images, annotations, request.format)
+    files.classes = tuple(request.classes)
+    found = read_files(ANNOTATION_FORMATS[kind], files)
+    images = {image.path: image for image in found.images if image.path is not None}
+    reported = {problem.where for problem in found.problems}
+    others = [path for path in files.images.values() if path not in images]
+    unlabeled = [path for path in others if str(path) not in reported]
+    sizes = {path: (image.width, image.height) for path, image in images.items()}
+    problems = check_images(sizes | dict.fromkeys(unlabeled))
+    found.problems += [problem for problem in problems if problem.where not in reported]
+    num_files = len(files.images), len(files.annotations)
+    return OwnSet(kind, images, found.problems, unlabeled, odd, num_files)
+
+
+def _find_files(images: Path, annotations: Path, wanted: str) -> tuple[str, Files, list[Path]]:
+    """Return the format, its files, and others; raise KsclError if the format is not clear."""
     formats = ANNOTATION_FORMATS
     suffixes = tuple(each.suffix for each in formats.values())
     others = {n: p for n, p in list_files(images).items() if not n.lower().endswith(suffixes)}
@@ -231,13 +240,13 @@ def _find_files(images: Path, annotations: Path, wanted: str) -> OwnSet:
         for each in formats.values():
             if not name.lower().endswith(each.suffix):
                 continue
-            reason = each.refusal(path)
-            if not reason:
+            refusal = each.refusal(path, stems)
+            if refusal is None:
                 good[each.name][name] = path
-            else:
-                reasons.append(f"{path.name} {reason}. ")
-                if each.is_damaged(path, stems):
-                    damaged[each.name][name] = path
+                continue
+            reasons.append(f"{path.name} {refusal.reason}. ")
+            if refusal.damaged:
+                damaged[each.name][name] = path
     kinds = [kind for kind in formats if good[kind] or (kind == wanted and damaged[kind])]
     if not kinds or (wanted and wanted not in kinds):
         expected = formats[wanted].files if wanted else ", ".join(f.files for f in formats.values())
@@ -257,82 +266,66 @@ def _find_files(images: Path, annotations: Path, wanted: str) -> OwnSet:
     companions = formats[kind].companions
     odd = [path for name, path in others.items() if name not in pictures]
     odd += [p for n, p in labels.items() if n not in used and p.name not in companions]
-    return OwnSet(kind, Files(images, pictures, annotations, used), list(dict.fromkeys(odd)))
+    return kind, Files(images, pictures, annotations, used), list(dict.fromkeys(odd))
 
 
 def check_images(sizes: Mapping[Path, tuple[int, int] | None]) -> list[Problem]:
     """Decode images, and compare their sizes with the annotated ones where there are any."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        return [p for p in threads.map(image_problem, sizes, sizes.values()) if p is not None]
+    return [p for p in in_threads(image_problem, sizes, sizes.values()) if p is not None]
 
 
 def _merge_case(own: OwnSet, merge: bool | None) -> None:
-    """Merge class names that differ only by case, or note them as problems."""
+    """Merge class names that differ only by case, or note them as problems.
 
-    def first_with(name: str) -> str:
-        return next(i.annotation for i in own.images if name in {o.name for o in i.objects})
-
-    counts = Counter(thing.name for image in own.images for thing in image.objects)
-    new, problems = _unite_case(counts, merge, "object", first_with)
-    own.problems += problems
-    for index, image in enumerate(own.images):
-        renamed = tuple(replace(o, name=new.get(o.name, o.name)) for o in image.objects)
-        own.images[index] = replace(image, objects=renamed)
-
-
-def _unite_case(
-    counts: Counter[str], merge: bool | None, unit: str, first: Callable[[str], str]
-) -> tuple[dict[str, str], list[Problem]]:
-    """Return the new names of classes, and a problem for each undecided name.
-
-    `counts` are of `unit` (object or image); the most frequent spelling wins. `first` returns
-    where a name occurs.
+    The most frequent spelling wins.
     """
-    spellings: dict[str, list[str]] = {}
+    counts = Counter(thing.name for image in own.images.values() for thing in image.objects)
+    spellings: dict[str, list[str]] = defaultdict(list)
     for name, _ in counts.most_common():
-        spellings.setdefault(name.casefold(), []).append(name)
+        spellings[name.casefold()].append(name)
     several = [names for names in spellings.values() if len(names) > 1]
-    if merge is not None:
-        return ({name: names[0] for names in several for name in names} if merge else {}), []
-    problems = []
-    for names in several:
-        what = " and ".join(
-            f"'{n}' ({counts[n]} {unit}{'s' if counts[n] > 1 else ''}, first in {first(n)})"
-            for n in names
-        )
-        fix = f"--merge-case makes them all '{names[0]}', --keep-case keeps them apart"
-        problems.append(Problem(CLASS_NAMES, what, "differ only by case", fix))
-    return {}, problems
+    if merge:
+        new = {name: names[0] for names in several for name in names}
+        for path, image in own.images.items():
+            renamed = tuple(replace(o, name=new.get(o.name, o.name)) for o in image.objects)
+            own.images[path] = replace(image, objects=renamed)
+    elif merge is None:
+        first: dict[str, str] = {}
+        for image in own.images.values():
+            for thing in image.objects:
+                first.setdefault(thing.name, image.annotation)
+        unit = "image" if own.format == CLASS_FOLDERS else "object"
+        for names in several:
+            what = " and ".join(
+                f"'{n}' ({counts[n]} {unit}{'s' if counts[n] > 1 else ''}, first in {first[n]})"
+                for n in names
+            )
+            fix = f"--merge-case makes them all '{names[0]}', --keep-case keeps them apart"
+            own.problems.append(Problem(CLASS_NAMES, what, "differ only by case", fix))
 
 
-def _refuse(fatal: Sequence[Problem], skip_bad: bool) -> None:
-    """Raise KsclError with all problems, unless `skip_bad` can leave out their images."""
-    of_images = [problem for problem in fatal if problem.kind != CLASS_NAMES]
-    if len(of_images) == len(fatal) and (skip_bad or not fatal):
-        return
-    advice = ", or leave out these images with --skip-bad." if of_images else "."
-    raise KsclError(
-        f"{len(fatal)} problem{'s' if len(fatal) > 1 else ''} found; nothing was written:\n"
-        f"{list_problems(fatal)}\nFix them{advice}"
-    )
-
-
-def _leave_out(own: OwnSet, skip_bad: bool) -> list[str]:
+def _leave_out(own: OwnSet, skip_bad: bool) -> None:
     """Raise all fatal problems, or leave out the images and annotations that have one."""
     fatal = [problem for problem in own.problems if problem.fatal]
-    _refuse(fatal, skip_bad)
+    of_images = [problem for problem in fatal if problem.kind != CLASS_NAMES]
+    if len(of_images) < len(fatal) or (fatal and not skip_bad):
+        advice = ", or leave out these images with --skip-bad." if of_images else "."
+        raise KsclError(
+            f"{len(fatal)} problem{'s' if len(fatal) > 1 else ''} found; nothing was written:\n"
+            f"{list_problems(fatal)}\nFix them{advice}"
+        )
     where = {problem.where for problem in fatal}
-    per_file = Counter(image.annotation for image in own.images)
+    per_file = Counter(image.annotation for image in own.images.values())
     shared = [p for p in fatal if per_file[p.where] > 1]  # a COCO file names no single image
     if shared:
         raise KsclError(
             f"--skip-bad cannot tell which images have these problems:\n{list_problems(shared)}\n"
             "Correct the file."
         )
-    where |= {str(i.path) for i in own.images if i.annotation in where}
-    own.images = [image for image in own.images if str(image.path) not in where]
+    where |= {str(path) for path, image in own.images.items() if image.annotation in where}
+    own.images = {path: image for path, image in own.images.items() if str(path) not in where}
     own.unlabeled = [path for path in own.unlabeled if str(path) not in where]
-    return sorted(where)
+    own.left_out = sorted(where)
 
 
 def make_ids(paths: Iterable[Path], root: Path) -> dict[Path, str]:
@@ -368,19 +361,13 @@ ROWS = 1024  # compared at a time
 
 def find_groups(paths: Sequence[Path]) -> list[list[int]]:
     """Return groups of indices of near-duplicates; a unique picture is a group of one."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        hashes = list(threads.map(_hash_file, paths))
-    matrix = np.stack(hashes) if hashes else np.zeros((0, 1), np.float32)
-    least = matrix.shape[1] * (1 - 2 * SAME)  # product of two rows: equal minus unequal values
-    pairs = [np.zeros((0, 2), int)]
-    for start in range(0, len(matrix), ROWS):
-        close = matrix[start : start + ROWS] @ matrix.T >= least
-        pairs.append(np.argwhere(close) + np.array((start, 0)))
-    edges = np.concatenate(pairs)  # (n, 2)
-    graph = coo_array((np.ones(len(edges)), edges.T), shape=(len(paths), len(paths)))
-    groups: dict[int, list[int]] = {}
-    for index, group in enumerate(connected_components(graph, directed=False)[1]):
-        groups.setdefault(group, []).append(index)
+    hashes = np.stack(in_threads(lambda path: picture_hash(read_image(path)), paths))
+    least = hashes.shape[1] * (1 - 2 * SAME)  # product of two rows: equal minus unequal values
+    starts = range(0, len(hashes), ROWS)
+    close = vstack([csr_array(hashes[at : at + ROWS] @ hashes.T >= least) for at in starts])
+    groups: dict[int, list[int]] = defaultdict(list)
+    for index, group in enumerate(connected_components(close, directed=False)[1]):
+        groups[group].append(index)
     return list(groups.values())
 
 
@@ -390,19 +377,6 @@ def picture_hash(picture: np.ndarray) -> np.ndarray:
     small = cv2.resize(gray, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float32)
     waves = cv2.dct(small)[:FREQUENCIES, :FREQUENCIES].ravel()[1:]  # without the mean
     return np.where(waves > np.median(waves), 1, -1).astype(np.float32)
-
-
-def _hash_file(path: Path) -> np.ndarray:
-    """Return the hash of a file; zeros, which are like nothing, if it cannot be decoded."""
-    picture = _readable(path)
-    return np.zeros(FREQUENCIES**2 - 1, np.float32) if picture is None else picture_hash(picture)
-
-
-def _readable(path: Path) -> np.ndarray | None:
-    try:
-        return decode_image(read_file(path))
-    except (OSError, UnreadableImage):  # a problem noted by check_images
-        return None
 
 
 def parse_split(text: str) -> tuple[float, float]:
@@ -455,16 +429,11 @@ def deal_groups(
     return [sides[index] for index in range(len(groups))]
 
 
-def _split(
-    groups: list[list[str]],
-    images: Mapping[str, AnnotatedImage],
-    fractions: tuple[float, float],
-    seed: int,
-) -> dict[str, list[str]]:
-    """Split the annotated images; the others, unless near a test image, are for pretraining."""
-    labeled = [group for group in groups if any(name in images for name in group)]
+def _split(own: OwnSet, fractions: tuple[float, float], seed: int) -> dict[str, list[Path]]:
+    """Split the labeled images; the others, unless near a test image, are for pretraining."""
+    labeled = [group for group in own.groups if any(path in own.images for path in group)]
     contents = [
-        [[o.name for o in images[name].objects] for name in group if name in images]
+        [[o.name for o in own.images[path].objects] for path in group if path in own.images]
         for group in labeled
     ]
     sides = deal_groups(contents, fractions, seed)
@@ -473,12 +442,12 @@ def _split(
             "The images cannot be split: they are too few, or all near-duplicates. Add images, or "
             "try --split 50/50."
         )
-    near_test = {n for group, side in zip(labeled, sides, strict=True) if side for n in group}
-    every = sorted(name for group in groups for name in group)
+    near_test = {path for group, side in zip(labeled, sides, strict=True) if side for path in group}
+    every = sorted(own.ids, key=lambda path: own.ids[path])
     return {
-        TRAIN: [name for name in every if name in images and name not in near_test],
-        TEST: [name for name in every if name in images and name in near_test],
-        PRETRAIN: [name for name in every if name not in near_test],
+        TRAIN: [path for path in every if path in own.images and path not in near_test],
+        TEST: [path for path in every if path in own.images and path in near_test],
+        PRETRAIN: [path for path in every if path not in near_test],
     }
 
 
@@ -514,8 +483,7 @@ def write_tiles(folder: Path, photos: Mapping[str, Path], side: float) -> int:
     most = max(1, MOST_TILES // len(photos))
     written = 0
     for name, path in photos.items():
-        picture = _readable(path)
-        tiles = [] if picture is None else list(cut(picture, OBJECTS_WIDE * side))
+        tiles = list(cut(read_image(path), OBJECTS_WIDE * side))
         chosen = sorted(random.Random(name).sample(range(len(tiles)), min(most, len(tiles))))
         for number in chosen:
             _, data = cv2.imencode(".jpg", tiles[number][..., ::-1], (cv2.IMWRITE_JPEG_QUALITY, 95))
@@ -544,17 +512,11 @@ def _starts(length: int, pixels: int) -> list[int]:
     return [round(x) for x in np.linspace(0, length - pixels, number)]
 
 
-def _report(
-    own: OwnSet,
-    images: Mapping[str, AnnotatedImage],
-    splits: Mapping[str, Sequence[str]],
-    classes: Sequence[str],
-    left_out: Sequence[str],
-    alike: Sequence[Sequence[str]],
-) -> str:
+def _report(own: OwnSet) -> str:
     """Return the report on a prepared set."""
+    images, classes = own.images, own.class_names()
     counts = {
-        split: Counter(o.name for name in splits[split] for o in images[name].objects)
+        split: Counter(o.name for path in own.splits[split] for o in images[path].objects)
         for split in (TRAIN, TEST)
     }
     rows = []
@@ -563,12 +525,13 @@ def _report(
         numbers = [found[name] for found in counts.values()]
         rows.append([name, with_it, sum(numbers), *numbers])
     lines = [
-        f"{len(own.files.images):,} images, {len(own.files.annotations):,} annotation files in the "
-        f"format {own.format}.",
+        f"{own.num_files[0]:,} images, {own.num_files[1]:,} annotation files in the format "
+        f"{own.format}.",
         tabulate(rows, ["class", "images", "objects", "to train on", "to test on"]),
-        _box_sizes(own.images),
-        f"Split: {len(splits[TRAIN])} images to train on, {len(splits[TEST])} to test on.",
+        _box_sizes(list(images.values())),
+        f"Split: {len(own.splits[TRAIN])} images to train on, {len(own.splits[TEST])} to test on.",
     ]
+    alike = [[path.name for path in group] for group in own.groups if len(group) > 1]
     if alike:
         lines.append(
             f"Near-duplicates, kept in one split: {sum(map(len, alike))} images in "
@@ -586,8 +549,8 @@ def _report(
             lines.append(f"Few objects {purpose}: {', '.join(rare)}. Their AP is mostly chance.")
     if own.odd:
         lines.append(f"Not used: {_listed(own.odd)}.")
-    if left_out:
-        lines.append(f"Left out because of problems (--skip-bad): {len(left_out)} files.")
+    if own.left_out:
+        lines.append(f"Left out because of problems (--skip-bad): {len(own.left_out)} files.")
         lines.append(list_problems(problem for problem in own.problems if problem.fatal))
     notes = [problem for problem in own.problems if not problem.fatal]
     if notes:
@@ -655,24 +618,3 @@ def _write_once(
         (folder / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", "utf-8")
         (folder / REPORT).write_text(f"{report}\n", "utf-8")
     return report
-
-
-def _write_voc(
-    folder: Path,
-    images: Mapping[str, AnnotatedImage],
-    splits: Mapping[str, Sequence[str]],
-    class_names: Sequence[str],
-) -> None:
-    """Write annotations and lists; images are by id."""
-    for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
-        (folder / name).mkdir(parents=True)
-    lists = {f"ImageSets/Main/{split}.txt": ids for split, ids in splits.items()}
-    for file, lines in {CLASSES_FILE: class_names, **lists}.items():
-        (folder / file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    for image_id, image in images.items():
-        assert image.path is not None
-        size = image.width, image.height
-        tree = annotation_tree(f"{image_id}{image.path.suffix}", size, image.objects)
-        indent(tree, "\t")
-        content = tostring(tree, encoding="utf-8") + b"\n"
-        (folder / "Annotations" / f"{image_id}.xml").write_bytes(content)

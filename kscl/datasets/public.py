@@ -18,7 +18,8 @@ from torchvision.datasets.utils import check_md5, download_url
 from torchvision.datasets.voc import DATASET_YEAR_DICT
 
 from kscl.config import shipped_configs
-from kscl.data.formats import UnreadableImage, decode_image, is_image
+from kscl.data.formats import is_image
+from kscl.data.source import read_image
 from kscl.errors import KsclError
 from kscl.runtime.files import whole_folder
 from kscl.runtime.logs import progress
@@ -160,7 +161,7 @@ def _parts(train: Path) -> Iterator[Named]:
         files = sorted(path for path in folder.iterdir() if is_image(path.name))
         for split, (first, end) in PARTS.items():
             for path in files[first:end]:
-                yield f"{split}/{folder.name}/{path.stem}", _read(path)
+                yield f"{split}/{folder.name}/{path.stem}", fromarray(read_image(path))
 
 
 def read_subset(path: Path) -> dict[tuple[str, int], str]:
@@ -179,7 +180,7 @@ def _cifar10_subset(downloads: Path) -> Iterator[Named]:
     for name, picture in _cifar10(downloads, set(seen)):
         split = left.pop((name, seen[name]), None)
         if split is not None:
-            found = _read(picture) if isinstance(picture, Path) else picture
+            found = fromarray(read_image(picture)) if isinstance(picture, Path) else picture
             yield f"{split}/{name}/{seen[name]:04d}", found
         seen[name] += 1
     if left:
@@ -205,13 +206,6 @@ def _cifar10(downloads: Path, classes: set[str]) -> Iterator[tuple[str, Image | 
     pictures = _open_set(CIFAR10, downloads)
     for picture, label in pictures:
         yield pictures.classes[label], picture
-
-
-def _read(path: Path) -> Image:
-    try:
-        return fromarray(decode_image(path.read_bytes()))
-    except (OSError, UnreadableImage) as error:
-        raise KsclError(f"{path} is not an image that can be read: {error}.") from error
 
 
 def _open_set(kind: Callable[..., Pictures], downloads: Path, **which: str) -> Pictures:

@@ -23,12 +23,11 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from kscl.data.annotated.voc import annotation_tree, read_voc
+from kscl.data.annotated.voc import Tags, annotation_tags, read_voc, to_xml
 from kscl.data.annotations import AnnotatedImage, AnnotatedObject
 from kscl.data.masks import palette, run_lengths
 from kscl.datasets.drawing import (
@@ -192,26 +191,43 @@ def draw(drawing: Drawing, settings: ShapesSettings) -> tuple[Picture, tuple[Sce
     return draw_portrait(drawing.labels[0], settings.image_size, chance), ()
 
 
-def find_shapes(output: str | Path, settings: ShapesSettings) -> dict[str, Any] | None:
+def find_shapes(folder: Path, settings: ShapesSettings) -> dict[str, Any] | None:
     """Return the manifest if the folder holds this whole data set, or None.
 
     Raise KsclError if it holds anything else.
     """
-    folder = Path(output)
     settings.check()
     with _explained(folder):
-        if not _is_finished(folder, settings):
+        # Hidden files are the lock and what a killed process left.
+        if not folder.exists() or (
+            folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
+        ):
             return None
+        name = next((name for name in (MANIFEST, UNFINISHED) if (folder / name).is_file()), None)
+        if name is None:
+            raise KsclError(
+                f"{folder} already holds something else ({MANIFEST} is missing). Choose another "
+                "output folder."
+            )
+        found = read_manifest(folder, name)
+        changes = [
+            f"{key} is {found.get(key)!r}, but {value!r} was requested"
+            for key, value in settings.identity().items()
+            if found.get(key) != value and key != "classes"
+        ]
+        if changes:
+            raise KsclError(
+                f"{folder} holds another data set of this kind: {'; '.join(changes)}. "
+                "Choose another output folder, or delete this one."
+            )
         wanted = [path for drawing in plan(settings) for path in drawing.paths]
         wanted += _lists([], settings.class_names)
-        return read_manifest(folder) if all((folder / p).is_file() for p in wanted) else None
+        complete = name == MANIFEST and all((folder / path).is_file() for path in wanted)
+        return found if complete else None
 
 
-def make_shapes(
-    output: str | Path, settings: ShapesSettings | None = None, workers: int = 1
-) -> dict[str, Any]:
-    """Draw the data set into `output` unless it is there already; return its manifest."""
-    folder, settings = Path(output), settings or ShapesSettings()
+def make_shapes(folder: Path, settings: ShapesSettings, workers: int = 1) -> dict[str, Any]:
+    """Draw the data set into the folder unless it is there already; return its manifest."""
     if workers < 1:
         raise KsclError(f"workers must be at least 1, got {workers}.")
     if (found := find_shapes(folder, settings)) is not None:
@@ -220,9 +236,8 @@ def make_shapes(
         return find_shapes(folder, settings) or _fill(folder, settings, workers)
 
 
-def verify_shapes(output: str | Path) -> dict[str, Any]:
+def verify_shapes(folder: Path) -> None:
     """Hash every file again; raise KsclError unless all are as the manifest says."""
-    folder = Path(output)
     manifest = read_manifest(folder)
     with _explained(folder):
         for key, parts in DIGESTS.items():
@@ -233,7 +248,6 @@ def verify_shapes(output: str | Path) -> dict[str, Any]:
                     f"{folder} is damaged: its {len(hashes)} files in {', '.join(parts)} do not "
                     f"match {MANIFEST}. Delete the folder and draw it again."
                 )
-    return manifest
 
 
 def read_manifest(folder: Path, name: str = MANIFEST) -> dict[str, Any]:
@@ -264,33 +278,6 @@ def _explained(folder: Path) -> Iterator[None]:
         raise KsclError(
             "A worker was killed, perhaps out of memory. Run the command again with fewer workers."
         ) from error
-
-
-def _is_finished(folder: Path, settings: ShapesSettings) -> bool:
-    """Return whether the folder holds this data set; raise KsclError if it holds anything else."""
-    # Hidden files are the lock and what a killed process left.
-    if not folder.exists() or (
-        folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
-    ):
-        return False
-    name = next((name for name in (MANIFEST, UNFINISHED) if (folder / name).is_file()), None)
-    if name is None:
-        raise KsclError(
-            f"{folder} already holds something else ({MANIFEST} is missing). Choose another output "
-            "folder."
-        )
-    found = read_manifest(folder, name)
-    changes = [
-        f"{key} is {found.get(key)!r}, but {value!r} was requested"
-        for key, value in settings.identity().items()
-        if found.get(key) != value and key != "classes"
-    ]
-    if changes:
-        raise KsclError(
-            f"{folder} holds another data set of this kind: {'; '.join(changes)}. "
-            "Choose another output folder, or delete this one."
-        )
-    return name == MANIFEST
 
 
 def _digest(hashes: Mapping[str, str]) -> str:
@@ -385,16 +372,10 @@ def _voc_annotation(name: str, width: int, height: int, objects: Sequence[SceneO
         )
         for each in objects
     ]
-    tree = annotation_tree(f"{name}.jpg", (width, height), things)
-    folder, source, segmented = Element("folder"), Element("source"), Element("segmented")
-    folder.text, segmented.text = "VOC2007", "0"
-    about = {"database": "KSCL shapes", "annotation": "KSCL shapes", "image": "drawn"}
-    for tag, text in about.items():
-        SubElement(source, tag).text = text
-    for place, element in ((0, folder), (2, source), (4, segmented)):
-        tree.insert(place, element)
-    indent(tree, "\t")
-    return tostring(tree) + b"\n"
+    filename, size, *tags = annotation_tags(f"{name}.jpg", (width, height), things)
+    source: Tags = [("database", "KSCL shapes"), ("annotation", "KSCL shapes"), ("image", "drawn")]
+    head: Tags = [("folder", "VOC2007"), filename, ("source", source), size, ("segmented", "0")]
+    return to_xml(head + tags)
 
 
 def _class_mask(height: int, width: int, objects: Sequence[SceneObject]) -> bytes:
@@ -540,9 +521,8 @@ _CROP, _GAP, _MARGIN, _NAME_WIDTH = 58, 4, 22, 128
 _CROPS, _SCENES = 4, 4
 
 
-def draw_contact_sheet(folder: str | Path, path: str | Path) -> None:
+def draw_contact_sheet(folder: Path, path: Path) -> None:
     """Draw crops of each class in two columns, and below them some scenes with their boxes."""
-    folder, path = Path(folder), Path(path)
     classes = read_manifest(folder)["classes"]
     rows = -(-len(classes) // 2)
     column = _NAME_WIDTH + _CROPS * (_CROP + _GAP)

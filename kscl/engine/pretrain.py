@@ -136,7 +136,7 @@ class Pretraining(Task):
             world_size=world_size(),
         )
         if saved:
-            self.loader.bad_images.recall(saved["bad_images"])
+            self.loader.bad_images.note(sorted(saved["bad_images"].items()), again=True)
         self.knn = KnnCheck(cfg) if cfg.EVAL.KNN_PERIOD else None
         if self.state.step < self.state.total_steps:
             on_first_rank(lambda: check_room(self.state, self.folder))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -29,7 +28,7 @@ from kscl.data.annotations import (
 )
 from kscl.data.formats import UnreadableImage, open_image
 from kscl.data.masks import RunLengths, extent
-from kscl.data.source import open_regular
+from kscl.data.source import in_threads, open_regular
 
 # Labels with instances that are evaluated (cityscapesScripts, helpers/labels.py).
 LABELS = {
@@ -52,7 +51,6 @@ CITYSCAPES_NAMES = {
 }
 PER_LABEL = 1000  # numbers of objects
 IMAGE_END, TRUTH_END = "_leftImg8bit.png", "_gtFine_instanceIds.png"
-THREADS = 8  # decoding PNGs releases Python's lock
 DOWNLOAD = "Unpack leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip there"
 
 
@@ -124,12 +122,11 @@ def _add_images(
         except (UnreadableImage, OSError, ValueError) as error:
             return error
 
-    with ThreadPoolExecutor(THREADS) as threads:
-        for (path, image), result in zip(pairs, threads.map(read, pairs), strict=True):
-            if isinstance(result, Exception):
-                found.note(UNREADABLE, path, result, "Copy it again")
-            else:
-                found.add_image(image, *result, path, path.name.removesuffix(TRUTH_END))
+    for (path, image), result in zip(pairs, in_threads(read, pairs), strict=True):
+        if isinstance(result, Exception):
+            found.note(UNREADABLE, path, result, "Copy it again")
+        else:
+            found.add_image(image, *result, path, path.name.removesuffix(TRUTH_END))
 
 
 def _read_objects(path: Path, masks: bool) -> tuple[tuple[int, int], Objects]:

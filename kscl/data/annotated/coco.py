@@ -26,6 +26,7 @@ from kscl.data.annotations import (
     Box,
     Classes,
     Files,
+    Refusal,
     Source,
     annotation_format,
     check_class_names,
@@ -64,20 +65,13 @@ class Coco(AnnotationFormat):
     official = COCO_NAMES
     crowds = True
 
-    def refusal(self, path: Path) -> str:
+    def refusal(self, path: Path, image_names: set[str]) -> Refusal | None:
+        """Accept a file with the lists of COCO; one that is not even JSON is damaged."""
         try:
-            load_json(path)
+            reason = _other_than_coco(read_json(path))
         except KsclError as error:
-            return str(error)
-        return ""
-
-    def is_damaged(self, path: Path, image_names: set[str]) -> bool:
-        """Return whether the file is not even JSON."""
-        try:
-            read_json(path)
-        except KsclError:
-            return True
-        return False
+            return Refusal(str(error), damaged=True)
+        return Refusal(reason, damaged=False) if reason else None
 
     def read(self, files: Files) -> AnnotatedSet:
         """Read one or more files; their images may be anywhere below the image folder."""
@@ -190,11 +184,17 @@ def read_json(json_file: str | Path) -> Any:
 def load_json(json_file: str | Path) -> Entry:
     """Return the file's content; raise KsclError unless it has the three lists of COCO."""
     content = read_json(json_file)
+    if reason := _other_than_coco(content):
+        raise KsclError(reason)
+    return content
+
+
+def _other_than_coco(content: Any) -> str:
     for part in ("images", "categories", "annotations"):
         entries = content.get(part) if isinstance(content, dict) else None
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise KsclError(f"has no list '{part}', so it is not a COCO instances file")
-    return content
+            return f"has no list '{part}', so it is not a COCO instances file"
+    return ""
 
 
 def read_category_names(json_file: str | Path) -> dict[Any, str]:
@@ -219,7 +219,7 @@ def category_names(content: Entry, where: str | Path) -> dict[Any, str]:
     """Return class names by category id, in the order of the ids."""
     categories = content["categories"]
     for entry in categories:
-        if not _is_id(entry.get("id")) or not isinstance(entry.get("name"), str):
+        if _id(entry.get("id")) is None or not isinstance(entry.get("name"), str):
             raise KsclError(f"is not usable: a category lacks an id or a name ({str(entry)[:200]})")
     names = {entry["id"]: entry["name"] for entry in categories}
     if len(names) != len(categories):
@@ -237,7 +237,7 @@ def _images_by_id(entries: list[Entry], where: str | Path, found: AnnotatedSet) 
         image_id, name = entry.get("id"), entry.get("file_name")
         size = entry.get("width"), entry.get("height")
         what, kind = f"the image {name or image_id!r}", "bad image entry"
-        if not _is_id(image_id) or not isinstance(name, str):
+        if _id(image_id) is None or not isinstance(name, str):
             found.note(kind, where, f"{what} lacks an id or a file_name", WRITE_AGAIN)
         elif not all(_is_side(side) for side in size):
             fix = "Write its width and height in pixels"
@@ -314,11 +314,8 @@ def _check_annotation_ids(entries: list[Entry], where: str | Path, found: Annota
 
 
 def _id(value: Any) -> int | str | None:
-    return value if _is_id(value) else None  # a list could not be looked up
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int | str) and not isinstance(value, bool)
+    """Return an id of a file, or None for anything else: a list could not be looked up."""
+    return value if isinstance(value, int | str) and not isinstance(value, bool) else None
 
 
 def _is_side(value: Any) -> bool:

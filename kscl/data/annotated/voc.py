@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from xml.etree.ElementTree import Element, SubElement, TreeBuilder, XMLParser, fromstring
+from xml.etree.ElementTree import Element, TreeBuilder, XMLParser, fromstring, indent, tostring
 
 from kscl.data.annotations import (
     DATASETS_VARIABLE,
@@ -103,7 +103,8 @@ class Voc(AnnotationFormat):
             return VOC_CLASSES
         found = AnnotatedSet(source.name, ())
         _check_layout(source.root, source.split, True, found)
-        return found_class_names(source.root) if not found.problems else found.checked().class_names
+        found.checked()
+        return found_class_names(source.root)
 
     def has_class_list(self, source: Source) -> bool:
         """Return whether there is a list, not just names in XML files."""
@@ -129,7 +130,7 @@ def read_voc(
     images = image_files(root / "JPEGImages") if with_images else None
     for image_id in _without_odd_ids(root, split, ids, images, found):
         path = root / "Annotations" / f"{image_id}.xml"
-        image = None if images is None else _choose_image(root, image_id, images, found)
+        image = None if images is None else choose_image(root, image_id, images, found)
         if not os.path.exists(path):
             fix = "Add it (without <object> if the image shows none), or remove the id"
             found.note("missing annotation", path, "there is no such file", fix)
@@ -177,7 +178,8 @@ def _add_image(
     found.add_image(image, size, _objects(tree, path, found), path, image_id)
 
 
-def _choose_image(root: Path, image_id: str, images: Images, found: AnnotatedSet) -> Path | None:
+def choose_image(root: Path, image_id: str, images: Images, found: AnnotatedSet) -> Path | None:
+    """Return the image of an id, or note why there is not one."""
     files = images.get(image_id, [])
     if len(files) == 1:
         return files[0]
@@ -383,26 +385,40 @@ def parse_xml(path: Path) -> Element:
         raise KsclError(f"is not well-formed XML: {error}") from error
 
 
-def annotation_tree(
+Tags = list[tuple[str, "str | Tags"]]  # names, each with its text or the tags in it
+
+
+def annotation_tags(
     file_name: str, size: tuple[int, int], objects: Iterable[AnnotatedObject]
-) -> Element:
+) -> Tags:
     """Return the annotation of one image, as LabelImg writes it; boxes count from 1."""
-    top = Element("annotation")
-    SubElement(top, "filename").text = file_name
-    sides = SubElement(top, "size")
-    for tag, value in zip(("width", "height", "depth"), (*size, 3), strict=True):
-        SubElement(sides, tag).text = str(value)
+    sides = zip(("width", "height", "depth"), map(str, (*size, 3)), strict=True)
+    tags: Tags = [("filename", file_name), ("size", list(sides))]
     for thing in objects:
-        item = SubElement(top, "object")
-        for tag, text in (
+        x1, y1, x2, y2 = thing.box
+        box = {"xmin": x1 + 1, "ymin": y1 + 1, "xmax": x2, "ymax": y2}
+        content: Tags = [
             ("name", thing.name),
             ("pose", thing.pose),
             ("truncated", str(int(thing.truncated))),
             ("difficult", str(int(thing.difficult))),
-        ):
-            SubElement(item, tag).text = text
-        box = SubElement(item, "bndbox")
-        x1, y1, x2, y2 = thing.box
-        for tag, number in (("xmin", x1 + 1), ("ymin", y1 + 1), ("xmax", x2), ("ymax", y2)):
-            SubElement(box, tag).text = f"{round(number, 2):.12g}"
-    return top
+            ("bndbox", [(tag, f"{round(number, 2):.12g}") for tag, number in box.items()]),
+        ]
+        tags.append(("object", content))
+    return tags
+
+
+def to_xml(tags: Tags) -> bytes:
+    """Return the file of an annotation."""
+    tree = _element("annotation", tags)
+    indent(tree, "\t")
+    return tostring(tree, encoding="utf-8") + b"\n"
+
+
+def _element(name: str, content: str | Tags) -> Element:
+    element = Element(name)
+    if isinstance(content, str):
+        element.text = content
+    else:
+        element.extend(_element(*each) for each in content)
+    return element

@@ -20,6 +20,7 @@ from kscl.data.annotations import (
     AnnotationFormat,
     Box,
     Files,
+    Refusal,
     annotation_format,
     check_class_names,
     image_size,
@@ -43,19 +44,16 @@ class Yolo(AnnotationFormat):
     suffix = ".txt"
     companions = (*NAME_FILES, *YAML_FILES)
 
-    def refusal(self, path: Path) -> str:
+    def refusal(self, path: Path, image_names: set[str]) -> Refusal | None:
         """Accept a file that is empty or begins with an object."""
         try:
             words = (read_lines(path) or ["0 0 0 0 0"])[0].split()
         except KsclError:
             words = []
         if len(words) >= 5 and all(_is_number(word) for word in words):
-            return ""
-        return "does not begin with a class number and coordinates"
-
-    def is_damaged(self, path: Path, image_names: set[str]) -> bool:
-        """Return whether an image has the same name."""
-        return path.stem in image_names
+            return None
+        reason = "does not begin with a class number and coordinates"
+        return Refusal(reason, damaged=path.stem in image_names)
 
     def read(self, files: Files) -> AnnotatedSet:
         """Read the labels, with the names of the classes from a file nearby if none are given."""
@@ -78,20 +76,20 @@ class Yolo(AnnotationFormat):
 def _listed_classes(files: Files) -> tuple[str, ...]:
     root, images = files.annotation_root, files.image_root
     folder = root if root.is_dir() else root.parent
-    for near in dict.fromkeys((folder, folder.parent, images, images.parent)):
-        for name in (*NAME_FILES, *YAML_FILES):
-            path = near / name
-            if path.is_file():
-                try:
-                    names = _yaml_names(path) if name in YAML_FILES else read_lines(path)
-                except KsclError as error:
-                    raise KsclError(f"{path} {error}. Correct the file.") from error
-                return check_class_names(names, path)
-    raise KsclError(
-        f"{folder} has YOLO labels, whose classes are numbers, but neither it nor the folders "
-        "around it have a classes.txt, obj.names or data.yaml with their names. Write one, or give "
-        "the names in order to kscl prepare with --classes NAME NAME …"
-    )
+    around = (folder, folder.parent, images, images.parent)
+    paths = (near / name for near in around for name in (*NAME_FILES, *YAML_FILES))
+    path = next(filter(Path.is_file, paths), None)
+    if path is None:
+        raise KsclError(
+            f"{folder} has YOLO labels, whose classes are numbers, but neither it nor the folders "
+            "around it have a classes.txt, obj.names or data.yaml with their names. Write one, or "
+            "give the names in order to kscl prepare with --classes NAME NAME …"
+        )
+    try:
+        names = _yaml_names(path) if path.name in YAML_FILES else read_lines(path)
+    except KsclError as error:
+        raise KsclError(f"{path} {error}. Correct the file.") from error
+    return check_class_names(names, path)
 
 
 def _yaml_names(path: Path) -> Sequence[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kscl.commands import make_shapes, prepare_data
@@ -43,15 +43,16 @@ def write_xml(folder: Path, names: Names, flat: bool = True) -> None:
         path.write_text(annotation_xml(boxes, SIZE))
 
 
+def yolo_line(label: int, box: Sequence[float], size: tuple[int, int]) -> str:
+    x1, y1, x2, y2 = (value / size[place % 2] for place, value in enumerate(box))
+    return f"{label} {(x1 + x2) / 2:.6f} {(y1 + y2) / 2:.6f} {x2 - x1:.6f} {y2 - y1:.6f}"
+
+
 def write_yolo(folder: Path, names: Names) -> None:
     folder.mkdir(parents=True)
     (folder / "classes.txt").write_text("dog\ncat\n")
     for name, classes in names.items():
-        lines = []
-        for c in classes:
-            x1, y1, x2, y2 = (v / SIZE[i % 2] for i, v in enumerate(BOXES[c]))
-            center = f"{(x1 + x2) / 2:.6f} {(y1 + y2) / 2:.6f}"
-            lines.append(f"{['dog', 'cat'].index(c)} {center} {x2 - x1:.6f} {y2 - y1:.6f}")
+        lines = [yolo_line(["dog", "cat"].index(c), BOXES[c], SIZE) for c in classes]
         (folder / f"{Path(name).name}.txt").write_text("\n".join(lines))
 
 
@@ -124,11 +125,8 @@ def shapes_folders(folder: Path, labels: str) -> tuple[Path, Path]:
         found = read_voc(voc, split).checked()
         (target / "classes.txt").write_text("\n".join(found.class_names))
         for image in found.images:
-            lines = []
-            for thing in image.objects:
-                x1, y1, x2, y2 = thing.box
-                center = f"{(x1 + x2) / 2 / image.width:.6f} {(y1 + y2) / 2 / image.height:.6f}"
-                size = f"{(x2 - x1) / image.width:.6f} {(y2 - y1) / image.height:.6f}"
-                lines.append(f"{found.class_names.index(thing.name)} {center} {size}")
+            size = image.width, image.height
+            names = found.class_names
+            lines = [yolo_line(names.index(o.name), o.box, size) for o in image.objects]
             (target / f"{image.id}.txt").write_text("\n".join(lines))
     return images, target

@@ -18,6 +18,13 @@ from kscl.runtime.paths import path_manager
 from tests.helpers.data.photos import jpeg, photo
 
 GOOD = 12  # images in the folder
+# By kind: makes something at a path that is named like a file and is none.
+ODD_FILES = {
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "dead link": lambda path: path.symlink_to("/nowhere/at all.jpg"),
+    "pipe": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
 
 
 @pytest.fixture

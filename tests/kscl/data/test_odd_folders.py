@@ -21,15 +21,11 @@ from kscl.records.fingerprint import fingerprint
 from linear_eval.images import open_data
 from tests.helpers.data.digits import config as probe_config
 from tests.helpers.data.digits import write_digits
-from tests.kscl.data.conftest import GOOD
+from tests.kscl.data.conftest import GOOD, ODD_FILES
 
 pytestmark = pytest.mark.usefixtures("cache", "no_test_hangs")
 
 NOBODY = 65534
-
-
-def link_to_itself(path):
-    path.symlink_to(path.name)
 
 
 def links_in_a_circle(path):
@@ -37,17 +33,7 @@ def links_in_a_circle(path):
     (path.parent / "other").symlink_to(path.name)
 
 
-def dead_link(path):
-    path.symlink_to("/nowhere/at all.jpg")
-
-
-ODD = {
-    "link to itself": link_to_itself,
-    "links in a circle": links_in_a_circle,
-    "dead link": dead_link,
-    "pipe": os.mkfifo,
-    "device": lambda path: path.symlink_to("/dev/zero"),
-}
+ODD = ODD_FILES | {"links in a circle": links_in_a_circle}
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -157,7 +143,7 @@ def test_a_closed_folder_is_a_clear_error(folder, without_privileges):
 
 
 def test_too_many_lost_images_or_the_policy_error_stop_the_run(folder, config):
-    dead_link(folder / "odd.jpg")
+    ODD["dead link"](folder / "odd.jpg")
     config.DATA.MAX_BAD_FRACTION = 0.05
     with pytest.raises(KsclError, match=r"1 of the 13 images.*MAX_BAD_FRACTION.*odd\.jpg"):
         build_train_loader(config, open_source(config.DATA.TRAIN), last_step=1)
@@ -181,6 +167,6 @@ def test_without_a_cache_or_a_home_there_is_one_line_and_no_traceback(folder, mo
 
 def test_a_probe_scores_no_set_with_a_lost_image(tmp_path):
     root = write_digits(tmp_path / "digits", train=2, val=1)
-    dead_link(root / "val/digit_3/odd.png")
+    ODD["dead link"](root / "val/digit_3/odd.png")
     with pytest.raises(KsclError, match=r"odd\.png"):
         open_data(probe_config(root, tmp_path))

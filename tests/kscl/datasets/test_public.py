@@ -59,19 +59,13 @@ def test_archives_are_fetched_and_merged_into_detectron2_s_layout(server, tmp_pa
     assert report.class_names == ("cat", "dog")
 
 
-def test_a_complete_set_needs_no_archive_and_no_network(server, tmp_path, capsys):
-    mirror, archives = server
-    root = tmp_path / "datasets"
-    public.prepare_voc(root, tmp_path / "archives", archives, mirror)
-    shutil.rmtree(tmp_path / "archives")
-    public.prepare_voc(root, tmp_path / "archives", archives, "http://127.0.0.1:9")
-    assert capsys.readouterr().out.count("already in") == 3
-
-
-def test_archives_that_are_there_are_used_offline(server, tmp_path):
+def test_archives_are_used_offline_and_a_complete_set_needs_none(server, tmp_path, capsys):
     _, archives = server
     public.prepare_voc(tmp_path / "datasets", tmp_path / "server", archives)
     assert (tmp_path / "datasets" / "VOC2012" / "ImageSets" / "Main" / "trainval.txt").is_file()
+    shutil.rmtree(tmp_path / "server")
+    public.prepare_voc(tmp_path / "datasets", tmp_path / "server", archives)
+    assert capsys.readouterr().out.count("already in") == 3
 
 
 def test_a_damaged_archive_is_refused_and_nothing_is_unpacked(server, tmp_path):

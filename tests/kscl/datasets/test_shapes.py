@@ -113,7 +113,7 @@ def test_a_processor_without_vector_units_draws_the_same_bytes(small: Path, tmp_
 
     extras = [feature for feature in __cpu_dispatch__ if __cpu_features__.get(feature)]
     plain = {"NPY_DISABLE_CPU_FEATURES": " ".join(extras), "JSIMD_FORCENONE": "1"}
-    code = f"from kscl.datasets.shapes import *; make_shapes({str(tmp_path)!r}, {SMALL!r})"
+    code = f"from kscl.datasets.shapes import *; make_shapes(Path({str(tmp_path)!r}), {SMALL!r})"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **plain}, check=True)
     assert bytes_of(tmp_path) == bytes_of(small)
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from kscl.data.open import open_source
 from kscl.errors import KsclError
 from tests.helpers.data.sets import annotation_xml, small_coco, small_voc
 from tests.helpers.json_values import paths_in, replaced
+from tests.kscl.data.conftest import ODD_FILES
 
 pytestmark = pytest.mark.usefixtures("no_test_hangs")
 
@@ -138,14 +140,10 @@ def test_an_annotation_may_hold_anything(tmp_path):
         only_our_errors(read_voc, root, "test", ["cat", "dog"])
 
 
-MAKE = {
+MAKE = ODD_FILES | {
     "folder": os.mkdir,
-    "pipe": os.mkfifo,
-    "loop": lambda path: os.symlink(os.path.basename(path), path),
-    "dead link": lambda path: os.symlink("/nowhere/at/all", path),
-    "device": lambda path: os.symlink("/dev/zero", path),
-    "link up": lambda path: os.symlink("..", path),
-    "empty": lambda path: open(path, "wb").close(),
+    "link up": lambda path: path.symlink_to(".."),
+    "empty": Path.touch,
     "nothing": lambda path: None,
 }
 

@@ -173,12 +173,6 @@ def test_ids_that_are_not_quite_the_names_of_their_files_are_one_problem(voc, ch
     assert "2 of 2" in problem.what
 
 
-def test_a_class_in_another_case_is_one_problem_however_many_objects_have_it(voc):
-    (problem,) = read_voc(voc, "train", ["Cat", "dog"]).problems
-    assert "'cat' differs from 'Cat'" in problem.what
-    assert "2 objects" in problem.what
-
-
 @pytest.mark.parametrize(
     ("broken", "says"),
     [
