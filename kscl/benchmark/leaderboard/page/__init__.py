@@ -112,7 +112,7 @@ def _pictures(board: Board) -> str:
         found = [
             (row, shown)
             for row, result in zip(section.rows, section.results, strict=True)
-            if (shown := next(filter(None, map(predictions, result.records)), None))
+            if (shown := _picture(result.records, "pictures"))
         ]
         baseline = [pair for pair in found[PICTURED_ROWS:] if pair[0].entry.method == RANDOM]
         label = section.label(section.protocol.headline)
@@ -229,17 +229,15 @@ def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
     n_pretrain, n_finetune = counts(row)
     # Minutes of different machines are not comparable.
     machines = {machine(file.record) for file in row.pretrainings}
-    settings = [
-        leaves_without(file.record.config.values, SAME_FOR_ALL_SEEDS)
-        for file in row.pretrainings[:1]
-    ]
+    configs = [file.record.config.values for file in row.pretrainings]
     return {
         **entry_of(row),
         "key": row.entry.key,
         "figures": figures(row),
         "costs": costs(row),
         "machine": "several machines" if len(machines) > 1 else "".join(machines),
-        "settings": pool.put(settings[0]) if settings else None,
+        # All that can differ between its seeds is left out.
+        "settings": pool.put(leaves_without(configs[0], SAME_FOR_ALL_SEEDS)) if configs else None,
         "stale": row.stale,
         "results": {
             i: _result(row.results[section.protocol], section.protocol.headline, row.warnings)
@@ -249,7 +247,7 @@ def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
         "n_pretrain": n_pretrain,
         "n_finetune": n_finetune,
         "curves": _curves(row.pretrainings),
-        "basis": next(filter(None, map(basis_figure, row.records)), None),
+        "basis": _picture(row.records, "basis_figure", beside=BASIS_FILE),
         "records": [_record(file, folder, pool) for file in row.records],
     }
 
@@ -320,40 +318,33 @@ def _link(path: Path, folder: Path) -> str:
     return quote(f"./{Path(relative).as_posix()}".encode(errors="surrogateescape"))
 
 
-def basis_figure(file: RecordFile) -> str | None:
-    """Return the record's `basis_figure`, or the one drawn beside a pretraining's record."""
-    named = text(file.record.details.get("basis_figure"))
-    return _embedded(file, named or (BASIS_FILE if file.record.kind == "pretrain" else None))
+def _picture(files: Sequence[RecordFile], key: str, beside: str | None = None) -> str | None:
+    """Return the first picture that a record names under `key`, as a data URI.
 
-
-def predictions(file: RecordFile) -> str | None:
-    """Return the picture of predictions that an evaluation names, if it exists."""
-    return _embedded(file, file.record.details.get("pictures"))
-
-
-def _embedded(file: RecordFile, name: object) -> str | None:
-    """Return a data URI: only of a picture, only from the records' folder."""
-    path = file_of(file, name)
-    try:
-        if path is None or path.stat().st_size > MAX_PICTURE_BYTES:
-            return None
-        content = path.read_bytes()
-    except OSError:
-        return None
-    for kind, (start, offset) in PICTURES.items():
-        if content[offset:].startswith(start):
-            return _uri(kind, content)
+    A pretraining's record that names none may have the picture `beside` it.
+    """
+    for file in files:
+        default = beside if file.record.kind == "pretrain" else None
+        path = file_of(file, text(file.record.details.get(key)) or default)
+        try:
+            if path is None or path.stat().st_size > MAX_PICTURE_BYTES:
+                continue
+            content = path.read_bytes()
+        except OSError:
+            continue
+        for kind, (start, offset) in PICTURES.items():
+            if content[offset:].startswith(start):
+                return _uri(kind, content)
     return None
 
 
 def file_of(file: RecordFile, name: object) -> Path | None:
     """Return a file that a record names, if it exists and is inside the folder that was read."""
-    words = text(name)
-    if words is None or "\0" in words:
+    if (words := text(name)) is None:
         return None
     try:
         path = Path(os.path.realpath(file.path.parent / words))
         is_ours = path.is_relative_to(os.path.realpath(file.root)) and path.is_file()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # such as a null character in the name
         return None
     return path if is_ours else None
