@@ -45,17 +45,14 @@ def write_hub_folder(
     """Write the folder, and return the results that its card shows."""
     if folder.exists() and any(folder.iterdir()):
         raise KsclError(f"--output-dir {folder}: The folder is not empty. Choose another one.")
-    row = _row(loaded, records) if records else None
-    results = _results(row) if row else []
+    results = _results(_row(loaded, records)) if records else []
     tensors = {name: tensor.contiguous() for name, tensor in loaded.backbone.state_dict().items()}
     config = json.dumps(_timm_config(loaded, license_name), indent=2)
-    card = _card(loaded, row, results, license_name)
-    picture = badge(_name(loaded), results)
     files = {
         WEIGHTS_FILE: to_safetensors(tensors, {"format": "pt"}),
         CONFIG_FILE: f"{config}\n".encode(),
-        CARD_FILE: card.encode("utf-8", "replace"),
-        BADGE_FILE: picture.encode("utf-8", "replace"),
+        CARD_FILE: _card(loaded, results, license_name).encode("utf-8", "replace"),
+        BADGE_FILE: badge(_name(loaded), results).encode("utf-8", "replace"),
     }
     with tempfile.TemporaryDirectory() as tried:
         for name, content in files.items():
@@ -127,7 +124,7 @@ def _name(loaded: Loaded) -> str:
     return f"{loaded.description.source.get('method', 'backbone')} {loaded.description.arch}"
 
 
-def _card(loaded: Loaded, row: Row | None, results: Sequence[Result], license_name: str) -> str:
+def _card(loaded: Loaded, results: Sequence[Result], license_name: str) -> str:
     front = yaml.safe_dump(_metadata(loaded, results, license_name), sort_keys=False)
     about, source = loaded.description, loaded.description.source
     name = escaped(_name(loaded))
@@ -156,12 +153,12 @@ def _card(loaded: Loaded, row: Row | None, results: Sequence[Result], license_na
         "## What it is",
         table(["fact", "value"], lines),
         "## Results",
-        _table(results, row) if results else "No evaluation is recorded here.",
+        _table(results) if results else "No evaluation is recorded here.",
     ]
     return f"---\n{front}---\n\n" + "\n\n".join(parts) + "\n"
 
 
-def _table(results: Sequence[Result], row: Row | None) -> str:
+def _table(results: Sequence[Result]) -> str:
     lines = [
         [
             escaped(it.protocol.id),
@@ -177,7 +174,7 @@ def _table(results: Sequence[Result], row: Row | None) -> str:
     header = ["protocol", "hash", "metric", "mean", "95% interval", "interval is", "seeds"]
     said = (
         "The numbers are of the pretraining with all its seeds; this file is of one of them."
-        if row and any(len(it.measure.values) > 1 for it in results)
+        if any(len(it.measure.values) > 1 for it in results)
         else "One seed: the numbers are of this file."
     )
     return f"{table(header, lines)}\n\n{said}"
@@ -191,21 +188,21 @@ def _metadata(loaded: Loaded, results: Sequence[Result], license_name: str) -> d
         "pipeline_tag": "image-feature-extraction",
         "tags": ["image-feature-extraction", "timm", "self-supervised", "kscl"],
     }
-    if results:
-        entries = []
-        for it in results:
-            args: dict[str, Any] = {"seeds": len(it.measure.values)}
-            if it.measure.interval:
-                ends = [round(end, 4) for end in it.measure.interval]
-                args |= {"interval_95": ends, "interval_is": it.measure.interval_is}
-            metric = {"type": it.metric, "name": it.label, "value": round(it.measure.mean, 4)}
-            entries.append(
-                {
-                    "task": {"type": it.task},
-                    "dataset": {"type": it.protocol.hash, "name": it.protocol.id},
-                    "metrics": [metric | {"args": args}],
-                }
-            )
+    entries = []
+    for it in results:
+        args: dict[str, Any] = {"seeds": len(it.measure.values)}
+        if it.measure.interval:
+            ends = _rounded(it.measure.interval)
+            args |= {"interval_95": ends, "interval_is": it.measure.interval_is}
+        metric = {"type": it.metric, "name": it.label, "value": round(it.measure.mean, 4)}
+        entries.append(
+            {
+                "task": {"type": it.task},
+                "dataset": {"type": it.protocol.hash, "name": it.protocol.id},
+                "metrics": [metric | {"args": args}],
+            }
+        )
+    if entries:
         metadata["model-index"] = [{"name": _name(loaded), "results": entries}]
     return metadata
 

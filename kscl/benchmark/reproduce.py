@@ -167,22 +167,21 @@ def other_data(start: Origin, settings: Settings) -> list[str]:
 def differences_here(start: Origin, settings: Settings, num_gpus: int | None = None) -> list[str]:
     """Return one sentence for everything that is not as it was: code, data, libraries, machine."""
     found = []
+    commit, versions = code_version()["commit"], library_versions()
     for record in start.records:
         if num_gpus and num_gpus != processes(record):
             found.append(f"{record.kind}: The number of processes was {processes(record)}.")
-        file = RecordFile(record, start.path, start.folder, record.kind)
         if not settings.get(record.kind):
+            file = RecordFile(record, start.path, start.folder, record.kind)
             reasons = stale_reasons([file]).get(record.id, [])
             found += [f"{record.kind}: {reason}" for reason in reasons]
-        now, then = code_version(), record.code
-        if now["commit"] != then.commit:
-            found.append(f"{record.kind}: The commit was {then.commit} and is {now['commit']}.")
-        if then.dirty:
+        if commit != record.code.commit:
+            found.append(f"{record.kind}: The commit was {record.code.commit} and is {commit}.")
+        if record.code.dirty:
             found.append(f"{record.kind}: The code had changes that no commit holds.")
-    versions = library_versions()
-    for name, then_version in start.record.libraries.items():
-        if versions.get(name) != then_version:
-            found.append(f"{name} was {then_version} and is {versions.get(name)}.")
+    for name, then in start.record.libraries.items():
+        if versions.get(name) != then:
+            found.append(f"{name} was {then} and is {versions.get(name)}.")
     here = dataclasses.replace(start.record, hardware=hardware())
     if machine(here) != machine(start.record):
         found.append(f"The machine was {machine(start.record)} and is {machine(here)}.")

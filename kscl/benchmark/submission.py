@@ -79,10 +79,9 @@ def submit(paths: Sequence[str], name: str, results: Path, *, new_protocols: boo
             f"add --new-protocol, which adds them to {results / PROTOCOLS_FILE}."
         )
     known = dict(sorted((known | needed).items()))
-    others = submissions(results) if results.is_dir() else []
     seen = {
         id_: place.name
-        for other in others
+        for other in submissions(results)
         for place, record in find_records(other).records.items()
         for id_ in _ids(record)
     }
@@ -105,15 +104,17 @@ def check_results(results: Path) -> tuple[int, list[str]]:
     if not results.is_dir():
         raise KsclError(f"{results}: There is no such folder of submissions.")
     known = known_protocols(results)
-    problems = [
-        f"{PROTOCOLS_FILE}: {hash_}: {problem}"
-        for hash_, about in known.items()
-        for problem in _protocol_problems(hash_, about)
-    ]
+    problems = []
+    for hash_, about in known.items():
+        id_, definition = about.get("id"), about.get("definition")
+        if not isinstance(id_, str) or not isinstance(definition, dict):
+            problems.append(f"{PROTOCOLS_FILE}: {hash_}: It has no id or no definition.")
+        elif Protocol(id_, definition).hash != hash_:
+            problems.append(f"{PROTOCOLS_FILE}: {hash_}: The hash does not fit the definition.")
     files = submissions(results)
-    names = [path.name.removesuffix(RECORDS_FILE) for path in files]
-    allowed = {PROTOCOLS_FILE, README_FILE, *(path.name for path in files)}
-    allowed |= {f"{name}.md" for name in names}
+    names = [path.name for path in files]
+    described = [f"{name.removesuffix(RECORDS_FILE)}.md" for name in names]
+    allowed = {PROTOCOLS_FILE, README_FILE, *names, *described}
     seen: dict[str, str] = {}
     for path in sorted(results.iterdir()):
         if path.is_symlink() or not path.is_file():
@@ -296,11 +297,3 @@ def _incomparable(record: Record, known: Mapping[str, Json]) -> Iterator[str]:
         yield f"Its protocol {protocol.id} {protocol.hash} is not in {PROTOCOLS_FILE}."
     elif (about.get("kind"), about.get("id")) != (record.kind, protocol.id):
         yield f"Its protocol hash {protocol.hash} is that of {about.get('id')}."
-
-
-def _protocol_problems(hash_: str, about: Json) -> Iterator[str]:
-    definition = about.get("definition")
-    if not isinstance(definition, dict) or not isinstance(about.get("id"), str):
-        yield "It has no id or no definition."
-    elif Protocol(about["id"], definition).hash != hash_:
-        yield "The hash does not fit the definition."

@@ -41,18 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     onnx = kinds.add_parser("onnx", help="a checked ONNX file", allow_abbrev=False)
     hub = kinds.add_parser("hub", help="a folder for a model hub", allow_abbrev=False)
     for arguments in (onnx, hub):
-        arguments.add_argument(
-            "source", help="weights: a file of this project, or any other file with --arch"
-        )
-        about = "timm model, if the file does not name it"
-        arguments.add_argument("--arch", help=about)
-    onnx.add_argument(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="file to write; must end in .onnx",
-    )
+        about = "weights: a file of this project, or any other file with --arch"
+        arguments.add_argument("source", help=about)
+        arguments.add_argument("--arch", help="timm model, if the file does not name it")
+    about = "file to write; must end in .onnx"
+    onnx.add_argument("--output", type=Path, required=True, metavar="FILE", help=about)
     about = "width and height of the images (default: as in pretraining)"
     onnx.add_argument("--size", type=int, metavar="N", help=about)
     about = "folder to write"

@@ -8,7 +8,6 @@ often per step the host waits for a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fvcore.common.config import CfgNode
@@ -26,14 +25,6 @@ EXAMPLES = """  kscl profile --num-gpus 8 \\
   kscl profile --config-file configs/pretrain/shapes_kscl.yaml \\
       DATA.TRAIN datasets/shapes/unlabeled
 """
-
-
-@dataclass(frozen=True)
-class Job:
-    """The arguments of every rank."""
-
-    cfg: CfgNode
-    steps: int
 
 
 @cli.command
@@ -55,15 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from kscl.runtime.launch import launch
 
-    return launch(measure, Job(cfg, given.steps), given.num_gpus)
+    return launch(measure, (cfg, given.steps), given.num_gpus)
 
 
-def measure(job: Job) -> int:
+def measure(job: tuple[CfgNode, int]) -> int:
     """Measure on one rank; rank 0 prints."""
     from kscl.engine.profile import profile_step
     from kscl.runtime.distributed import device, rank, world_size
 
-    profile = profile_step(job.cfg, job.steps)
+    profile = profile_step(*job)
     if rank() == 0:
         print(table(profile, world_size(), device().type), flush=True)
     return 0
@@ -82,12 +73,9 @@ def table(profile: StepProfile, ranks: int, kind: str) -> str:
     counts = [f"{profile.collectives:g} collectives beside DistributedDataParallel's"]
     if profile.syncs is not None:
         counts.insert(0, f"{profile.syncs:g} host synchronizations")
-    head = ("of a step", "ms", "of the step")
-    align = ("left", "right", "right")
-    return "\n".join(
-        [
-            f"{ranks} x {kind}, {profile.images} images per process",
-            tabulate(shown, head, tablefmt="github", colalign=align, disable_numparse=True),
-            f"{' and '.join(counts)} per step. Held back by: {profile.held_back_by}.",
-        ]
+    head, align = ("of a step", "ms", "of the step"), ("left", "right", "right")
+    lines = tabulate(shown, head, tablefmt="github", colalign=align, disable_numparse=True)
+    return (
+        f"{ranks} x {kind}, {profile.images} images per process\n{lines}\n"
+        f"{' and '.join(counts)} per step. Held back by: {profile.held_back_by}."
     )

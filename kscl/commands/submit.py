@@ -27,12 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="folder of submissions (default: %(default)s)"
     )
-    about = "add protocols that are new here to protocols.json"
-    cli.add_flag(parser, "--new-protocol", about)
+    cli.add_flag(parser, "--new-protocol", "add protocols that are new here to protocols.json")
     given = parser.parse_args(argv)
     path = submit(given.records, given.name, given.results, new_protocols=given.new_protocol)
-    print(
-        f"Written: {path}. Look at it, describe it in {given.name}.md if you like, and open a pull"
-    )
-    print("request.")
+    described = f"describe it in {given.name}.md if you like"
+    print(f"Written: {path}. Look at it, {described}, and open a pull\nrequest.")
     return 0

@@ -31,19 +31,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     cli.add_flag(weights, "--random-weights", "use an untrained encoder")
     parser.add_argument("--image", type=Path, required=True, metavar="FILE", help="the image")
-    parser.add_argument(
-        "--num-shots", type=int, metavar="K", help="number of views (default: the config's)"
-    )
+    about = "number of views (default: the config's)"
+    parser.add_argument("--num-shots", type=int, metavar="K", help=about)
     parser.add_argument("--rho", type=float, help="eigenvalue mass to keep (default: the config's)")
+    about = "seed of the views (default: %(default)s)"
+    parser.add_argument("--seed", type=int, default=0, help=about)
+    about = "file to draw to (png, svg or pdf); may be given several times (default: basis.png)"
     parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the views (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--output",
-        type=cli.picture_path,
-        action="append",
-        metavar="FILE",
-        help="file to draw to (png, svg or pdf); may be given several times (default: basis.png)",
+        "--output", type=cli.picture_path, action="append", metavar="FILE", help=about
     )
     arguments = parser.parse_args(argv)
 

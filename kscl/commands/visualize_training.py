@@ -43,8 +43,7 @@ def draw(runs: dict[str, list[Row]], figures: Sequence[str], output: Path) -> No
                 panel.plot(*zip(*points, strict=True), **style)
         panel.set(title=LABELS[name], xlabel="epoch")
         panel.grid(alpha=0.3)
-    named = {f"C{number}": label for number, label in enumerate(runs)}
-    handles = [Line2D([], [], color=color, label=label) for color, label in named.items()]
+    handles = [Line2D([], [], color=f"C{number}", label=name) for number, name in enumerate(runs)]
     panels[0].legend(handles=handles, fontsize=8)
     output.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(output, dpi=140)
@@ -54,10 +53,8 @@ def curves(figure: str, rows: Sequence[Row]) -> list[str]:
     """Return the columns of a figure that a run has: K for eigenvalues, the largest first."""
     known = {name for row in rows for name in row}
     if figure == FRACTIONS:
-        numbers = [
-            int(name[len(COLUMN) :]) for name in known if re.fullmatch(COLUMN + r"\d+", name)
-        ]
-        return [f"{COLUMN}{number}" for number in sorted(numbers)]
+        columns = [name for name in known if re.fullmatch(COLUMN + r"\d+", name)]
+        return sorted(columns, key=lambda name: int(name.removeprefix(COLUMN)))
     return [figure] if figure in known else []
 
 

@@ -45,7 +45,6 @@ class BasisImages(NamedTuple):
 
 def basis_images(views: Tensor, keys: Tensor, rho: float) -> BasisImages:
     """Return the basis images of K views (K, 3, H, W) with unit embeddings (K, D)."""
-    max_rank(len(keys), rho)
     with full_precision(keys.detach(), views) as (keys, views):
         eigenvalues, vectors = eigenpairs(keys @ keys.T)  # (K,), (K, K)
     weights = (vectors * eigenvalues.sqrt()).T  # (K, K): w_iᵀ v^k = √λ_i u_i[k]
@@ -66,7 +65,7 @@ def draw_basis_of(
     outputs: Sequence[Path],
 ) -> BasisImages:
     """Draw the basis images of K views of an image to every output; return them."""
-    max_rank(num_shots, rho)
+    max_rank(num_shots, rho)  # raises an error before any work
     torch.manual_seed(seed)
     encoder = key_encoder(cfg, state)
     views = views_of(image, cfg, num_shots, seed)  # (K, 3, H, W)
@@ -128,9 +127,8 @@ def key_encoder(cfg: CfgNode, state: dict[str, Tensor] | None) -> Encoder:
     """Return the encoder that made the keys, in eval mode; with random weights without a state."""
     encoder = encoder_of(cfg).eval()
     if state is not None:
-        prefix = (
-            "key_encoder." if any(key.startswith("key_encoder.") for key in state) else "encoder."
-        )
+        has_own = any(key.startswith("key_encoder.") for key in state)
+        prefix = "key_encoder." if has_own else "encoder."
         own = {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}
         try:
             encoder.load_state_dict(own)

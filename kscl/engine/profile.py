@@ -14,13 +14,7 @@ import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
 
-from kscl.data.loader import (
-    Batch,
-    Budget,
-    build_train_loader,
-    measure_budget,
-    steps_per_epoch,
-)
+from kscl.data.loader import Batch, Budget, build_train_loader, measure_budget, steps_per_epoch
 from kscl.data.open import open_source
 from kscl.engine import loop
 from kscl.engine.loop import TrainState, build_state
@@ -110,29 +104,23 @@ def profile_step(cfg: CfgNode, steps: int) -> StepProfile:
     batch = next(iter(loader))
     for _ in range(WARM_UP):
         loop.take_step(state, batch)
-    milliseconds = _undisturbed(state, batch, steps)
+    whole, clock = _Clock(state.device), _Clock(state.device)
+    with whole.phase(REST):
+        for _ in range(steps):
+            loop.take_step(state, batch)
     syncs = _count_syncs(state, batch) if state.device.type == "cuda" else None
-    clock = _Clock(state.device)
     with _instrumented(state, clock):
         for _ in range(steps):
             with clock.phase(REST):
                 loop.take_step(state, batch)
     return StepProfile(
         images=len(batch.views),
-        milliseconds=milliseconds,
+        milliseconds=whole.spent[REST] / steps,
         phases={name: spent / steps for name, spent in clock.spent.items()},
         syncs=syncs,
         collectives=clock.calls["collectives"] / steps,
         budget=measure_budget(loader.dataset, cfg.DATA.NUM_WORKERS),
     )
-
-
-def _undisturbed(state: TrainState, batch: Batch, steps: int) -> float:
-    clock = _Clock(state.device)
-    with clock.phase("steps"):
-        for _ in range(steps):
-            loop.take_step(state, batch)
-    return clock.spent["steps"] / steps
 
 
 def _count_syncs(state: TrainState, batch: Batch) -> float:
@@ -151,14 +139,11 @@ def _count_syncs(state: TrainState, batch: Batch) -> float:
 @contextlib.contextmanager
 def _instrumented(state: TrainState, clock: _Clock) -> Iterator[None]:
     """Measure the parts of a step; whatever is not named belongs to the backward pass."""
-    encoders = [
-        (one, "forward", phase)
-        for one, phase in zip(state.method.encoders(), ENCODERS, strict=False)
-    ]
+    encoders = zip(state.method.encoders(), ENCODERS, strict=False)
     places: list[tuple[Any, str, str]] = [
         (loop, "to_device", "host to device"),
         (loop, "forward", "loss head"),  # but for the encoders within it
-        *encoders,
+        *((encoder, "forward", phase) for encoder, phase in encoders),
         (state.optimizer, "step", "optimizer"),
         (state.method, "after_step", "dictionary, momentum"),
         *((dist, name, "collectives") for name in COLLECTIVES),

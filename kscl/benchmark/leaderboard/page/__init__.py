@@ -27,16 +27,18 @@ from kscl.benchmark.leaderboard.reading import (
     number,
     text,
 )
+from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.rows import WHAT_MEAN_RANKS_ARE, Board, Result, Row, Section
 from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.benchmark.leaderboard.tables import (
     counts,
-    metric_labels,
+    cut,
     section_letters,
     section_names,
     short_name,
 )
-from kscl.records.record import Json, file_and_line
+from kscl.config import leaves_without
+from kscl.records.record import Json, Metric, file_and_line
 
 SCRIPTS = ("table.js", "plots.js", "compare.js", "main.js")
 ANSWERS_SHOWN = 6  # above the table; more of them would hide it
@@ -69,9 +71,11 @@ def page(
     """
     style = _part("page.css")
     program = "\n".join(["(() => {", '"use strict";', *map(_part, SCRIPTS), "})();\n"])
-    data = json.dumps(page_data(board, title, folder), separators=(",", ":"), allow_nan=False)
+    data = json.dumps(page_data(board, folder), separators=(",", ":"), allow_nan=False)
     first, more = answers[:ANSWERS_SHOWN], answers[ANSWERS_SHOWN:]
     opened = f"<details><summary>{len(more)} more</summary>{_paragraphs(more)}</details>"
+    alt = "Score against the number of labeled images"
+    counts = {"row": len(board.rows), "record": board.records, "protocol": len(board.sections)}
     parts = {
         # The browser refuses whatever is not this style, this program or an embedded picture.
         "policy": (
@@ -79,11 +83,13 @@ def page(
             f"script-src {_digest(program)}"
         ),
         "title": html.escape(title),
+        "counts": " · ".join(f"{n:,} {word}{'s' * (n != 1)}" for word, n in counts.items()),
         "answer": _paragraphs([*warnings, *first])
         + opened * bool(more)
         + _paragraphs(advice, "quiet")
-        + _chart(chart),
+        + (f'<img class="chart" src="{_uri("image/png", chart)}" alt="{alt}">' if chart else ""),
         "pictures": _pictures(board),
+        "notes": _notes(board),
         "style": style,
         # Nothing in the data can end its element.
         "data": data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"),
@@ -105,37 +111,32 @@ def _pictures(board: Board) -> str:
     for section, name in zip(board.sections, section_names(board.sections), strict=True):
         found = [
             (row, shown)
-            for row in section.rows
-            if (shown := next(filter(None, map(predictions, _files(row, section))), None))
+            for row, result in zip(section.rows, section.results, strict=True)
+            if (shown := _picture(result.records, "pictures"))
         ]
         baseline = [pair for pair in found[PICTURED_ROWS:] if pair[0].entry.method == RANDOM]
-        figures = [
-            f"<figure><figcaption>{html.escape(_scored(row, section))}</figcaption>"
-            f'<img src="{shown}" alt="The predictions beside the truth"></figure>'
-            for row, shown in (*found[:PICTURED_ROWS], *baseline[:1])
-        ]
-        if figures:
-            parts.append(f"<h3>{html.escape(name)}</h3>{''.join(figures)}")
-    if not parts:
-        return ""
-    title = "Predictions on test images, beside the truth"
-    return f'<section id="pictures"><h2>{title}</h2>{"".join(parts)}</section>'
+        label = section.label(section.protocol.headline)
+        if found:
+            parts.append(f"<h3>{html.escape(name)}</h3>")
+        for row, shown in (*found[:PICTURED_ROWS], *baseline[:1]):
+            words = f"{short_name(row, section.rows)}: {label} {section.headline(row).mean:.1f}"
+            parts.append(
+                f"<figure><figcaption>{html.escape(words)}</figcaption>"
+                f'<img src="{shown}" alt="The predictions beside the truth"></figure>'
+            )
+    title = "<h2>Predictions on test images, beside the truth</h2>"
+    return f'<section id="pictures">{title}{"".join(parts)}</section>' if parts else ""
 
 
-def _files(row: Row, section: Section) -> list[RecordFile]:
-    return row.results[section.protocol].records
-
-
-def _scored(row: Row, section: Section) -> str:
-    label = section.label(section.protocol.headline)
-    return f"{short_name(row, section.rows)}: {label} {section.headline(row).mean:.1f}"
-
-
-def _chart(content: bytes) -> str:
-    if not content:
-        return ""
-    picture = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-    return f'<img class="chart" src="{picture}" alt="Score against the number of labeled images">'
+def _notes(board: Board) -> str:
+    parts = [f"<h2>The test</h2>{_paragraphs([THE_TEST])}"]
+    if board.mean_ranks:
+        words = _paragraphs([WHAT_MEAN_RANKS_ARE])
+        parts.insert(0, f'<h2>Summary over protocols</h2>{words}<div id="ranks"></div>')
+    if board.problems:
+        lines = "".join(f"<li>{html.escape(problem)}</li>" for problem in board.problems)
+        parts.append(f'<h2>Files that were not counted</h2><ul class="problems">{lines}</ul>')
+    return "".join(parts)
 
 
 def _part(name: str) -> str:
@@ -147,100 +148,106 @@ def _digest(words: str) -> str:
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
-class _Pool:
-    """Large parts that many records share (configs, libraries), each written once."""
+def _uri(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
-    def __init__(self) -> None:
-        self.items: list[object] = []
-        self.indices: dict[str, int] = {}
+
+class _Pool(dict[str, int]):
+    """Large parts that many records share (configs, libraries), each written once."""
 
     def put(self, item: object) -> int:
         """Return the index of an item, which is added if it is new."""
-        key = json.dumps(item, sort_keys=True)
-        if key not in self.indices:
-            self.indices[key] = len(self.items)
-            self.items.append(item)
-        return self.indices[key]
+        return self.setdefault(json.dumps(item), len(self))
 
 
-def page_data(board: Board, title: str, folder: Path) -> Json:
-    """Return what the page knows: the rows with everything behind them, each thing once."""
+def page_data(board: Board, folder: Path) -> Json:
+    """Return what the page's program reads: the rows with everything behind them, each once."""
     pool = _Pool()
     names, letters = section_names(board.sections), section_letters(board.sections)
-    indices = {id(row): i for i, row in enumerate(board.rows)}
     folders = dict.fromkeys(_from_here(folder).rstrip("/") for folder in board.folders)
+    protocols = [
+        {"name": names[i], "letter": letters[i], **_protocol(section, i, board, pool)}
+        for i, section in enumerate(board.sections)
+    ]
     return {
-        "title": title,
-        "test": THE_TEST,
-        "records": board.records,
         "columns": [
             {key: value for key, value in vars(it).items() if key != "value"}
             for it in COLUMNS.values()
         ],
         "costs": cost_labels(board.rows),
-        "not_compared": list(SAME_FOR_ALL_SEEDS),
         "folders": shlex.join(folders),
         "intervals": EXPLANATION,
-        "protocols": [
-            {"name": name, "letter": letter, **_protocol(section, indices, pool)}
-            for section, name, letter in zip(board.sections, names, letters, strict=True)
-        ],
+        "protocols": protocols,
         "rows": [_row(row, board, Path(os.path.realpath(folder)), pool) for row in board.rows],
-        "summary": {"words": WHAT_MEAN_RANKS_ARE, "rows": mean_ranks_of(board)},
-        "problems": board.problems,
-        "pool": pool.items,
+        "mean_ranks": mean_ranks_of(board),
+        "pool": [json.loads(item) for item in pool],
     }
 
 
-def _protocol(section: Section, indices: dict[int, int], pool: _Pool) -> Json:
+def _protocol(section: Section, index: int, board: Board, pool: _Pool) -> Json:
     key = section.protocol
-    rows = [indices[id(row)] for row in section.rows]  # among all rows of the page
+    places = {id(row): i for i, row in enumerate(board.rows)}
+    rows = [places[id(row)] for row in section.rows]
     return {
         "id": key.id,
         "hash": key.hash,
         "kind": key.kind,
         "stage": section.task.stage,
-        "metrics": list(section.metrics),
-        "labels": metric_labels(section),
-        "digits": [section.about[metric].digits for metric in section.metrics],
-        "further_metrics": list(section.further_metrics),
+        "metrics": {
+            name: vars(section.about.get(name, Metric(name, "")))
+            | {"label": cut(section.label(name)), "further": name in section.further_metrics}
+            for name in (*section.metrics, *section.further_metrics)
+        },
         "headline": key.headline,
-        "lower": key.lower_is_better,
         "definition": pool.put(section.definition),
+        "rows": rows,
         "pairs": {f"{rows[it.pop('one')]}-{rows[it.pop('other')]}": it for it in pairs(section)},
-        "reported": [
-            vars(row)
-            | {
-                "K": row.shots,
-                "figures": {"minutes_per_epoch": row.minutes_per_epoch},
-                "tag": row.setting,
-                "family": f"{row.source} {row.method} {row.epochs} {row.setting}",
-            }
-            for row in section.reported
-        ],
+        "reported": [_reported(row, index) for row in section.reported],
+    }
+
+
+def _reported(row: Reported, protocol: int) -> Json:
+    """Return a published row in the shape of a measured one, as far as it goes."""
+    metrics = {
+        name: {"mean": mean, "std": row.std.get(name), "verdict": "reported"}
+        for name, mean in row.metrics.items()
+    }
+    result = {"metrics": metrics, "n_pretrain": None, "n_finetune": row.trials, "classes": None}
+    return vars(row) | {
+        "reported": True,
+        "K": row.shots,
+        "tag": row.setting,
+        "family": f"{row.source} {row.method} {row.epochs} {row.setting}",
+        "figures": {"minutes_per_epoch": row.minutes_per_epoch},
+        "costs": {},
+        "curves": [],
+        "results": {protocol: result},
     }
 
 
 def _row(row: Row, board: Board, folder: Path, pool: _Pool) -> Json:
-    indices = {section.protocol: i for i, section in enumerate(board.sections)}
     n_pretrain, n_finetune = counts(row)
     # Minutes of different machines are not comparable.
     machines = {machine(file.record) for file in row.pretrainings}
+    configs = [file.record.config.values for file in row.pretrainings]
     return {
         **entry_of(row),
         "key": row.entry.key,
         "figures": figures(row),
         "costs": costs(row),
         "machine": "several machines" if len(machines) > 1 else "".join(machines),
+        # All that can differ between its seeds is left out.
+        "settings": pool.put(leaves_without(configs[0], SAME_FOR_ALL_SEEDS)) if configs else None,
         "stale": row.stale,
         "results": {
-            indices[protocol]: _result(result, protocol.headline, row.warnings)
-            for protocol, result in row.results.items()
+            i: _result(row.results[section.protocol], section.protocol.headline, row.warnings)
+            for i, section in enumerate(board.sections)
+            if section.protocol in row.results
         },
         "n_pretrain": n_pretrain,
         "n_finetune": n_finetune,
         "curves": _curves(row.pretrainings),
-        "basis": next(filter(None, map(basis_figure, row.records)), None),
+        "basis": _picture(row.records, "basis_figure", beside=BASIS_FILE),
         "records": [_record(file, folder, pool) for file in row.records],
     }
 
@@ -250,7 +257,7 @@ def _result(result: Result, headline: str, warnings: list[str]) -> Json:
         "n_pretrain": result.n_pretrain,
         "n_finetune": result.n_finetune,
         "metrics": {name: measured(measure) for name, measure in result.measures.items()},
-        "classes": class_means(result, headline),
+        "classes": class_means(result, headline) or None,
         "warnings": [*warnings, *result.warnings],
     }
 
@@ -311,40 +318,33 @@ def _link(path: Path, folder: Path) -> str:
     return quote(f"./{Path(relative).as_posix()}".encode(errors="surrogateescape"))
 
 
-def basis_figure(file: RecordFile) -> str | None:
-    """Return the record's `basis_figure`, or the one drawn beside a pretraining's record."""
-    named = text(file.record.details.get("basis_figure"))
-    return _embedded(file, named or (BASIS_FILE if file.record.kind == "pretrain" else None))
+def _picture(files: Sequence[RecordFile], key: str, beside: str | None = None) -> str | None:
+    """Return the first picture that a record names under `key`, as a data URI.
 
-
-def predictions(file: RecordFile) -> str | None:
-    """Return the picture of predictions that an evaluation names, if it exists."""
-    return _embedded(file, file.record.details.get("pictures"))
-
-
-def _embedded(file: RecordFile, name: object) -> str | None:
-    """Return a data URI: only of a picture, only from the records' folder."""
-    path = file_of(file, name)
-    try:
-        if path is None or path.stat().st_size > MAX_PICTURE_BYTES:
-            return None
-        content = path.read_bytes()
-    except OSError:
-        return None
-    for kind, (start, offset) in PICTURES.items():
-        if content[offset:].startswith(start):
-            return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    A pretraining's record that names none may have the picture `beside` it.
+    """
+    for file in files:
+        default = beside if file.record.kind == "pretrain" else None
+        path = file_of(file, text(file.record.details.get(key)) or default)
+        try:
+            if path is None or path.stat().st_size > MAX_PICTURE_BYTES:
+                continue
+            content = path.read_bytes()
+        except OSError:
+            continue
+        for kind, (start, offset) in PICTURES.items():
+            if content[offset:].startswith(start):
+                return _uri(kind, content)
     return None
 
 
 def file_of(file: RecordFile, name: object) -> Path | None:
     """Return a file that a record names, if it exists and is inside the folder that was read."""
-    words = text(name)
-    if words is None or "\0" in words:
+    if (words := text(name)) is None:
         return None
     try:
         path = Path(os.path.realpath(file.path.parent / words))
         is_ours = path.is_relative_to(os.path.realpath(file.root)) and path.is_file()
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # such as a null character in the name
         return None
     return path if is_ours else None

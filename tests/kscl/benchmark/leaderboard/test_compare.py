@@ -135,7 +135,7 @@ def test_ticked_rows_are_compared_under_the_protocol_that_is_shown(page, files):
     assert cells[1] == f"{found.mean:+.2f}".replace("-", "−")
     assert cells[2] == ends
     assert cells[4] == "not recorded"
-    assert len(all_of(page, ".compare-classes rect")) == 2 * 6
+    assert len(all_of(page, ".compare-classes circle")) == 2 * 6
     assert "METHOD." in one(page, "#settings").text
     assert "pretrain min" in one(page, "#costs").text
     one(page, "#clear").click()

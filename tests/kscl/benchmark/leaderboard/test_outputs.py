@@ -168,7 +168,7 @@ def shown_basis(folder: Path, named: str | None, beside: bytes = b"") -> str | N
     if beside:
         (folder / "records" / "run_0000" / "basis.png").write_bytes(beside)
     board = build_board([folder / "records"], check_stale=False)
-    return page_data(board, "Board", folder)["rows"][0]["basis"]
+    return page_data(board, folder)["rows"][0]["basis"]
 
 
 def test_a_basis_figure_becomes_part_of_the_page(tmp_path):
@@ -273,8 +273,8 @@ def test_columns_that_no_row_has_are_hidden_and_masks_have_their_own(tmp_path):
     assert {"APs", "AR100_std", "mask/AP"} <= set(as_csv(board).splitlines()[0].split(","))
     (protocol,) = json.loads(as_json(board, "Board"))["protocols"]
     assert protocol["columns"] == list(board.sections[0].metrics)
-    (shown,) = page_data(board, "Board", tmp_path)["protocols"]
-    assert shown["labels"][-1] == "mask AP"
+    (shown,) = page_data(board, tmp_path)["protocols"]
+    assert shown["metrics"]["mask/AP"]["label"] == "mask AP"
 
 
 def test_protocols_of_one_name_are_told_apart_by_the_settings_that_differ(tmp_path):

@@ -80,7 +80,7 @@ def test_text_of_a_record_cannot_leave_its_place_in_the_page(tmp_path):
     assert written.count("</script>") == 2  # of the data and of the program
     assert "<img" not in written
     data = re.search(r'<script type="application/json" id="data">(.*?)</script>', written, re.S)
-    assert json.loads(data.group(1))["title"] == HOSTILE
+    assert json.loads(data.group(1))["rows"][0]["method"] == HOSTILE
 
 
 json_values = st.recursive(
