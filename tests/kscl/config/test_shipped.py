@@ -154,12 +154,7 @@ GRAY = {"op": "grayscale", "p": 0.2}
 FLIP = {"op": "horizontal_flip", "p": 0.5}
 BLUR = {"op": "gaussian_blur", "sigma": (0.1, 2.0), "p": 0.5}
 AUGMENT = {
-    "moco_v1_r50_200ep": [
-        CROP | {"scale": (0.2, 1.0)},
-        GRAY,
-        jitter(0.4, hue=0.4, p=1.0),
-        FLIP,
-    ],
+    "moco_v1_r50_200ep": [CROP | {"scale": (0.2, 1.0)}, GRAY, jitter(0.4, hue=0.4, p=1.0), FLIP],
     "moco_v2_r50_200ep": [
         CROP | {"scale": (0.2, 1.0)},
         jitter(0.4, hue=0.1, p=0.8),
