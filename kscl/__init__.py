@@ -42,18 +42,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Encoder": "kscl.methods.encoder",
-    "KsclError": "kscl.errors",
-    "KSCL": "kscl.methods.kscl",
-    "MemoryBank": "kscl.methods.dictionary",
-    "Minibatch": "kscl.methods.dictionary",
-    "Queue": "kscl.methods.dictionary",
-    "fit_subspaces": "kscl.methods.subspace",
-    "load_backbone": "kscl.backbone_file",
-    "load_config": "kscl.keys",
-    "projection_length": "kscl.methods.subspace",
-    "retrieve_instance": "kscl.methods.subspace",
-    "save_backbone": "kscl.backbone_file",
+    "kscl.backbone_file": ("load_backbone", "save_backbone"),
+    "kscl.errors": ("KsclError",),
+    "kscl.keys": ("load_config",),
+    "kscl.methods.dictionary": ("MemoryBank", "Minibatch", "Queue"),
+    "kscl.methods.encoder": ("Encoder",),
+    "kscl.methods.kscl": ("KSCL",),
+    "kscl.methods.subspace": ("fit_subspaces", "projection_length", "retrieve_instance"),
 }
 
 put_packages_before_tools()
@@ -62,9 +57,10 @@ silence_library_messages()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'kscl' has no attribute '{name}'")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'kscl' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:

@@ -60,7 +60,7 @@ class Key:
     distinct: bool = False  # a list of one or more different items
     rising: bool = False  # a list of one or more items, each larger than the one before
     optional: bool = False  # null is a value
-    or_list: bool = False  # a list is a value as well; `check` looks at it
+    or_list: bool = False  # a list is a value as well; a rule looks at it
     named: Mapping[str, Any] = field(default_factory=dict)  # values that have a name
     any_key: bool = False  # a section that takes any key
     check: Callable[[Any], str | None] | None = None  # what is wrong with a value, or None
@@ -75,10 +75,8 @@ class Key:
         if self.choices and value not in self.choices:
             return f"must be one of {', '.join(self.choices)}"
         items = value if isinstance(value, list | tuple) else [value]
-        shaped = not isinstance(self.default, list | tuple) or self._is_shaped(items)
-        bounded = self.range_text and not self.or_list
-        inside = not bounded or all(self._is_inside(item) for item in items)
-        return None if shaped and inside else f"must be {self.allowed}"
+        inside = not self.range_text or all(self._is_inside(item) for item in items)
+        return None if inside and self._is_shaped(items) else f"must be {self.allowed}"
 
     def _is_shaped(self, items: Sequence[Any]) -> bool:
         if self.length and len(items) != self.length:
@@ -167,14 +165,10 @@ class Schema:
         """Return a new tree with every key, of nodes of this type."""
         if self.make is not None:
             return self.make()
-        tree = node()
+        tree = node(nested({name: declared.default for name, declared in self.keys.items()}))
         for name, declared in self.keys.items():
-            *sections, last = name.split(".")
-            cfg = tree
-            for section in sections:
-                cfg = cfg.setdefault(section, node())
-            default = copy.deepcopy(declared.default)
-            cfg[last] = node(new_allowed=True) if declared.any_key else default
+            if declared.any_key:
+                value_at(tree, name).set_new_allowed(True)
         return tree
 
     @property
@@ -204,7 +198,8 @@ class Schema:
 
     def print(self, cfg: CfgNode) -> str:
         """Return the config as YAML that can be fed back, with its documentation."""
-        return config_yaml(cfg, {**self.docs, **{k: v.doc for k, v in self.keys.items()}})
+        docs = {name: declared.doc for name, declared in self.keys.items()}
+        return config_yaml(cfg, {**self.docs, **docs})
 
     def hash(self, cfg: CfgNode) -> str:
         """Return a hash that is equal for configs with equal results."""
@@ -212,15 +207,6 @@ class Schema:
 
 
 # Merging
-
-
-def nearest_keys(name: str, keys: Iterable[str]) -> list[str]:
-    """Return valid keys that someone who wrote `name` may have meant, best first."""
-    by_upper = {valid.upper(): valid for valid in keys}
-    last = name.upper().rsplit(".", 1)[-1]
-    same_name = [valid for upper, valid in by_upper.items() if upper.rsplit(".", 1)[-1] == last]
-    close = difflib.get_close_matches(name.upper(), list(by_upper), n=3, cutoff=0.6)
-    return list(dict.fromkeys([*same_name, *(by_upper[upper] for upper in close)]))[:3]
 
 
 @dataclass
@@ -300,38 +286,38 @@ class _Merge:
             self.problems.append(f"{where}: {self.unknown(name)}")
         else:
             try:
-                section[last] = self.typed(self.schema.keys[name], known, value)
+                section[last] = self.typed(self.schema.keys[name], value)
             except TypeError as error:
                 self.problems.append(f"{where}: {name} takes {error}, not {value!r}.")
                 return
         self.origin[name] = where
 
-    def typed(self, declared: Key, known: Any, value: Any) -> Any:
+    def typed(self, declared: Key, value: Any) -> Any:
         """Return the value as the key's type, or the value that it names."""
-        names = declared.named
+        names, default = declared.named, declared.default
         if isinstance(value, str) and value in names:
             return copy.deepcopy(names[value])
-        if isinstance(value, str) and not isinstance(declared.default, str):
+        if isinstance(value, str) and not isinstance(default, str):
             value = parse_value(value)
         if declared.or_list and isinstance(value, list | tuple):
             return copy.deepcopy(list(value))
         if declared.optional and value is None:
             return None
-        default = known if declared.default is None or known is not None else declared.default
-        if declared.or_list:
-            default = 0
-        elif declared.optional and declared.default is None:
-            default = []
         try:
-            return as_type_of(default, value, self.schema.check_items)
+            wanted = [] if declared.optional and default is None else default
+            return as_type_of(wanted, value, self.schema.check_items)
         except TypeError as error:
             choice = f" or one of {', '.join(names)}" if names else ""
             raise TypeError(f"{error}{choice}") from None
 
     def unknown(self, name: str) -> str:
-        """Return the problem of a key that does not exist."""
+        """Return the problem of a key that does not exist, with what it may be meant to be."""
         valid = [full for full, _ in leaves(self.cfg)]
-        nearest = nearest_keys(name, valid if "." in name else [*valid, *self.cfg])
+        by_upper = {each.upper(): each for each in (valid if "." in name else [*valid, *self.cfg])}
+        last = name.upper().rpartition(".")[2]
+        same_name = [upper for upper in by_upper if upper.rpartition(".")[2] == last]
+        close = difflib.get_close_matches(name.upper(), by_upper, n=3, cutoff=0.6)
+        nearest = [by_upper[upper] for upper in dict.fromkeys([*same_name, *close])][:3]
         hint = f"; did you mean {' or '.join(nearest)}?" if nearest else "."
         return f"{name} is not a key{hint}"
 
@@ -599,7 +585,7 @@ def config_yaml(cfg: CfgNode, docs: Mapping[str, str] | None = None) -> str:
 
     `docs` holds the sentences to print beside the keys.
     """
-    return "".join(f"{line}\n" for line in _lines(config_values(cfg), docs or {}, "", ""))
+    return "".join(f"{line}\n" for line in _lines(config_values(cfg), docs or {}))
 
 
 def one_line(value: object) -> str:
@@ -609,28 +595,25 @@ def one_line(value: object) -> str:
 
 
 def _lines(
-    values: Mapping[str, Any], docs: Mapping[str, str], prefix: str, indent: str
+    values: Mapping[str, Any], docs: Mapping[str, str], prefix: str = "", indent: str = ""
 ) -> Iterator[str]:
+    """Yield the lines of a mapping, with a comment behind its line, or above it if it is long."""
     for name, value in values.items():
-        comment = docs.get(f"{prefix}{name}", "")
-        start = f"{indent}{one_line(name)}:"
+        line = f"{indent}{one_line(name)}:"
+        below: Iterable[str] = ()
         if isinstance(value, dict) and value:
-            yield from _commented(start, comment, indent)
-            yield from _lines(value, docs, f"{prefix}{name}.", f"{indent}  ")
+            below = _lines(value, docs, f"{prefix}{name}.", f"{indent}  ")
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            yield from _commented(start, comment, indent)
-            yield from (f"{indent}  - {one_line(item)}" for item in value)
+            below = (f"{indent}  - {one_line(item)}" for item in value)
         else:
-            yield from _commented(f"{start} {one_line(value)}", comment, indent)
-
-
-def _commented(line: str, comment: str, indent: str) -> Iterator[str]:
-    """Yield the line with its comment behind it, or above it if it is too long."""
-    behind = f"{line}  # {comment}" if comment else line
-    if comment and len(behind) > PRINTED_WIDTH:
-        yield from textwrap.wrap(
-            comment, PRINTED_WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# "
-        )
+            line += f" {one_line(value)}"
+        comment = docs.get(f"{prefix}{name}", "")
+        if comment and len(f"{line}  # {comment}") > PRINTED_WIDTH:
+            above = f"{indent}# "
+            yield from textwrap.wrap(
+                comment, PRINTED_WIDTH, initial_indent=above, subsequent_indent=above
+            )
+        elif comment:
+            line += f"  # {comment}"
         yield line
-    else:
-        yield behind
+        yield from below

@@ -318,31 +318,25 @@ def _check_parts(cfg: CfgNode) -> Iterator[Broken]:
             "lars adapts the learning rate of weights that decay, so without decay it is plain "
             "SGD: set WEIGHT_DECAY above 0, or OPTIMIZER sgd",
         )
-    if solver.GRAD_ACCUM_STEPS >= 1 and solver.BATCH_SIZE % solver.GRAD_ACCUM_STEPS:
+    parts = solver.GRAD_ACCUM_STEPS
+    if parts >= 1 and solver.BATCH_SIZE % parts:
         yield (
             ("SOLVER.GRAD_ACCUM_STEPS", "SOLVER.BATCH_SIZE"),
             "the batch is cut into equal parts: choose a divisor of BATCH_SIZE",
         )
-
-
-def _check_method(cfg: CfgNode) -> Iterator[Broken]:
-    if cfg.METHOD.NAME not in METHODS:
-        return
-    method, solver = method_of(cfg), cfg.SOLVER
-    yield from method.check(cfg)
-    if solver.GRAD_ACCUM_STEPS >= 1 and not solver.BATCH_SIZE % solver.GRAD_ACCUM_STEPS:
-        yield from method.check_part(cfg, solver.BATCH_SIZE // solver.GRAD_ACCUM_STEPS)
-
-
-def _check_neighbors(cfg: CfgNode) -> Iterator[Broken]:
     if cfg.EVAL.KNN_PERIOD and not (cfg.EVAL.KNN_TRAIN and cfg.EVAL.KNN_VAL):
         yield (
             ("EVAL.KNN_PERIOD", "EVAL.KNN_TRAIN", "EVAL.KNN_VAL"),
             "the check needs two sets of class folders: name both, or set KNN_PERIOD 0",
         )
+    if cfg.METHOD.NAME in METHODS:
+        method = method_of(cfg)
+        yield from method.check(cfg)
+        if parts >= 1 and not solver.BATCH_SIZE % parts:
+            yield from method.check_part(cfg, solver.BATCH_SIZE // parts)
 
 
-RULES = (_check_input, _check_schedule, _check_parts, _check_neighbors, _check_method)
+RULES = (_check_input, _check_schedule, _check_parts)
 METHOD_NAME = "METHOD.NAME"
 
 
@@ -354,8 +348,7 @@ def schema_of(name: str) -> Schema:
     keys = {**common.keys, **declared_keys(method)}
     keys["LABEL"] = dataclasses.replace(keys["LABEL"], default=name)
     # KSCL's configs were hashed before there were other methods.
-    chosen = dataclasses.replace(keys[METHOD_NAME], default=name, effect=name != "kscl")
-    keys[METHOD_NAME] = chosen
+    keys[METHOD_NAME] = dataclasses.replace(keys[METHOD_NAME], default=name, effect=name != "kscl")
     return dataclasses.replace(common, keys=keys, docs={**common.docs, **Schema.of(method).docs})
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections import UserDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 from kscl.errors import KsclError
 
@@ -19,45 +20,36 @@ IMPORT_VARIABLE = "KSCL_IMPORT"  # modules to import in processes that this one 
 Part = TypeVar("Part")
 
 
-class Registry(Mapping[str, Part], Generic[Part]):
-    """Parts by name, in the order in which they were registered."""
+class Registry(UserDict[str, Any], Generic[Part]):
+    """Parts by name, in the order in which they were registered; a text is a module."""
 
     def __init__(self, what: str, modules: Mapping[str, str] | None = None) -> None:
+        super().__init__(modules or {})
         self.what = what
-        self.parts: dict[str, Part | str] = dict(modules or {})  # a text is a module
 
     def register(self, name: str, part: Part) -> Part:
         """Add a part; a name that another part has is an error."""
-        before = self.parts.get(name)
+        before = self.data.get(name)
         if before is not None and not isinstance(before, str):
             modules = [getattr(each, "__module__", "") for each in (before, part)]
             where = f" ({' and '.join(modules)})" if all(modules) else ""
             raise KsclError(f"There are two of the {self.what} '{name}'{where}. Rename one.")
-        self.parts[name] = part
+        self.data[name] = part
         return part
 
     def __getitem__(self, name: str) -> Part:
         """Return a part, loading its module first; an unknown name is an error that lists all."""
-        if name not in self.parts:
-            raise KsclError(f"There is no {self.what} '{name}': choose {', '.join(self.parts)}.")
-        if isinstance(module := self.parts[name], str):
+        if name not in self.data:
+            raise KsclError(f"There is no {self.what} '{name}': choose {', '.join(self.data)}.")
+        if isinstance(module := self.data[name], str):
             importlib.import_module(module)
-        part = self.parts[name]
+        part = self.data[name]
         assert not isinstance(part, str)  # its module has registered it
         return part
 
     def loaded(self) -> dict[str, Part]:
         """Return the parts whose modules were imported."""
-        return {name: part for name, part in self.parts.items() if not isinstance(part, str)}
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.parts
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.parts)
-
-    def __len__(self) -> int:
-        return len(self.parts)
+        return {name: part for name, part in self.data.items() if not isinstance(part, str)}
 
 
 def imported_modules() -> list[str]:
@@ -95,6 +87,5 @@ SIMILARITIES: Registry = Registry(
 )
 # Where KSCL's negatives come from (`DICTIONARY.TYPE`).
 DICTIONARIES: Registry = Registry(
-    "dictionary",
-    dict.fromkeys(("queue", "minibatch", "memory_bank"), "kscl.methods.dictionary"),
+    "dictionary", dict.fromkeys(("queue", "minibatch", "memory_bank"), "kscl.methods.dictionary")
 )

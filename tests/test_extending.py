@@ -116,7 +116,7 @@ def test_a_probe_of_ones_own_runs_on_two_processes(mine):
 
 
 def test_an_annotation_format_of_ones_own_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(ANNOTATION_FORMATS, "parts", dict(ANNOTATION_FORMATS.parts))
+    monkeypatch.setattr(ANNOTATION_FORMATS, "data", dict(ANNOTATION_FORMATS.data))
     (tmp_path / "csv_boxes.py").write_text(FILES["csv_boxes"])
     runpy.run_path(str(tmp_path / "csv_boxes.py"))
     boxes = {"a": "1,2,9,8,dog\n0,0,5,5,cat\n", "b": "1,1,4,4,dog\n"}
@@ -207,7 +207,7 @@ def test_a_forward_pass_that_lacks_a_figure_is_an_error_that_names_it(tmp_path):
 
 
 def test_layers_that_a_method_adds_are_synchronized_like_the_encoder(tmp_path, monkeypatch):
-    monkeypatch.setattr(METHODS, "parts", dict(METHODS.parts))
+    monkeypatch.setattr(METHODS, "data", dict(METHODS.data))
     (tmp_path / "wrong.py").write_text(WRONG)
     runpy.run_path(str(tmp_path / "wrong.py"))
     words = ["METHOD.NAME", "wrong", "SOLVER.SYNC_BATCH_NORM", "true", "BACKBONE.NAME", "resnet18"]

@@ -150,15 +150,16 @@ def only_one_setup(venv: Path) -> Iterator[None]:
 
 def install(venv: Path) -> None:
     note = venv / MADE_BY_US
+    ours = note.exists()
     python = python_of(venv)
     pip: list[str | Path] = [python, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
-    if note.exists():
+    if ours:
         note.write_text(UNFINISHED)
         install_pins(pip, python)
     else:
         say(f"{venv} is your own environment: what is there and is in range is kept")
     try:
-        if note.exists():
+        if ours:
             here = ["--no-deps", "--no-build-isolation", "-e", ROOT]
             run("installing the project", [*pip, *here])
         else:
@@ -166,10 +167,10 @@ def install(venv: Path) -> None:
         run("installing Detectron2", [python, ROOT / "tools" / "install_detectron2.py"])
         run("proving it: imports and one forward pass", [python, "-W", "ignore", "-c", PROOF])
     except StepError:
-        if note.exists():
+        if ours:
             note.write_text("")  # the pins are installed: the next set-up resumes from here
         raise
-    if note.exists():
+    if ours:
         note.write_text("")
 
 
@@ -233,19 +234,13 @@ def main() -> int:
                     )
                 make_venv(venv, arguments.python)
             install(venv)
-            temporary = stamp.with_suffix(".tmp")
-            temporary.write_text(key)
-            temporary.replace(stamp)
+            stamp.write_text(key)  # half of it would not match
         say("ready")
-    except SetupError as error:
+    except (SetupError, OSError) as error:
+        if isinstance(error, OSError):
+            place = "Fix that, or pass another place with VENV=/path."
+            error = SetupError(f"the environment {venv} cannot be made: {error}. {place}")
         print(f"[setup] error: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(
-            f"[setup] error: the environment {venv} cannot be made: {error}. Fix that, or pass "
-            "another place with VENV=/path.",
-            file=sys.stderr,
-        )
         return 1
     except KeyboardInterrupt:
         print("[setup] interrupted; `make setup` starts it again", file=sys.stderr)

@@ -17,7 +17,7 @@ from kscl.backbone_file.file import (
 from kscl.backbone_file.layouts import LAYOUTS
 from kscl.backbone_file.load import OWN_LAYOUTS, RANDOM, Loaded, load_backbone, tensors_hash
 from kscl.backbone_file.named import cached_weights, checked_hash, find_weights
-from kscl.backbone_file.read import read_arrays_pickle, read_plain, read_tensors
+from kscl.backbone_file.read import read_arrays_pickle, read_plain
 
 __all__ = [
     "DESCRIPTION_VERSION",
@@ -34,7 +34,6 @@ __all__ = [
     "load_backbone",
     "read_arrays_pickle",
     "read_plain",
-    "read_tensors",
     "save_backbone",
     "tensors_hash",
     "to_safetensors",

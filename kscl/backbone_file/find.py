@@ -24,7 +24,7 @@ from kscl.backbone_file.detectron2 import (
     layout_of,
     unwrapped,
 )
-from kscl.backbone_file.layouts import HEADS, LAYOUTS, Color, Container, Layout
+from kscl.backbone_file.layouts import HEADS, LAYOUTS, Container, Input, Layout
 from kscl.backbone_file.read import some, without_escapes
 from kscl.errors import KsclError
 
@@ -45,8 +45,7 @@ class Found:
     layout: str  # a name in LAYOUTS, GIVEN, or Detectron2's with the file's channels
     tensors: State
     left_behind: tuple[str, ...]
-    input: tuple[Color, Color] | None  # mean and std of the project's input, if they are known
-    why_ask: str
+    input: Input
     message: str  # which of several networks was taken; "" if there is only one
     has_stride: bool = False  # a file of Detectron2 with bottleneck blocks
     stride_in_1x1: bool | None = None  # of these blocks; None: not known
@@ -148,13 +147,14 @@ def find_tensors(
     known = next(iter(layouts), None)
     if known is None:
         _check_stranger(place, wanted, name, chosen=container is not None or prefix is not None)
-    inputs = {layout.input for layout in layouts.values()}
+    inputs: set[Input] = {layout.input for layout in layouts.values()}
+    if len(inputs) > 1:
+        inputs = {f"files of {' and '.join(layouts)} look like this"}
     return Found(
         layout=known or GIVEN,
         tensors=_checked_tensors(place, wanted, name),
         left_behind=_left_behind(place, everywhere),
-        input=inputs.pop() if len(inputs) == 1 else None,
-        why_ask=_why_ask(layouts),
+        input=inputs.pop() if inputs else "this layout is not in the table",
         message=f"Took {LAYOUTS[known].takes}." if known and is_one_of_several else "",
     )
 
@@ -329,13 +329,6 @@ def _checked_tensors(place: Place, wanted: State, name: str) -> State:
     return wanted | {key: place.tensors[theirs] for key, theirs in place.names.items()}
 
 
-def _why_ask(layouts: dict[str, Layout]) -> str:
-    reasons = {layout.why_ask for layout in layouts.values()}
-    if len(reasons) > 1:
-        return f"files of {' and '.join(layouts)} look like this"
-    return reasons.pop() if reasons else "this layout is not in the table"
-
-
 def _left_behind(place: Place, dicts: dict[Container, State]) -> tuple[str, ...]:
     """Return the names left in the dict, and how many tensors the rest of the file has."""
     elsewhere: Counter[str] = Counter()
@@ -375,8 +368,7 @@ def _found_in_detectron2(
         layout=layout_of(trunk.kind, channels),
         tensors=found,
         left_behind=_left_behind(place, dicts),
-        input=known.input if known else None,
-        why_ask="Detectron2's files do not contain it",
+        input=known.input if known else "Detectron2's files do not contain it",
         message=f"Read as Detectron2's layout by {author}, {channels}{flipped}.",
         has_stride="layer1.0.conv3.weight" in wanted,
         stride_in_1x1=known.stride_in_1x1 if known else None,

@@ -13,6 +13,7 @@ from kscl.backbone_file.file import IMAGENET_MEAN, IMAGENET_STD
 
 Container = tuple[str, ...]  # keys that lead to a dict of tensors; () is the file itself
 Color = tuple[float, ...]
+Input = tuple[Color, Color] | str  # mean and std, or why they must be given
 
 IMAGENET = (IMAGENET_MEAN, IMAGENET_STD)
 SWAV_INPUT = (IMAGENET_MEAN, (0.228, 0.224, 0.225))  # swav/src/multicropdataset.py
@@ -30,8 +31,7 @@ class Layout:
     marks: tuple[str, ...] = ()  # a file has a tensor with one of these prefixes, or is another's
     instead_of: tuple[tuple[Container, str], ...] = ()  # networks that are not taken
     takes: str = ""  # logged if the file holds one of them
-    input: tuple[Color, Color] | None = IMAGENET  # mean and std; None: they must be given
-    why_ask: str = ""  # completes "its mean and std must be given: …"
+    input: Input = IMAGENET
     sequence: bool = False  # layers are named by their position, as nn.Sequential does
 
 
@@ -89,21 +89,14 @@ LAYOUTS: dict[str, Layout] = {
     "simsiam": Layout(STATE, "encoder.", ("encoder.fc.", "predictor."), marks=("predictor.",)),
     # sthalles/SimCLR: models/resnet_simclr.py, data_aug/contrastive_learning_dataset.py
     "simclr (sthalles)": Layout(
-        STATE,
-        "backbone.",
-        ("backbone.fc.",),
-        marks=("backbone.fc.",),
-        input=None,
-        why_ask=PLAIN_INPUT,
+        STATE, "backbone.", ("backbone.fc.",), marks=("backbone.fc.",), input=PLAIN_INPUT
     ),
     # Spijkervet/SimCLR: simclr/simclr.py, modules/transformations/simclr.py
     "simclr (spijkervet)": Layout(
-        (), "encoder.", ("projector.",), marks=("projector.",), input=None, why_ask=PLAIN_INPUT
+        (), "encoder.", ("projector.",), marks=("projector.",), input=PLAIN_INPUT
     ),
     # AndrewAtanov/simclr-pytorch: models/encoder.py, models/ssl.py
-    "simclr (atanov)": Layout(
-        STATE, "convnet.", ("convnet.fc.", "projection."), input=None, why_ask=PLAIN_INPUT
-    ),
+    "simclr (atanov)": Layout(STATE, "convnet.", ("convnet.fc.", "projection."), input=PLAIN_INPUT),
     # yaox12/BYOL-PyTorch: model/basic_modules.py, trainer/byol_trainer.py
     "byol (yaox12)": Layout(
         MODEL,
@@ -121,8 +114,7 @@ LAYOUTS: dict[str, Layout] = {
         marks=("projetion.",),
         instead_of=((("target_network_state_dict",), "encoder."),),
         takes="the online network, and not the target network",
-        input=None,
-        why_ask=PLAIN_INPUT,
+        input=PLAIN_INPUT,
         sequence=True,
     ),
     # lucidrains/byol-pytorch: byol_pytorch/byol_pytorch.py, the whole learner
@@ -204,8 +196,7 @@ LAYOUTS: dict[str, Layout] = {
         marks=("classifier.", "projector."),
         instead_of=((STATE, "momentum_backbone."),),
         takes="'backbone', which solo-learn's own evaluation uses, and not the momentum backbone",
-        input=None,
-        why_ask=BY_DATA_SET,
+        input=BY_DATA_SET,
     ),
     # lightly-ai/lightly: benchmarks/imagenet/resnet50/ and examples/pytorch_lightning/
     "lightly": _lightly(sequence=False),

@@ -9,11 +9,11 @@ from typing import Any
 
 import timm
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from kscl.backbone_file.dinov2 import with_timm_names
 from kscl.backbone_file.file import IMAGENET_MEAN, IMAGENET_STD, Description, checksum
 from kscl.backbone_file.find import Found, NotFound, find_tensors
+from kscl.backbone_file.layouts import Input
 from kscl.backbone_file.named import checked_hash, find_weights
 from kscl.backbone_file.read import THREE_LINES, read_file, some, without_escapes
 from kscl.config import plain
@@ -26,6 +26,7 @@ OWN_LAYOUTS = (OUR_FILE, "kscl checkpoint")  # their files tell what they hold
 TIMM_LAYOUTS = "plain"  # timm's and torchvision's files; timm knows the input of its models
 OTHERS_TOO = ("plain (model)", "plain (model_ema)")  # MAE and DeiT save like this
 SAME_COLOR = 1e-6  # files round
+DINOV2_SWIGLU = (".mlp.w12.", ".mlp.fc1."), (".mlp.w3.", ".mlp.fc2.")  # in the giant model
 MOST_DROPPED = 12  # names of dropped objects in a message
 NAMED = "BACKBONE.NAME resnet50 (--arch resnet50 in kscl convert)"
 
@@ -96,8 +97,8 @@ def load_backbone(
         )
     backbone = build_backbone(description.arch, description.kwargs)
     try:
-        named = with_timm_names(content)
-        found = find_tensors(named, backbone, name, container, prefix, channels)
+        content = _with_timm_names(content)
+        found = find_tensors(content, backbone, name, container, prefix, channels)
     except NotFound as error:
         if not dropped:
             raise
@@ -156,6 +157,28 @@ def _arch_of(content: Mapping[str, Any], arch: str | None, name: str) -> str:
     return arch
 
 
+def _with_timm_names(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's content; if it has DINOv2's names, with timm's instead.
+
+    In a model with registers, timm has no position embedding for the class token: it is added to
+    the token.
+    """
+    renamed = dict(content)
+    for key in [key for key in renamed if isinstance(key, str)]:
+        for theirs, ours in DINOV2_SWIGLU:
+            if theirs in key:
+                renamed[key.replace(theirs, ours)] = renamed.pop(key)
+    tokens: list[Any] = [
+        renamed.get(name) for name in ("cls_token", "register_tokens", "pos_embed")
+    ]
+    if all(isinstance(value, Tensor) and value.ndim == 3 for value in tokens):
+        token, registers, positions = tokens
+        del renamed["register_tokens"]
+        renamed |= {"cls_token": token + positions[:, :1], "reg_token": registers}
+        renamed["pos_embed"] = positions[:, 1:]
+    return renamed
+
+
 def _check_stride(found: Found, description: Description, name: str) -> None:
     """Require that a file of Detectron2 and the arguments agree on the stride of the blocks."""
     known, given = found.stride_in_1x1, description.kwargs.get(STRIDE_IN_1X1)
@@ -195,7 +218,7 @@ def _check_agrees(description: Description, given: Colors, name: str) -> None:
 def _with_input(description: Description, found: Found, given: Colors, name: str) -> Description:
     """Complete the description of another project's file by its input, known or given."""
     known: Colors = {}
-    why_ask = found.why_ask
+    why_ask: Input = found.input
     own = timm.get_pretrained_cfg(description.arch)
     if found.layout.startswith(TIMM_LAYOUTS) and own is not None:
         is_imagenets = (own.mean, own.std) == (IMAGENET_MEAN, IMAGENET_STD)
@@ -206,7 +229,7 @@ def _with_input(description: Description, found: Found, given: Colors, name: str
                 f"MAE and DeiT save like this too and train on ImageNet's, but {description.arch} "
                 f"in timm expects mean {own.mean} and std {own.std}"
             )
-    elif found.input is not None:
+    elif isinstance(found.input, tuple):
         known = dict(zip(("mean", "std"), found.input, strict=True))
     known |= given
     missing = [key for key in ("mean", "std") if key not in known]

@@ -36,7 +36,7 @@ from kscl.backbone_file.file import DESCRIPTION_VERSION, Description, check_desc
 from kscl.data.source import cache_folder
 from kscl.errors import KsclError, printable
 from kscl.runtime.files import sha256_of
-from kscl.runtime.paths import DETECTRON2, HUB, TIMM, TORCHVISION, cached_path, is_url, local_path
+from kscl.runtime.paths import DETECTRON2, HUB, TIMM, TORCHVISION, cached_file, cached_path, is_url
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,8 @@ def find_weights(source: str | Path, *, download: bool = True) -> Weights | None
             return None
         _check_online(name, address, str(target))
         try:
-            local_path(address, cache_folder())
+            log.info("Fetching %s to %s.", address, target)
+            cached_file(address, cache_folder())
         except KsclError as error:
             if name == address:
                 raise

@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -45,11 +45,8 @@ def save_checkpoint(folder: Path, step: int, content: Mapping[str, Any], keep: i
 
     Later ones were too damaged to resume from; they are removed once the run is past them.
     """
-    unfinished = folder / f".checkpoint-{step:09d}.unfinished"
-    with _into(folder, unfinished, bytes_of(content)):
-        digest = _write(unfinished, content)
-        path = unfinished.rename(folder / f"checkpoint-{step:09d}-{digest[:CHECKSUM_LENGTH]}.pt")
-        sync_folder(folder)
+    stem = f"checkpoint-{step:09d}"
+    path, _ = _write(folder, stem, content, lambda digest: f"{stem}-{digest[:CHECKSUM_LENGTH]}.pt")
     until_now = [it for it in find_checkpoints(folder) if it != path and step_of(it) <= step]
     for old in until_now[keep - 1 :]:
         old.unlink(missing_ok=True)
@@ -58,12 +55,7 @@ def save_checkpoint(folder: Path, step: int, content: Mapping[str, Any], keep: i
 
 def write_tensors(path: Path, content: Mapping[str, Any]) -> str:
     """Write one file of tensors and plain data under a fixed name; return its SHA-256."""
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    with _into(path.parent, unfinished, bytes_of(content)):
-        digest = _write(unfinished, content)
-        unfinished.rename(path)
-        sync_folder(path.parent)
-    return digest
+    return _write(path.parent, path.name, content, lambda _: path.name)[1]
 
 
 def check_room(folder: Path, tensor_bytes: int) -> None:
@@ -106,19 +98,12 @@ def load_newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:
 
 def is_intact(path: Path) -> bool:
     """Return whether a checkpoint's content matches the checksum in its name."""
-    return sha256_of(path).startswith(_parts(path)[1])
+    return sha256_of(path).startswith(path.stem.rpartition("-")[2])
 
 
 def step_of(path: Path) -> int:
     """Return the step that a checkpoint's name carries."""
-    return int(_parts(path)[0])
-
-
-def _parts(path: Path) -> tuple[str, str]:
-    match = NAME.fullmatch(path.name)
-    if match is None:
-        raise CheckpointError(f"{path} does not have a checkpoint's name.")
-    return match[1], match[2]
+    return int(path.stem.split("-")[1])
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -138,38 +123,41 @@ def bytes_of(content: object) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _into(folder: Path, unfinished: Path, tensor_bytes: int) -> Iterator[None]:
-    """Make the folder, check its room, explain a failure and leave nothing unfinished."""
-    needed = tensor_bytes + CONTAINER_BYTES
+def _write(
+    folder: Path, stem: str, content: Mapping[str, Any], name_of: Callable[[str], str]
+) -> tuple[Path, str]:
+    """Write under a temporary name, sync, and rename by the SHA-256, which is returned as well.
+
+    A failure is explained, and leaves nothing unfinished.
+    """
+    unfinished = folder / f".{stem}.unfinished"
+    tensor_bytes = bytes_of(content)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_room(folder, tensor_bytes)
-        yield
+        with unfinished.open("wb") as file:
+            target = _Hashing(file)
+            try:
+                torch.save(dict(content), target)  # type: ignore[arg-type]
+            except RuntimeError:
+                if target.error is not None:  # torch does not pass the reason on
+                    raise target.error from None
+                raise
+            file.flush()
+            os.fsync(file.fileno())
+        digest = target.digest.hexdigest()
+        path = unfinished.rename(folder / name_of(digest))
+        sync_folder(folder)
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise _disk_full(folder, needed) from error
+            raise _disk_full(folder, tensor_bytes + CONTAINER_BYTES) from error
         raise CheckpointError(
             f"{folder}: no checkpoint can be written: {error}. Check the folder and its disk."
         ) from error
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink()
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> str:
-    """Save and sync; return the SHA-256 of what was written."""
-    with path.open("wb") as file:
-        target = _Hashing(file)
-        try:
-            torch.save(dict(content), target)  # type: ignore[arg-type]
-        except RuntimeError:
-            if target.error is not None:  # torch does not pass the reason on
-                raise target.error from None
-            raise
-        file.flush()
-        os.fsync(file.fileno())
-    return target.digest.hexdigest()
+    return path, digest
 
 
 class _Hashing:

@@ -16,13 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fvcore.common.config import CfgNode
 
 from kscl.backbone_file import read_plain
 from kscl.cli import WORLD_SIZE_OPTION
-from kscl.config import CONFIG_FILE, config_values, leaves_without, save_config
-from kscl.errors import KsclError
+from kscl.config import CONFIG_FILE, config_values, leaves_without, read_mapping, save_config
+from kscl.errors import ConfigError, KsclError
 from kscl.records.provenance import loaded_code
 from kscl.records.record import RECORD_FILE, RecordError, read_record
 from kscl.registry import import_modules
@@ -338,9 +337,9 @@ def _is_of_a_start(path: Path) -> bool:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise KsclError(f"{path} cannot be read: {error}. Choose another OUTPUT_DIR.") from error
-    if not isinstance(values, dict):
+        values = read_mapping(path)
+    except ConfigError as error:
+        raise KsclError(f"{error} Choose another OUTPUT_DIR.") from error
+    if not values:
         raise KsclError(f"{path} is not the config of a run. Choose another OUTPUT_DIR.")
     return values

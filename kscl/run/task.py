@@ -155,22 +155,15 @@ class Command(NamedTuple):
 
 
 def task(
-    name: str,
-    *,
-    title: str,
-    kind: str = "",
-    prepared_by: str = "",
-    trials: str = "",
-    labels: str = "DATA",
-    longer: str = "",
+    name: str, *, title: str, kind: str = "", **how: str
 ) -> Callable[[Registered], Registered]:
-    """Register a task; `kind` is that of its records if it is not its name."""
+    """Register a task; `kind` is that of its records if it is not its name, `how` see `Command`."""
 
     def register(found: Registered) -> Registered:
         packages = [base.__module__.partition(".")[0] for base in found.__mro__]
         command = next(COMMANDS[package] for package in packages if package in COMMANDS)
         found.name, found.title, found.kind = name, title, kind or name
-        found.command = Command(command, prepared_by, trials, labels, longer)
+        found.command = Command(command, **how)
         TASKS.register(name, found)
         return found
 

@@ -211,9 +211,6 @@ def local_world_size() -> int:
     return int(os.environ.get(LOCAL_SIZE_VARIABLE, world_size()))
 
 
-Arrival = Callable[[], Tensor]  # waits for rows that are on their way, and returns them
-
-
 class Shuffle:
     """K views (B, K, ...) on their way to the ranks that encode them.
 
@@ -226,9 +223,28 @@ class Shuffle:
         self.views = views
         self.dealt = world_size() * groups > 1
         if self.dealt:
-            batch, count = views.shape[:2]
-            self.deal = _Deal(batch, [seed + k for k in range(count)], views.device)
-            self.arrival = self.deal.out(views.transpose(0, 1).flatten(0, 1))
+            self._deal(seed)
+            rows = views.transpose(0, 1).flatten(0, 1)  # (K · B, ...)
+            self.arrival = _exchange(rows, self.send, self.sent, self.received, self.place)
+
+    def _deal(self, seed: int) -> None:
+        """Draw which of its K · B rows this rank sends to which rank, and where they go there."""
+        (batch, count), ranks = self.views.shape[:2], world_size()
+        generators = [torch.Generator().manual_seed(seed + k) for k in range(count)]
+        orders = torch.stack([torch.randperm(ranks * batch, generator=g) for g in generators])
+        dealt = orders.view(count, ranks, batch)  # the images that each rank encodes
+        owner, row = dealt // batch, dealt % batch  # (K, world, B)
+        row = row + batch * torch.arange(count)[:, None, None]
+        mine = (owner == rank()).transpose(0, 1)  # (world, K, B)
+        send = row.transpose(0, 1)[mine]  # (K · B,) rows to send, by the rank that gets them
+        arrive = owner[:, rank()].flatten().argsort(stable=True)  # where what comes belongs
+        self.sent = mine.sum((1, 2)).tolist()  # rows per rank
+        self.received = owner[:, rank()].flatten().bincount(minlength=ranks).tolist()
+        plan = torch.stack([send, arrive.argsort(), arrive, send.argsort()])
+        if self.views.device.type == "cuda":
+            plan = plan.pin_memory()  # so that nobody waits for the copy
+        plan = plan.to(self.views.device, non_blocking=True)
+        self.send, self.place, self.arrive, self.home = plan
 
     def encode(self, encode: Callable[[Tensor], Tensor]) -> Tensor:
         """Encode each view in a batch shuffled over all ranks; return (B, K, D) in order."""
@@ -236,43 +252,18 @@ class Shuffle:
             return torch.stack([encode(view) for view in self.views.unbind(1)], 1)
         batch, count = self.views.shape[:2]
         mixed = self.arrival()  # (K · B, ...)
-        embeddings = torch.cat([encode(part) for part in mixed.chunk(count)])  # (K · B, D)
-        return self.deal.back(embeddings)().unflatten(0, (count, batch)).transpose(0, 1)
-
-
-class _Deal:
-    """Which of its K · B rows a rank sends to which rank, and where they go there."""
-
-    def __init__(self, batch: int, seeds: list[int], device: torch.device) -> None:
-        ranks = world_size()
-        generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        orders = torch.stack([torch.randperm(ranks * batch, generator=g) for g in generators])
-        dealt = orders.view(len(seeds), ranks, batch)  # the images that each rank encodes
-        owner, row = dealt // batch, dealt % batch  # (K, world, B)
-        row = row + batch * torch.arange(len(seeds))[:, None, None]
-        mine = (owner == rank()).transpose(0, 1)  # (world, K, B)
-        send = row.transpose(0, 1)[mine]  # (K · B,) rows to send, by the rank that gets them
-        arrive = owner[:, rank()].flatten().argsort(stable=True)  # where what comes belongs
-        self.sent = mine.sum((1, 2)).tolist()  # rows per rank
-        self.received = owner[:, rank()].flatten().bincount(minlength=ranks).tolist()
-        plan = torch.stack([send, arrive.argsort(), arrive, send.argsort()])
-        if device.type == "cuda":
-            plan = plan.pin_memory()  # so that nobody waits for the copy
-        self.send, self.place, self.arrive, self.home = plan.to(device, non_blocking=True)
-
-    def out(self, rows: Tensor) -> Arrival:
-        """Send the rows (K · B, ...) of all; get those that this rank encodes, view after view."""
-        return _exchange(rows, self.send, self.sent, self.received, self.place)
-
-    def back(self, rows: Tensor) -> Arrival:
-        """Send back what became of the rows of others; get what became of this rank's own."""
-        return _exchange(rows, self.arrive, self.received, self.sent, self.home)
+        encoded = torch.cat([encode(part) for part in mixed.chunk(count)])  # (K · B, D)
+        back = _exchange(encoded, self.arrive, self.received, self.sent, self.home)
+        return back().unflatten(0, (count, batch)).transpose(0, 1)
 
 
 def _exchange(
     rows: Tensor, first: Tensor, sent: list[int], received: list[int], then: Tensor
-) -> Arrival:
-    """Begin to send rows in the order of `first`; what comes is put in the order of `then`."""
+) -> Callable[[], Tensor]:
+    """Begin to send rows in the order of `first`; return what waits for the rows that come.
+
+    They are put in the order of `then`.
+    """
     last = not rows.is_contiguous() and rows.is_contiguous(memory_format=torch.channels_last)
     if last:
         rows = rows.permute(0, 2, 3, 1)  # in memory order

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -28,16 +29,13 @@ def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
-    """Write to a temporary file, sync it, and rename it; without `replace`, raise if it exists."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise _cannot_write(path, error) from error
+@contextlib.contextmanager
+def whole_file(path: Path, replace: bool = True) -> Iterator[IO[bytes]]:
+    """Yield a file to fill, which is synced and gets its name at the end, or is removed."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
@@ -46,13 +44,21 @@ def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
         else:
             os.link(name, path)  # fails where the name is taken, also in a race
         sync_folder(path.parent)
-    except FileExistsError as error:
-        raise KsclError(f"{path} exists already and is never overwritten.") from error
-    except OSError as error:
-        raise _cannot_write(path, error) from error
     finally:
         with contextlib.suppress(FileNotFoundError):  # it has its new name already
             os.unlink(name)
+
+
+def write_atomically(path: Path, content: bytes, replace: bool = True) -> None:
+    """Write a file whole or not at all; without `replace`, raise if it exists."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path, replace) as file:
+            file.write(content)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and os.path.lexists(path):
+            raise KsclError(f"{path} exists already and is never overwritten.") from error
+        raise _cannot_write(path, error) from error
 
 
 @contextlib.contextmanager

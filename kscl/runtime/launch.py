@@ -16,7 +16,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -157,20 +156,10 @@ def _process_group(**where: Any) -> Any:
     dist.destroy_process_group()
 
 
-@dataclass
-class _Rank:
-    process: BaseProcess
-    report: Connection  # (whether the user can fix it, text), if it fails
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.process.exitcode)
-
-
 def _spawn(worker: Worker, argument: object, count: int) -> int:
     context = multiprocessing.get_context("spawn")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks = []
+    ranks: dict[BaseProcess, Connection] = {}  # (whether the user can fix it, text), if one fails
     with stop_requests() as stop:
         for number in range(count):
             ours, theirs = context.Pipe(duplex=False)
@@ -179,15 +168,13 @@ def _spawn(worker: Worker, argument: object, count: int) -> int:
             with _without_interrupts():
                 process.start()
             theirs.close()
-            ranks.append(_Rank(process, ours))
+            ranks[process] = ours
         try:
-            first = _wait_for(ranks, stop)
+            first = _wait_for(list(ranks), stop)
         finally:
-            for member in ranks:
-                member.process.kill()
-    if first is None:
-        return 0
-    return _explain(ranks, first, stop)
+            for rank in ranks:
+                rank.kill()
+    return 0 if first is None else _explain(ranks, first, stop)
 
 
 @contextlib.contextmanager
@@ -201,42 +188,44 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _wait_for(ranks: list[_Rank], stop: StopRequest) -> _Rank | None:
+def _wait_for(ranks: list[BaseProcess], stop: StopRequest) -> BaseProcess | None:
     """Wait until all have ended or one has failed, and return that one; pass on signals to stop."""
     passed_on = False
-    while running := [member for member in ranks if member.process.exitcode is None]:
+    while True:
+        running = [rank for rank in ranks if rank.exitcode is None]
+        first = next((rank for rank in ranks if rank.exitcode), None)
+        if first is not None or not running:
+            break
         if stop and not passed_on:
             passed_on = True
-            for member in running:
-                os.kill(member.process.pid or 0, signal.SIGTERM)
-        wait([member.process.sentinel for member in running], POLL_SECONDS)
-        first = next((member for member in ranks if member.failed), None)
-        if first is not None:
-            deadline = time.monotonic() + GRACE_SECONDS
-            for member in ranks:
-                member.process.join(max(0.0, deadline - time.monotonic()))
-            return first
-    return next((member for member in ranks if member.failed), None)
+            for rank in running:
+                rank.terminate()
+        wait([rank.sentinel for rank in running], POLL_SECONDS)
+    deadline = time.monotonic() + GRACE_SECONDS
+    for rank in running:
+        rank.join(max(0.0, deadline - time.monotonic()))
+    return first
 
 
-def _explain(ranks: list[_Rank], first: _Rank, stop: StopRequest) -> int:
+def _explain(ranks: dict[BaseProcess, Connection], first: BaseProcess, stop: StopRequest) -> int:
     """Raise the error of the first rank that has one for the user, or return an exit code."""
     if stop:
         return stop.exit_code
     reports = []
-    for member in (first, *ranks):
+    for report in (ranks[first], *ranks.values()):
         with contextlib.suppress(EOFError):
-            if member.report.poll():
-                reports.append(member.report.recv())
+            if report.poll():
+                reports.append(report.recv())
     for user_can_fix, text in reports:
         if user_can_fix:
             raise KsclError(text)
-    code = first.process.exitcode or EXIT_BUG
+    code = first.exitcode or EXIT_BUG
     if code < 0:
+        number, by = list(ranks).index(first), signal.Signals(-code).name
         raise KsclError(
-            f"Rank {ranks.index(first)} was killed by {signal.Signals(-code).name}, which ended "
-            "the run. If you did not kill it, it probably ran out of memory: use a smaller batch, "
-            "or fewer loader workers per process. --resume continues from the last checkpoint."
+            f"Rank {number} was killed by {by}, which ended the run. If you did not kill it, it "
+            "probably ran out of memory: use a smaller batch, or fewer loader workers per process. "
+            "--resume continues from the last checkpoint."
         )
     for _, text in reports[:1]:
         print(text, file=sys.stderr)

@@ -41,13 +41,6 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class _Lines(logging.Formatter):
-    """The time and the message, escaped: a file name in it may contain control characters."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record), kept="\n\t")
-
-
 class _LogFile(logging.FileHandler):
     """A log file that reports a full disk once, in one line."""
 
@@ -60,10 +53,13 @@ class _LogFile(logging.FileHandler):
 
 
 class _AboveTheBar(logging.Handler):
-    """Write above a running progress bar, to the current stderr."""
+    """Write above a running progress bar, to the current stderr.
+
+    Lines are escaped: a file name in them may contain control characters.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(printable(self.format(record), kept="\n\t"), file=sys.stderr)
 
 
 def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> logging.Logger:
@@ -75,7 +71,7 @@ def set_up_logging(output_dir: str | Path | None = None, rank: int = 0) -> loggi
         return logger
     logger.setLevel(logging.INFO)
     console = _AboveTheBar()
-    console.setFormatter(_Lines("%(asctime)s %(message)s", "%H:%M:%S"))
+    console.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger.addHandler(console)
     if output_dir is not None:
         folder = Path(output_dir)

@@ -75,27 +75,21 @@ def without_kernels(gpu: int) -> tuple[str, str]:
     found = [ARCHITECTURE.fullmatch(name) for name in torch.cuda.get_arch_list()]
     built = [(match[1], (int(match[2]), int(match[3]))) for match in found if match]
     capability = torch.cuda.get_device_capability(gpu)
-    if not built or any(_runs_on(capability, *code) for code in built):
+    runs = [
+        code <= capability and (kind == "compute" or code[0] == capability[0])
+        for kind, code in built
+    ]
+    if not built or any(runs):
         return "", ""  # a build for other than NVIDIA's GPUs names no such architecture
     lack = (
         f"GPU {gpu}, {torch.cuda.get_device_name(gpu)}, is sm_{capability[0]}{capability[1]}, and "
         f"torch {torch.__version__} has code for {', '.join(torch.cuda.get_arch_list())} only"
     )
     if OLDEST <= capability < min(code for _, code in built):
-        packages = " ".join(_pinned(name) for name in ("torch", "torchvision"))
-        return (
-            lack,
-            f"Install the CUDA 12.6 wheels: pip install {packages} --index-url {OLDER_GPUS}",
-        )
+        versions = {name: importlib.metadata.version(name) for name in ("torch", "torchvision")}
+        pins = " ".join(f"{name}=={it.partition('+')[0]}" for name, it in versions.items())
+        return lack, f"Install the CUDA 12.6 wheels: pip install {pins} --index-url {OLDER_GPUS}"
     return lack, "Install a torch that is built for it: https://pytorch.org/get-started/locally"
-
-
-def _runs_on(capability: tuple[int, int], kind: str, code: tuple[int, int]) -> bool:
-    return code <= capability and (kind == "compute" or code[0] == capability[0])
-
-
-def _pinned(package: str) -> str:
-    return f"{package}=={importlib.metadata.version(package).partition('+')[0]}"
 
 
 def _cpu_info() -> str:
@@ -143,11 +137,9 @@ def keep_freed_memory() -> bool:
     Otherwise every forward pass returns its activations to the system and pays for them with page
     faults: 15% of the time for a small network.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-    except (OSError, AttributeError):
+    except (OSError, AttributeError):  # another system
         return False
     return bool(mallopt(M_TRIM_THRESHOLD, LARGEST)) and bool(mallopt(M_MMAP_THRESHOLD, LARGEST))
 

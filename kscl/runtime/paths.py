@@ -6,7 +6,6 @@ $KSCL_PATH_HANDLERS, which every process of a run inherits.
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import http.client
@@ -14,7 +13,6 @@ import importlib
 import logging
 import os
 import shutil
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -25,6 +23,7 @@ from iopath.common.file_io import HTTPURLHandler, PathHandler, PathManager, file
 
 from kscl.errors import KsclError
 from kscl.runtime.failures import DISK_FULL
+from kscl.runtime.files import whole_file
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +38,7 @@ TIMM, HUB, TORCHVISION, DETECTRON2 = "timm:", "hf-hub:", "torchvision:", "detect
 
 
 class Urls(HTTPURLHandler):
-    """Opens an address as a stream; `local_path` downloads one.
+    """Opens an address as a stream; `cached_file` downloads one.
 
     iopath's own handler caches by the address's path alone, so that two hosts would share a file.
     """
@@ -59,12 +58,6 @@ path_manager.register_handler(Urls())
 
 def register_handler(name: str) -> None:
     """Register an iopath handler by `module:Class`, here and in the processes started from here."""
-    known = os.environ.get(HANDLERS_VARIABLE, "").split()
-    _register(name)
-    os.environ[HANDLERS_VARIABLE] = " ".join(dict.fromkeys([*known, name]))
-
-
-def _register(name: str) -> None:
     module, _, attribute = name.partition(":")
     try:
         made = getattr(importlib.import_module(module), attribute)()
@@ -76,10 +69,12 @@ def _register(name: str) -> None:
     if not isinstance(made, PathHandler):
         raise KsclError(f"--path-handler {name} is not a subclass of iopath's PathHandler.")
     path_manager.register_handler(made, allow_override=True)
+    known = os.environ.get(HANDLERS_VARIABLE, "").split()
+    os.environ[HANDLERS_VARIABLE] = " ".join(dict.fromkeys([*known, name]))
 
 
 for _name in os.environ.get(HANDLERS_VARIABLE, "").split():
-    _register(_name)
+    register_handler(_name)
 
 
 def is_url(path: str | Path) -> bool:
@@ -90,16 +85,6 @@ def is_url(path: str | Path) -> bool:
 def is_named(weights: str | Path) -> bool:
     """Return whether weights are given by a name or an address and not by a local path."""
     return is_url(weights) or str(weights).startswith((TIMM, HUB, TORCHVISION, DETECTRON2))
-
-
-def local_path(path: str | Path, cache: Path) -> Path:
-    """Return a local path as it is, or the cached file of an address, downloaded if it is new."""
-    if not is_url(path):
-        return Path(path)
-    target = cached_path(str(path), cache)
-    if not target.is_file():
-        log.info("Fetching %s to %s.", path, target)
-    return cached_file(str(path), cache)
 
 
 def cached_path(path: str, cache: Path) -> Path:
@@ -153,17 +138,9 @@ def _fetch(path: str, target: Path) -> None:
 
 
 def _copy(path: str, target: Path) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file, path_manager.open(path, "rb") as remote:
-            shutil.copyfileobj(remote, file, 2**20)
-            if left := getattr(remote, "length", None):  # of an HTTP answer: bytes still to come
-                raise ConnectionError(f"the connection ended {left:,} bytes too early")
-            if not file.tell():
-                raise ConnectionError("it is empty")
-            file.flush()
-            os.fsync(file.fileno())  # or a power failure may leave an incomplete file
-        os.replace(name, target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):  # it has its new name already
-            os.unlink(name)
+    with whole_file(target) as file, path_manager.open(path, "rb") as remote:
+        shutil.copyfileobj(remote, file, 2**20)
+        if left := getattr(remote, "length", None):  # of an HTTP answer: bytes still to come
+            raise ConnectionError(f"the connection ended {left:,} bytes too early")
+        if not file.tell():
+            raise ConnectionError("it is empty")

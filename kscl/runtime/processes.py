@@ -91,28 +91,28 @@ def end_with_parent() -> None:
     """
     parent = multiprocessing.parent_process()
     assert parent is not None
-
-    def wait_and_end() -> None:
-        parent.join()
-        os._exit(EXIT_BUG)
-
-    _watch(wait_and_end)
+    _end_after(parent.join)
 
 
 def end_with_torchrun() -> None:
     """End this rank, and so its loader workers, once torchrun is gone (the parent changes)."""
     torchrun = os.getppid()
 
-    def wait_and_end() -> None:
+    def wait() -> None:
         while os.getppid() == torchrun:
             time.sleep(POLL_SECONDS)
-        os._exit(EXIT_BUG)
 
-    _watch(wait_and_end)
+    _end_after(wait)
 
 
-def _watch(end: Callable[[], None]) -> None:
-    threading.Thread(target=end, daemon=True).start()
+def _end_after(wait: Callable[[], None], code: int = EXIT_BUG) -> None:
+    """End this process once `wait`, in a thread of its own, returns."""
+
+    def wait_and_end() -> None:
+        wait()
+        os._exit(code)
+
+    threading.Thread(target=wait_and_end, daemon=True).start()
 
 
 def start_method(num_workers: int) -> str | None:
@@ -134,12 +134,11 @@ def obey_parent_alone() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def wait_and_end() -> None:
+    def wait() -> None:
         while signal.sigwaitinfo(STOP_SIGNALS).si_pid != parent.pid:
             pass
-        os._exit(0)
 
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
-        threading.Thread(target=wait_and_end, daemon=True).start()
+        _end_after(wait, code=0)
     end_with_parent()

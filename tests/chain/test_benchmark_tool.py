@@ -137,10 +137,7 @@ def test_an_interruption_keeps_what_was_measured(number, code, tmp_path):
     output = tmp_path / "bench.json"
     command = [sys.executable, "-W", "ignore", "-c", ENDLESS, str(output)]
     process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=hear_interrupts,
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, preexec_fn=hear_interrupts
     )
     try:
         deadline = time.monotonic() + 120

@@ -42,24 +42,19 @@ def test_another_name_is_an_attribute_error():
         from kscl import Lerner  # type: ignore[attr-defined]  # noqa: F401
 
 
-def test_import_kscl_imports_no_library():
-    assert not modules_after("import kscl") & {"torch", "timm", "numpy", "fvcore", "cv2"}
-
-
-def test_a_loader_worker_imports_no_timm():
-    found = modules_after("import kscl.data.loader")
-    assert "torch" in found
-    assert "timm" not in found
-
-
-def test_the_leaderboard_starts_without_torch():
-    assert not modules_after("import kscl.commands.leaderboard") & {"torch", "timm"}
-
-
-def test_a_name_is_imported_on_first_use():
-    found = modules_after("import kscl; kscl.load_config")
-    assert "fvcore" in found
-    assert "timm" not in found
+@pytest.mark.parametrize(
+    ("program", "imported", "missing"),
+    [
+        ("import kscl", set(), {"torch", "timm", "numpy", "fvcore", "cv2"}),
+        ("import kscl; kscl.load_config", {"fvcore"}, {"timm"}),  # on first use
+        ("import kscl.data.loader", {"torch"}, {"timm"}),  # as a loader worker does
+        ("import kscl.commands.leaderboard", set(), {"torch", "timm"}),
+    ],
+)
+def test_only_what_is_used_is_imported(program, imported, missing):
+    found = modules_after(program)
+    assert imported <= found
+    assert not missing & found
 
 
 def test_the_ids_of_random_streams_never_change():

@@ -269,7 +269,7 @@ def test_a_new_format_is_known_to_folders_headers_and_decoding(tmp_path, cache, 
     (tmp_path / "b.png").write_bytes(ORDINARY["PNG"])
     os.utime(tmp_path, (1e9, 1e9))  # so that its index is cached
     assert len(open_source(str(tmp_path))) == 1
-    monkeypatch.setattr(FORMATS, "parts", dict(FORMATS.parts))
+    monkeypatch.setattr(FORMATS, "data", dict(FORMATS.data))
     monkeypatch.setattr(formats, "IMAGE_EXTENSIONS", extensions := [*formats.IMAGE_EXTENSIONS])
     monkeypatch.setattr(data_source, "IMAGE_EXTENSIONS", extensions)
     image_format("PCX", ".pcx")(decode_whole)

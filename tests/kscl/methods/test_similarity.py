@@ -107,7 +107,7 @@ def test_every_dictionary_scores_by_the_formula_of_a_new_similarity(kind: str, m
         max_rank=one_vector,
         signed=True,
     )
-    monkeypatch.setitem(SIMILARITIES.parts, "near", toy)
+    monkeypatch.setitem(SIMILARITIES.data, "near", toy)
     learner = make(kind, num_shots=3, similarity="near", length=12).double()
     optimizer = torch.optim.SGD(learner.encoder.parameters(), lr=0.1)
     for step in range(2):  # at the second one, a queue and a bank have entries

@@ -14,13 +14,7 @@ from kscl.engine.loop import TrainState, Window, build_state, take_step
 from kscl.errors import KsclError
 from kscl.keys import load_config
 from kscl.records.record import read_record
-from kscl.runtime.precision import (
-    in_tf32,
-    numerics,
-    set_numerics,
-    suggest_tf32,
-    warn_of_emulation,
-)
+from kscl.runtime.precision import in_tf32, numerics, set_numerics, suggest_tf32, warn_of_emulation
 from kscl.views.batch import Batch
 from tests.helpers.runs import TINY, Run, draw_images
 

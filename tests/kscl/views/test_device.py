@@ -133,7 +133,7 @@ def test_ops_before_one_without_a_device_form_run_in_the_workers():
         with pytest.raises(ConfigError, match=r"VIEWS\.DEVICE.*paint_corner"):
             load_config(None, ["VIEWS.DEVICE", "True", "AUGMENT", "[{op: paint_corner}]"])
     finally:
-        del AUGMENTATIONS.parts["paint_corner"]
+        del AUGMENTATIONS["paint_corner"]
 
 
 def _paint(picture):

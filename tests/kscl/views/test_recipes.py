@@ -83,7 +83,7 @@ def paint(view, level):
 @pytest.fixture
 def new_op(monkeypatch):
     """Register `paint`, and forget it after the test."""
-    monkeypatch.setattr(AUGMENTATIONS, "parts", dict(AUGMENTATIONS.parts))
+    monkeypatch.setattr(AUGMENTATIONS, "data", dict(AUGMENTATIONS.data))
     level = Parameter((0.0, 9.0), 0, 255, "Level to paint with.")
     augmentation(p=0.25, draws=2, level=level)(paint)
 
@@ -99,7 +99,7 @@ def test_a_new_augmentation_is_known_to_configs_checks_and_docs(new_op):
 
 def test_a_worker_that_has_not_registered_an_augmentation_makes_its_views_too(new_op):
     sent = pickle.dumps(resolve([{"op": "paint", "p": 1.0}]))
-    del AUGMENTATIONS.parts["paint"]
+    del AUGMENTATIONS["paint"]
     views, picture = np.empty((1, 3, 8, 8), np.uint8), np.full((8, 8, 3), 100, np.uint8)
     make_views(picture, pickle.loads(sent), 8, np.array([0.0, 0.5, 1.0]), views)
     assert (views == 9).all(axis=(0, 1, 2)).tolist() == [column == 4 for column in range(8)]

@@ -29,7 +29,7 @@ from tests.test_extending import FILES
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     """The name of a set in the format of docs/extending.md, registered by a module outside."""
-    monkeypatch.setattr(ANNOTATION_FORMATS, "parts", dict(ANNOTATION_FORMATS))
+    monkeypatch.setattr(ANNOTATION_FORMATS, "data", dict(ANNOTATION_FORMATS))
     (tmp_path / "csv_boxes.py").write_text(FILES["csv_boxes"])
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "csv_boxes", raising=False)
