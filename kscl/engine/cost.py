@@ -261,7 +261,7 @@ def pretraining_needs(cfg: CfgNode, gpu: Gpu, count: int, num_images: int) -> Ne
     costs = count_costs(cfg)
     seconds = step_seconds(cfg, costs, gpu, count, expected_efficiency(cfg, gpu)[0])
     steps = cfg.SOLVER.MAX_STEPS or cfg.SOLVER.EPOCHS * (num_images // cfg.SOLVER.BATCH_SIZE)
-    memory = memory_bytes(cfg, costs, count)
+    memory = memory_bytes(cfg, costs, count, num_images)
     state = memory[STATE] + memory["dictionary"]
     kept = cfg.CHECKPOINT.KEEP * state + costs.parameters * FLOAT_BYTES
     return Needs(steps * seconds / 3600, sum(memory.values()) / 2**30, kept / 1e9)
