@@ -206,16 +206,10 @@ def expected_efficiency(cfg: CfgNode, gpu: Gpu) -> tuple[float, str]:
         return HALF_EFFICIENCY, "an assumed rate in half precision"
     if cfg.SOLVER.TF32 and gpu.tf32_teraflops > gpu.teraflops:
         return TF32_EFFICIENCY, "an assumed rate in TF32"
-    return paper_efficiency(), "the paper's K = 1 and K = 5 on 8 V100"
-
-
-def paper_efficiency() -> float:
-    """Return the fraction of the peak that the paper's K = 1 epoch implies."""
-    cfg = load_config(None, ["METHOD.NUM_SHOTS", "1"])
-    gpu = GPUS[PAPER_GPU]
-    return calibrated_efficiency(
-        cfg, count_costs(cfg), gpu, PAPER_COUNT, PAPER_MINUTES, IMAGENET_IMAGES
-    )
+    paper = load_config(None, ["METHOD.NUM_SHOTS", "1"])
+    measured = (GPUS[PAPER_GPU], PAPER_COUNT, PAPER_MINUTES, IMAGENET_IMAGES)
+    implied = calibrated_efficiency(paper, count_costs(paper), *measured)
+    return implied, "the paper's K = 1 and K = 5 on 8 V100"
 
 
 def memory_bytes(
