@@ -329,16 +329,14 @@ def set_statuses(states: Sequence[State], state_dir: Path, jobs: Jobs) -> None:
     for state in states:
         script = script_path(state_dir, state.stage)
         job = jobs.get(script)
+        is_board = state.stage.kind == "board"
         needs = {by_stage[id(stage)].status for stage in state.stage.needs}
         if job is not None:
             waits = REQUEUED if job.reason == WAITS_AFTER_REQUEUE else QUEUED
             state.status = RUNNING if job.state in AT_WORK else waits
-        elif state.stage.kind == "board":
-            if note_path(state_dir, state.stage).exists():
-                state.status = DONE
-            elif _submission(script).exists():
-                state.status = FAILED
-        elif state.status == TO_DO and needs & {FAILED, WAITS}:
+        elif is_board and note_path(state_dir, state.stage).exists():
+            state.status = DONE
+        elif state.status == TO_DO and not is_board and needs & {FAILED, WAITS}:
             state.status = WAITS
         elif state.status == TO_DO and _submission(script).exists():
             state.status = FAILED

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ ABOUT = {
     KSCL: "several keys per image; each pretraining takes as many seconds",
     CONTINUED: "KSCL on your images, from the downloaded weights on",
 }
+ABOUT_LINEAR = "a linear classifier on features that stay as they are"
 STARTS_OF_TRAINING = "A few minutes on a CPU compare starts of training, not finished detectors."
 
 Settings = dict[str, tuple[Any, str]]  # value and reason by key
@@ -154,14 +156,17 @@ class Boxes:
     num_train: int
     num_test: int
 
-    @property
-    def relative_area(self) -> float:
-        """The median area of a box as a fraction of a square of its image's short side."""
-        return float(np.median((self.sides / self.shorts) ** 2))
+    @cached_property
+    def short_side(self) -> int:
+        """Return the short side of the detector's input: the median object is then well visible."""
+        area = min(1.0, float(np.median((self.sides / self.shorts) ** 2)))
+        wanted = OBJECT_PIXELS / math.sqrt(area)
+        return int(8 * round(min(max(wanted, SHORT_SIDES[0]), SHORT_SIDES[1]) / 8))
 
-    def anchors(self, short_side: int) -> list[int]:
+    @cached_property
+    def anchors(self) -> list[int]:
         """Return sizes at this input size: centers of k-means over the logarithm of the sides."""
-        logs = np.log(np.maximum(self.sides / self.shorts * short_side, 4.0))
+        logs = np.log(np.maximum(self.sides / self.shorts * self.short_side, 4.0))
         starts = np.quantile(logs, [0.1, 0.5, 0.9])[:, None]
         with warnings.catch_warnings():  # boxes of one size leave clusters empty, at their starts
             warnings.filterwarnings("ignore", "One of the clusters is empty")
@@ -191,6 +196,22 @@ class Facts:
     def has_tiles(self) -> bool:
         """Return whether photos are pretrained on in tiles."""
         return self.pretrain != self.photos
+
+    @property
+    def batch(self) -> int:
+        """Return the batch of a pretraining on a CPU."""
+        refuse_few(self.num_pretrain)
+        return min(MOST_BATCH, 2 ** int(math.log2(self.num_pretrain // 2)))
+
+    @property
+    def queue(self) -> int:
+        """Return the length of its queue, less than the number of images."""
+        return min(MOST_QUEUE, max(self.batch, (self.num_pretrain - 1) // self.batch * self.batch))
+
+    @property
+    def epoch_steps(self) -> int:
+        """Return the number of batches that the images to pretrain on fill."""
+        return self.num_pretrain // self.batch
 
 
 def refuse_few(images: int) -> None:
@@ -233,17 +254,7 @@ def _boxes(root: Path) -> Boxes:
     return Boxes(train.class_names, np.sqrt(areas), shorts, len(train.images), len(test.images))
 
 
-# Sizes and lengths
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What the data alone decides."""
-
-    batch: int
-    queue: int
-    short_side: int = 0
-    anchors: tuple[int, ...] = ()
+# Lengths
 
 
 @dataclass(frozen=True)
@@ -263,11 +274,10 @@ class Costs:
 
 def fastest_costs(facts: Facts) -> Costs:
     """Return costs that a fast machine still has: what they do not allow need not be measured."""
-    steps = epoch_steps(facts)
     return Costs(
         moco_start=3.0,
-        moco_epoch=0.05 * steps,
-        kscl_epoch=0.1 * steps,
+        moco_epoch=0.05 * facts.epoch_steps,
+        kscl_epoch=0.1 * facts.epoch_steps,
         convert=3.0,
         detection_start=8.0,
         iteration=0.1,
@@ -280,9 +290,7 @@ def fastest_costs(facts: Facts) -> Costs:
 class Plan:
     """What the minutes decide."""
 
-    contenders: tuple[str, ...]
-    seeds: int
-    jobs: int
+    comparison: Comparison
     moco_epochs: int
     kscl_epochs: int
     iterations: int
@@ -291,29 +299,111 @@ class Plan:
     longer_seconds: dict[str, float]  # of its stages
     total: float  # seconds of the whole suite, from its check to its last stage
 
-
-def choose_sizes(facts: Facts) -> Sizes:
-    """Choose batch, queue, crops, input size and anchors."""
-    images = facts.num_pretrain
-    refuse_few(images)
-    batch = min(MOST_BATCH, 2 ** int(math.log2(images // 2)))
-    queue = min(MOST_QUEUE, max(batch, (images - 1) // batch * batch))
-    if facts.boxes is None:
-        return Sizes(batch, queue)
-    area = min(1.0, facts.boxes.relative_area)
-    wanted = OBJECT_PIXELS / math.sqrt(area)
-    short = int(8 * round(min(max(wanted, SHORT_SIDES[0]), SHORT_SIDES[1]) / 8))
-    return Sizes(batch, queue, short, tuple(facts.boxes.anchors(short)))
+    def trains(self, steps: int, iterations: int) -> bool:
+        """Return whether each pretraining has so many steps, each detector so many iterations."""
+        facts = self.comparison.facts
+        fine_tuned = facts.boxes is None or self.iterations >= iterations
+        return fine_tuned and self.kscl_epochs * facts.epoch_steps >= steps
 
 
-def batch_norm_groups(batch: int) -> int:
-    """Return the BatchNorm groups of one process: several of 4 images rather than one."""
-    return max(1, min(MOST_GROUPS, batch // GROUP), min(2, batch // 4))
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared on which data, by so many stages at a time."""
 
+    facts: Facts
+    costs: Costs
+    jobs: int
+    seeds: int
+    contenders: tuple[str, ...] = CONTENDERS
 
-def epoch_steps(facts: Facts) -> int:
-    """Return the number of batches that the images to pretrain on fill."""
-    return facts.num_pretrain // choose_sizes(facts).batch
+    def longest_plan(self, minutes: float) -> Plan:
+        """Return the plan that trains longest and, with its reserve, ends within the minutes."""
+        budget = minutes * 60 * RESERVE
+        low, high = 0.0, budget * self.jobs  # seconds of training per seed
+        while high - low > 1:
+            middle = (low + high) / 2
+            fits = self.plan(middle).total <= budget
+            low, high = (middle, high) if fits else (low, middle)
+        return self.plan(low)
+
+    def least_minutes(self, steps: int, iterations: int) -> float:
+        """Return the minutes in which all train for so many steps and iterations."""
+        minutes = 1.0
+        while not self.longest_plan(minutes).trains(steps, iterations):
+            minutes *= 1.1
+        return minutes
+
+    def plan(self, training: float) -> Plan:
+        """Return the plan that trains so many seconds per seed, all contenders together.
+
+        What the shortest useful pretrainings leave goes to the detectors until they have enough
+        iterations: a difference between detectors that find nothing says nothing. A random start
+        gets the seconds of a pretraining for each evaluation that trains something.
+        """
+        facts, costs, contenders = self.facts, self.costs, self.contenders
+        detectors, iterations = len(contenders), 0
+        trained = (facts.boxes is not None) + (facts.classes is not None)
+        pretrainings = len([it for it in contenders if it in PRETRAINED])
+        pretrainings += trained if LONGER in contenders else 0
+        if facts.boxes is not None:
+            shortest = math.ceil(FEWEST_STEPS / facts.epoch_steps) * costs.kscl_epoch
+            left = training - pretrainings * shortest
+            first = min(ENOUGH_ITERATIONS, left / detectors / costs.iteration)
+            fair = min(MOST_ITERATIONS, training * DETECTION_PART / detectors / costs.iteration)
+            iterations = max(0, int(max(first, fair)))
+        pretraining = max(0.0, training - detectors * iterations * costs.iteration) / pretrainings
+        moco = min(MOST_EPOCHS, int(pretraining / costs.moco_epoch))
+        kscl = min(MOST_EPOCHS, int(moco * costs.moco_epoch / costs.kscl_epoch))
+        spent = moco * costs.moco_epoch
+        seconds = {"pretrain": costs.moco_start + spent, "basis": costs.moco_start}
+        evaluations: list[list[str]] = []
+        longer: dict[str, float] = {}
+        if facts.boxes is not None:
+            seconds["convert"] = costs.convert
+            seconds["detection"] = costs.detection_start + iterations * costs.iteration
+            longer["detection"] = _times(spent, iterations * costs.iteration)
+            evaluations.append(["convert", "detection"])
+        if facts.classes is not None:
+            seconds |= {"linear": costs.probe, "knn": costs.probe}
+            longer["linear"] = _times(spent, costs.probe_fit)
+            evaluations += [["linear"], ["knn"]]
+        of_longer = {kind: seconds[kind] + spent for kind in longer}
+        before = costs.moco_start + costs.convert  # the suite checks every stage before the first
+        total = before + self.makespan(seconds, of_longer, evaluations)
+        return Plan(self, moco, kscl, iterations, seconds, longer, of_longer, total)
+
+    def makespan(
+        self,
+        seconds: dict[str, float],
+        of_longer: dict[str, float],
+        evaluations: list[list[str]],
+    ) -> float:
+        """Return when the last stage ends if a free place takes the first stage that can run."""
+        stages: list[tuple[float, int]] = []  # (seconds, number of the stage it waits for, or -1)
+        for contender in self.contenders:
+            times = seconds | of_longer if contender == LONGER else seconds
+            for _ in range(self.seeds):
+                start = -1
+                if contender in PRETRAINED:
+                    start = len(stages)
+                    stages += [(times["pretrain"], -1), (times["basis"], start)]
+                for chain in evaluations:
+                    need = start
+                    for kind in chain if contender != LONGER or chain[-1] in of_longer else []:
+                        stages.append((times[kind], need))
+                        need = len(stages) - 1
+        ends: dict[int, float] = {-1: 0.0}  # of stages that are done or running
+        free = [0.0] * self.jobs
+        while len(ends) <= len(stages):
+            now = min(free)
+            place = free.index(now)
+            for number, (taken, need) in enumerate(stages):
+                if number not in ends and ends.get(need, math.inf) <= now:
+                    free[place] = ends[number] = now + taken
+                    break
+            else:  # wait for a stage that is running
+                free[place] = min(end for end in ends.values() if end > now)
+        return max(ends.values())
 
 
 def choose_lengths(
@@ -329,15 +419,16 @@ def choose_lengths(
     As many contenders as train well with three seeds, and one seed if not even the fewest do.
     """
     jobs = max(1, min(cores, 3))
+    fewest = len([it for it in contenders if it in FEWEST_CONTENDERS])
     for count in [seeds] if seeds else [SEEDS, 1]:
-        for chosen in fewer_and_fewer(contenders):
-            plan = longest_plan(facts, costs, minutes, jobs, count, chosen)
-            if _trains(facts, plan, GOOD_STEPS, GOOD_ITERATIONS):
+        for number in range(len(contenders), fewest - 1, -1):  # the last one is left out first
+            comparison = Comparison(facts, costs, jobs, count, contenders[:number])
+            plan = comparison.longest_plan(minutes)
+            if plan.trains(GOOD_STEPS, GOOD_ITERATIONS):
                 return plan
-    if not _trains(facts, plan, FEWEST_STEPS, FEWEST_ITERATIONS):
-        fewest = (FEWEST_STEPS, FEWEST_ITERATIONS)
-        least = _least_minutes(facts, costs, jobs, plan.seeds, plan.contenders, *fewest)
-        what = "comparison" if plan.seeds == 1 else f"comparison with {plan.seeds} seeds"
+    if not plan.trains(FEWEST_STEPS, FEWEST_ITERATIONS):
+        least = comparison.least_minutes(FEWEST_STEPS, FEWEST_ITERATIONS)
+        what = "comparison" if count == 1 else f"comparison with {count} seeds"
         raise KsclError(
             f"{minutes:g} minutes are too few: the shortest useful {what} takes about {least:.0f} "
             f"here. Write --minutes {math.ceil(least)}."
@@ -345,81 +436,10 @@ def choose_lengths(
     return plan
 
 
-def fewer_and_fewer(contenders: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Return all contenders, then without the last, down to the fewest that answer anything."""
-    fewest = len([it for it in contenders if it in FEWEST_CONTENDERS])
-    return [contenders[:count] for count in range(len(contenders), fewest - 1, -1)]
-
-
-def minutes_for_three(facts: Facts, costs: Costs, plan: Plan) -> int:
-    """Return the minutes in which the contenders of a plan train well with three seeds."""
-    good = (GOOD_STEPS, GOOD_ITERATIONS)
-    return math.ceil(_least_minutes(facts, costs, plan.jobs, SEEDS, plan.contenders, *good))
-
-
-def longest_plan(
-    facts: Facts,
-    costs: Costs,
-    minutes: float,
-    jobs: int,
-    seeds: int,
-    contenders: tuple[str, ...] = CONTENDERS,
-) -> Plan:
-    """Return the plan that trains longest and, with its reserve, ends within the minutes."""
-    budget = minutes * 60 * RESERVE
-    low, high = 0.0, budget * jobs  # seconds of training per seed
-    while high - low > 1:
-        middle = (low + high) / 2
-        fits = plan_of(facts, costs, middle, jobs, seeds, contenders).total <= budget
-        low, high = (middle, high) if fits else (low, middle)
-    return plan_of(facts, costs, low, jobs, seeds, contenders)
-
-
-def plan_of(
-    facts: Facts,
-    costs: Costs,
-    training: float,
-    jobs: int,
-    seeds: int,
-    contenders: tuple[str, ...] = CONTENDERS,
-) -> Plan:
-    """Return the plan that trains so many seconds per seed, all contenders together.
-
-    What the shortest useful pretrainings leave goes to the detectors until they have enough
-    iterations: a difference between detectors that find nothing says nothing. A random start gets
-    the seconds of a pretraining for each evaluation that trains something.
-    """
-    detectors, iterations = len(contenders), 0
-    trained = (facts.boxes is not None) + (facts.classes is not None)
-    pretrainings = len([it for it in contenders if it in PRETRAINED])
-    pretrainings += trained if LONGER in contenders else 0
-    if facts.boxes is not None:
-        shortest = math.ceil(FEWEST_STEPS / epoch_steps(facts)) * costs.kscl_epoch
-        left = training - pretrainings * shortest
-        first = min(ENOUGH_ITERATIONS, left / detectors / costs.iteration)
-        fair = min(MOST_ITERATIONS, training * DETECTION_PART / detectors / costs.iteration)
-        iterations = max(0, int(max(first, fair)))
-    pretraining = max(0.0, training - detectors * iterations * costs.iteration) / pretrainings
-    moco = min(MOST_EPOCHS, int(pretraining / costs.moco_epoch))
-    kscl = min(MOST_EPOCHS, int(moco * costs.moco_epoch / costs.kscl_epoch))
-    spent = moco * costs.moco_epoch
-    seconds = {"pretrain": costs.moco_start + spent, "basis": costs.moco_start}
-    evaluations: list[list[str]] = []
-    longer: dict[str, float] = {}
-    if facts.boxes is not None:
-        seconds["convert"] = costs.convert
-        seconds["detection"] = costs.detection_start + iterations * costs.iteration
-        longer["detection"] = _times(spent, iterations * costs.iteration)
-        evaluations.append(["convert", "detection"])
-    if facts.classes is not None:
-        seconds |= {"linear": costs.probe, "knn": costs.probe}
-        longer["linear"] = _times(spent, costs.probe_fit)
-        evaluations += [["linear"], ["knn"]]
-    of_longer = {kind: seconds[kind] + spent for kind in longer}
-    before = costs.moco_start + costs.convert  # the suite checks every stage before the first
-    total = before + _makespan(contenders, seconds, of_longer, evaluations, jobs, seeds)
-    lengths = (moco, kscl, iterations)
-    return Plan(contenders, seeds, jobs, *lengths, seconds, longer, of_longer, total)
+def minutes_for_three(comparison: Comparison) -> int:
+    """Return the minutes in which the same contenders train well with three seeds."""
+    three = replace(comparison, seeds=SEEDS)
+    return math.ceil(three.least_minutes(GOOD_STEPS, GOOD_ITERATIONS))
 
 
 def _times(more: float, seconds: float) -> float:
@@ -427,74 +447,15 @@ def _times(more: float, seconds: float) -> float:
     return float(f"{1 + more / max(seconds, 0.01):.3g}")
 
 
-def _makespan(
-    contenders: Sequence[str],
-    seconds: dict[str, float],
-    of_longer: dict[str, float],
-    evaluations: list[list[str]],
-    jobs: int,
-    seeds: int,
-) -> float:
-    """Return when the last stage ends if a free place takes the first stage that can run."""
-    stages: list[tuple[float, int]] = []  # (seconds, number of the stage it waits for, or -1)
-    for contender in contenders:
-        times = seconds | of_longer if contender == LONGER else seconds
-        for _ in range(seeds):
-            start = -1
-            if contender in PRETRAINED:
-                start = len(stages)
-                stages += [(times["pretrain"], -1), (times["basis"], start)]
-            for chain in evaluations:
-                if contender == LONGER and chain[-1] not in of_longer:
-                    continue
-                first = len(stages)
-                stages += [
-                    (times[kind], start if not i else first + i - 1) for i, kind in enumerate(chain)
-                ]
-    ends: dict[int, float] = {}  # of stages that are done or running
-    free = [0.0] * jobs
-    while len(ends) < len(stages):
-        now = min(free)
-        ready = [
-            i
-            for i, (_, need) in enumerate(stages)
-            if i not in ends and (need < 0 or ends.get(need, math.inf) <= now)
-        ]
-        place = free.index(now)
-        if ready:
-            free[place] = ends[ready[0]] = now + stages[ready[0]][0]
-        else:  # wait for a stage that is running
-            free[place] = min(end for end in ends.values() if end > now)
-    return max(ends.values())
-
-
-def _trains(facts: Facts, plan: Plan, steps: int, iterations: int) -> bool:
-    """Return whether each pretraining has so many steps, and each detector so many iterations."""
-    fine_tuned = facts.boxes is None or plan.iterations >= iterations
-    return fine_tuned and plan.kscl_epochs * epoch_steps(facts) >= steps
-
-
-def _least_minutes(
-    facts: Facts,
-    costs: Costs,
-    jobs: int,
-    seeds: int,
-    contenders: tuple[str, ...],
-    steps: int,
-    iterations: int,
-) -> float:
-    minutes = 1.0
-    while not _trains(
-        facts, longest_plan(facts, costs, minutes, jobs, seeds, contenders), steps, iterations
-    ):
-        minutes *= 1.1
-    return minutes
-
-
 # Settings and their reasons
 
 
-def pretrain_settings(facts: Facts, sizes: Sizes, network: Network, epochs: int) -> Settings:
+def batch_norm_groups(batch: int) -> int:
+    """Return the BatchNorm groups of one process: several of 4 images rather than one."""
+    return max(1, min(MOST_GROUPS, batch // GROUP), min(2, batch // 4))
+
+
+def pretrain_settings(facts: Facts, network: Network, epochs: int) -> Settings:
     """Return the settings of a pretraining, on top of pretrain/small_moco.yaml."""
     what = "tiles" if facts.has_tiles else "images"
     cut = f" of {facts.num_photos} images: crops of a whole one would show different objects"
@@ -517,9 +478,9 @@ def pretrain_settings(facts: Facts, sizes: Sizes, network: Network, epochs: int)
         **(arguments if network.kwargs else {}),
         **network.inputs,
         "INPUT.SIZE": (VIEW, "small views: on a CPU, more epochs help more than more pixels"),
-        "SOLVER.BATCH_SIZE": (sizes.batch, f"at most half of the {what}"),
-        "KEY_ENCODER.BATCH_NORM_GROUPS": (batch_norm_groups(sizes.batch), GROUPS),
-        "DICTIONARY.QUEUE_LENGTH": (sizes.queue, queue),
+        "SOLVER.BATCH_SIZE": (facts.batch, f"at most half of the {what}"),
+        "KEY_ENCODER.BATCH_NORM_GROUPS": (batch_norm_groups(facts.batch), GROUPS),
+        "DICTIONARY.QUEUE_LENGTH": (facts.queue, queue),
         **_epochs(epochs),
         "AUGMENT": (augment, "large crops, so that two of them share an object"),
     }
@@ -548,10 +509,11 @@ def _epochs(epochs: int) -> Settings:
     }
 
 
-def detection_settings(facts: Facts, sizes: Sizes, network: Network, iterations: int) -> Settings:
+def detection_settings(facts: Facts, network: Network, iterations: int) -> Settings:
     """Return the settings of the fine-tuning, on top of the network's config."""
     assert facts.boxes is not None
-    names, short, longest = facts.boxes.class_names, sizes.short_side, int(1.5 * sizes.short_side)
+    names, short = facts.boxes.class_names, facts.boxes.short_side
+    longest = int(1.5 * short)
     object_size = (
         f"an object of median size then has {OBJECT_PIXELS} pixels, within 128 to 320 for the "
         "whole side"
@@ -566,7 +528,7 @@ def detection_settings(facts: Facts, sizes: Sizes, network: Network, iterations:
         "DATASETS.TEST": ([f"voc:{facts.root}:test"], test),
         "MODEL.ROI_HEADS.NUM_CLASSES": (len(names), ", ".join(names[:8])),
         "MODEL.ANCHOR_GENERATOR.SIZES": (
-            [list(sizes.anchors)],
+            [facts.boxes.anchors],
             "k-means over the boxes at this input size",
         ),
         "INPUT.MIN_SIZE_TRAIN": ([short], object_size),
@@ -608,7 +570,7 @@ def _values(settings: Settings) -> dict[str, Any]:
 # Measured costs
 
 
-def measure(facts: Facts, sizes: Sizes, network: Network, cores: int) -> Costs:
+def measure(facts: Facts, network: Network, cores: int) -> Costs:
     """Run every kind of stage for a moment; return the seconds of their parts.
 
     They run side by side as the stages of the suite will, so they slow each other down as those
@@ -621,15 +583,15 @@ def measure(facts: Facts, sizes: Sizes, network: Network, cores: int) -> Costs:
         folder = Path(name)
         steps = {"SOLVER.MAX_STEPS": MEASURED_STEPS, "SOLVER.WARMUP_EPOCHS": 0}
         steps |= {"LOG.PERIOD": 4, "DATA.NUM_WORKERS": 0}  # all work is in one process
-        moco = _values(pretrain_settings(facts, sizes, network, 1)) | steps
+        moco = _values(pretrain_settings(facts, network, 1)) | steps
         kscl = moco | _values(kscl_settings(1)) | steps
-        of_detection = threads.submit(_detection, folder, facts, sizes, network)
+        of_detection = threads.submit(_detection, folder, facts, network)
         of_moco = threads.submit(_pretraining, folder / "moco", moco)
         of_kscl = threads.submit(_pretraining, folder / "kscl", kscl)
         of_probe = threads.submit(_probe, folder, facts, network)
         start, moco_step, slowdown = of_moco.result()
         kscl_step = max(moco_step, of_kscl.result()[1])  # more views per image never cost less
-        epoch = epoch_steps(facts)
+        epoch = facts.epoch_steps
         return Costs(
             start,
             epoch * moco_step,
@@ -661,9 +623,7 @@ def _pretraining(folder: Path, overrides: dict[str, Any]) -> tuple[float, float,
     return start, spent.step, spent.clock / spent.work
 
 
-def _detection(
-    folder: Path, facts: Facts, sizes: Sizes, network: Network
-) -> tuple[float, float, float]:
+def _detection(folder: Path, facts: Facts, network: Network) -> tuple[float, float, float]:
     """Return the seconds of a conversion, of all of a fine-tuning but its steps, and of a step."""
     if facts.boxes is None:
         return 0.0, 0.0, 0.0
@@ -673,7 +633,7 @@ def _detection(
     tool = commands()["detection"].prepared_by
     convert = Stage("convert", "convert", tool, converted, inputs=("random",), options=options)
     seconds = run_measured(convert).work
-    overrides = _values(detection_settings(facts, sizes, network, MEASURED_ITERATIONS))
+    overrides = _values(detection_settings(facts, network, MEASURED_ITERATIONS))
     overrides |= {"TEST.PRECISE_BN.NUM_ITER": 1}
     spent = _run_task("detection", folder / "run", f"{converted}/config.yaml", overrides)
     more = PRECISE_BN_ITERATIONS / 3 - MEASURED_ITERATIONS
@@ -699,7 +659,7 @@ def run_measured(stage: Stage) -> Spent:
     """Run a stage on one thread; return what it took, with all processes that it started."""
     environment = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     began = time.monotonic()
-    marks: list[tuple[int, float]] = []  # a step that the tool tells of, and its processor time
+    marks: dict[int, float] = {}  # processor time by the step that the tool has last told of
     with tempfile.NamedTemporaryFile("w+", errors="replace") as said:
         process = subprocess.Popen(
             [*stage.runner, *stage.arguments],
@@ -709,34 +669,26 @@ def run_measured(stage: Stage) -> Spent:
             env={**os.environ, **environment},
         )
         try:
-            ended, status, usage = 0, 0, None
-            while not ended:  # unlike wait(), wait4() tells the processor's time
-                ended, status, usage = os.wait4(process.pid, os.WNOHANG)
-                if not ended:
-                    marks += _new_mark(Path(said.name), marks, process.pid)
-                    time.sleep(PERIOD)
+            # Unlike wait(), wait4() tells the processor's time.
+            while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+                for step in STEP.findall(Path(said.name).read_text(errors="replace"))[-1:]:
+                    if int(step) not in marks:
+                        marks[int(step)] = processor_seconds(process.pid)
+                time.sleep(PERIOD)
         except BaseException:
             process.kill()
             raise
+        _, status, usage = ended
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode:
             tail = "\n".join(Path(said.name).read_text(errors="replace").strip().splitlines()[-15:])
             failed = " ".join(stage.program)
             raise KsclError(f"A trial of {failed} failed, so nothing was written:\n{tail}")
-    assert usage is not None
     clock, work = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     if len(marks) < 2:
         return Spent(work, clock, 0.0)
-    (first, before), (last, after) = marks[0], marks[-1]
+    (first, before), *_, (last, after) = marks.items()
     return Spent(work, clock, (after - before) / (last - first))
-
-
-def _new_mark(log: Path, marks: Sequence[tuple[int, float]], pid: int) -> list[tuple[int, float]]:
-    """Return the last step that the log tells of with the time so far, if it is a new one."""
-    told = STEP.findall(log.read_text(errors="replace"))
-    if not told or (marks and int(told[-1]) == marks[-1][0]):
-        return []
-    return [(int(told[-1]), processor_seconds(pid))]
 
 
 def processor_seconds(pid: int) -> float:
@@ -751,63 +703,102 @@ def processor_seconds(pid: int) -> float:
 # The suite file
 
 
-def cpu_suite(
-    facts: Facts, sizes: Sizes, network: Network, plan: Plan, minutes: float, output_dir: Path
-) -> str:
+def cpu_suite(plan: Plan, network: Network, minutes: float, output_dir: Path) -> str:
     """Return the suite of a machine without GPUs."""
+    comparison = plan.comparison
+    facts = comparison.facts
     lines = [
         f"# Made by kscl start for {facts.root} and {minutes:g} minutes; change what you like.",
         f"# Estimated: {clock(plan.total)} in all, {estimate(plan)}.",
-        *(f"# {line}" for line in left_out(network, plan)),
-        *_head(facts, output_dir),
-        "# Several seeds, so that a difference can be told from noise."
-        if plan.seeds > 1
-        else "# One seed cannot answer: how much seeds differ is not measured. [0, 1, 2] does.",
-        f"seeds: {list(range(plan.seeds))}",
-        f"jobs: {plan.jobs}  # stages at the same time, one core each",
+        *_head(facts, left_out(network, plan), output_dir, comparison.seeds, plan.longer),
+        f"jobs: {comparison.jobs}  # stages at the same time, one core each",
         "# Seconds of one stage as measured; those of finished stages replace them.",
         f"estimates: {_rounded(plan.seconds)}",
-        "# The question is what pretraining adds, also if its time goes into training instead.",
-        f"baseline: [{RANDOM}, {LONGER}]",
         "# The page shows what each pretraining makes of this image.",
         f"basis_image: {one_line(facts.first_image)}",
-        "contenders:  # what is compared; all of them have the same network",
+        *_contenders(network, plan.longer, plan.longer_seconds),
     ]
-    moco = pretrain_settings(facts, sizes, network, plan.moco_epochs)
-    kscl = pretrain_settings(facts, sizes, network, plan.kscl_epochs)
-    kscl |= kscl_settings(plan.kscl_epochs)
     explained: set[str] = set()
-    for contender in (it for it in ABOUT if it in plan.contenders):
-        if contender in (RANDOM, LONGER):
-            lines += _random(contender, network, plan.longer)
-            if contender == LONGER:
-                lines += ["    # seconds of one stage"]
-                lines += [f"    estimates: {_rounded(plan.longer_seconds)}"]
-        elif contender == IMAGENET:
-            lines += _imagenet(network)
-        else:
-            settings = dict(moco if contender == MOCO else kscl)
-            if contender == CONTINUED:
-                settings["BACKBONE.WEIGHTS"] = (network.weights, WHERE_IT_CONTINUES)
-            title = "" if explained else DIFFERS
-            lines += [f"  {contender}:  # {ABOUT[contender]}"]
-            lines += [f"    pretrain: {PRETRAIN}{'' if explained else f'  # {FROM_FILE}'}"]
-            lines += _overrides(settings, explained=explained, title=title)
-            explained |= set(settings)
+    for contender in (it for it in (MOCO, KSCL, CONTINUED) if it in comparison.contenders):
+        epochs = plan.moco_epochs if contender == MOCO else plan.kscl_epochs
+        settings = pretrain_settings(facts, network, epochs)
+        if contender != MOCO:
+            settings |= kscl_settings(epochs)
+        if contender == CONTINUED:
+            settings["BACKBONE.WEIGHTS"] = (network.weights, WHERE_IT_CONTINUES)
+        about, first = ABOUT[contender], not explained
+        lines += _entry(contender, about, "pretrain", PRETRAIN, settings, first, explained)
+        explained |= set(settings)
     lines += ["evaluations:  # of every contender"]
     if facts.classes is not None:
-        lines += ["  linear:  # a linear classifier on features that stay as they are"]
-        lines += [f"    config: {LINEAR}  # {FROM_FILE}"]
-        lines += _overrides(probe_settings(facts))
-        lines += ["  knn:  # the classes of the nearest features, without any training"]
         probe = probe_settings(facts)
-        lines += [f"    config: {KNN}", *_overrides(probe, explained=probe)]
+        about = "the classes of the nearest features, without any training"
+        lines += _entry("linear", ABOUT_LINEAR, "config", LINEAR, probe, True)
+        lines += _entry("knn", about, "config", KNN, probe, explained=probe)
     if facts.boxes is not None:
         lines += [f"  # {STARTS_OF_TRAINING}"]
-        lines += ["  detection:  # a Faster R-CNN, fine-tuned from the backbone"]
-        note = "" if facts.classes is not None else f"  # {FROM_FILE}"  # said once
-        lines += [f"    config: {network.detection}{note}"]
-        lines += _overrides(detection_settings(facts, sizes, network, plan.iterations))
+        about, first = "a Faster R-CNN, fine-tuned from the backbone", facts.classes is None
+        settings = detection_settings(facts, network, plan.iterations)
+        lines += _entry("detection", about, "config", network.detection, settings, first)
+    return "\n".join(lines) + "\n"
+
+
+def gpu_suite(
+    facts: Facts, network: Network, num_gpus: int, output_dir: Path, num_seeds: int = SEEDS
+) -> str:
+    """Return the suite with the paper's recipes, for GPUs."""
+    refuse_few(facts.num_photos)
+    queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
+    num_gpus = min(num_gpus, queue)
+    batch = min(256, queue) // num_gpus * num_gpus
+    photos = "all images that are not to test on, at full size"
+    shorter = f"shorter than the {facts.num_photos} images; the paper's, for a million, is 65536"
+    fewer = "the paper's 256, or what the queue and the GPUs allow; the learning rate follows"
+    shared: Settings = {
+        "DATA.TRAIN": (facts.photos, photos),
+        "DICTIONARY.QUEUE_LENGTH": (queue, shorter),
+        "SOLVER.BATCH_SIZE": (batch, fewer),
+        **network.inputs,
+    }
+    if num_gpus == 1:
+        shared["KEY_ENCODER.BATCH_NORM_GROUPS"] = (batch_norm_groups(batch), GROUPS)
+    spent = GPU_EPOCHS * facts.num_photos * GPU_IMAGE_SECONDS
+    times = _times(spent, GPU_DETECTION_SECONDS)
+    longer = {"detection": times} if facts.boxes is not None and times > 1 else {}
+    missing = left_out(network)
+    if not longer:
+        missing += [f"Left out: {LONGER}. Pretraining takes less than 1% of the evaluations' time."]
+    lines = [
+        f"# Made by kscl start for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
+        "# They take hours to days; kscl plan estimates them. For a quick answer, run kscl start",
+        "# with --cpu.",
+        *_head(facts, missing, output_dir, num_seeds, longer),
+        f"num_gpus: {num_gpus}  # of every stage; batches are shared out among them",
+        "pretrain_overrides:  # of all pretrainings",
+        *_lines(shared, "  "),
+        *_contenders(network, longer),
+        "  # the method that KSCL extends, with one key per image, for 200 epochs",
+        "  moco_v2: {pretrain: pretrain/moco_v2_r50_200ep.yaml}",
+        "  # the paper's K = 5 and rho = 40%, also for 200 epochs, each of which costs it more",
+        f"  kscl: {{pretrain: {PAPERS}}}",
+    ]
+    if network.weights:
+        start: Settings = {"BACKBONE.WEIGHTS": (network.weights, WHERE_IT_CONTINUES)}
+        lines += _entry(CONTINUED, ABOUT[CONTINUED], "pretrain", PAPERS, start)
+    lines += ["evaluations:  # of every contender"]
+    if facts.classes is not None:
+        probe = probe_settings(facts)
+        paths = {key: probe[key] for key in ("DATA.TRAIN", "DATA.VAL")}
+        config = "linear_eval/linear_cached.yaml"
+        lines += _entry("linear", ABOUT_LINEAR, "config", config, paths, True)
+    if facts.boxes is not None:
+        small = detection_settings(facts, network, 1)
+        keys = ("DATASETS.TRAIN", "DATASETS.TEST", "MODEL.ROI_HEADS.NUM_CLASSES")
+        chosen = {key: small[key] for key in keys}
+        chosen["KSCL.PROTOCOL"] = (f"{facts.name}-c4-24k", small["KSCL.PROTOCOL"][1])
+        about = "MoCo's Faster R-CNN C4, fine-tuned for 24,000 iterations"
+        config = "detection/voc0712_c4_24k_moco.yaml"
+        lines += _entry("detection", about, "config", config, chosen, True)
     return "\n".join(lines) + "\n"
 
 
@@ -816,101 +807,10 @@ def left_out(network: Network, plan: Plan | None = None) -> list[str]:
     lines = []
     if not network.weights:
         lines.append(f"Left out: {' and '.join(OF_IMAGENET)}. {network.left_out}")
-    few = [it for it in network.contenders if plan is not None and it not in plan.contenders]
-    if few:
+    chosen = network.contenders if plan is None else plan.comparison.contenders
+    if few := [it for it in network.contenders if it not in chosen]:
         lines.append(f"Left out: {' and '.join(few)}. The minutes are too few for them.")
     return [" ".join(line.split()) for line in lines]
-
-
-def _random(contender: str, network: Network, longer: dict[str, float]) -> list[str]:
-    about = [f"    arch: {network.arch}  # the network of all contenders"]
-    if network.kwargs:
-        about += [f"    kwargs: {one_line(network.kwargs)}  # its width"]
-    if contender == LONGER:
-        about += ["    # so many times as long as the others, which takes a pretraining's seconds"]
-        about += [f"    longer: {one_line(longer)}"]
-    return [f"  {contender}:  # {ABOUT[contender]}", *about]
-
-
-def _imagenet(network: Network) -> list[str]:
-    return [f"  {IMAGENET}:  # {ABOUT[IMAGENET]}", f"    file: {network.weights}  # by name"]
-
-
-def _rounded(seconds: dict[str, float]) -> str:
-    return one_line({kind: round(value) for kind, value in seconds.items()})
-
-
-def gpu_suite(
-    facts: Facts, network: Network, num_gpus: int, output_dir: Path, num_seeds: int = 3
-) -> str:
-    """Return the suite with the paper's recipes, for GPUs."""
-    refuse_few(facts.num_photos)
-    queue = min(65536, 2 ** int(math.log2(facts.num_photos - 1)))
-    num_gpus = min(num_gpus, queue)
-    batch = min(256, queue) // num_gpus * num_gpus
-    groups = batch_norm_groups(batch)
-    alone = [f"  # {GROUPS}", f"  KEY_ENCODER.BATCH_NORM_GROUPS: {groups}"]
-    spent = GPU_EPOCHS * facts.num_photos * GPU_IMAGE_SECONDS
-    longer = {"detection": _times(spent, GPU_DETECTION_SECONDS)} if facts.boxes else {}
-    longer = {kind: times for kind, times in longer.items() if times > 1}
-    quick = f"Left out: {LONGER}. Pretraining takes less than 1% of the evaluations' time."
-    lines = [
-        f"# Made by kscl start for {facts.root}: the paper's recipes, on {num_gpus} GPUs.",
-        "# They take hours to days; kscl plan estimates them. For a quick answer, run kscl start",
-        "# with --cpu.",
-        *(f"# {line}" for line in [*left_out(network), *([] if longer else [quick])]),
-        *_head(facts, output_dir),
-        "# Several seeds: with one, seed-to-seed variation is not measured.",
-        f"seeds: {list(range(num_seeds))}",
-        f"num_gpus: {num_gpus}  # of every stage; batches are shared out among them",
-        "# The question is what pretraining adds, also if its time goes into training instead.",
-        f"baseline: [{', '.join([RANDOM, *([LONGER] if longer else [])])}]",
-        "pretrain_overrides:  # of all pretrainings",
-        "  # all images that are not to test on, at full size",
-        f"  DATA.TRAIN: {one_line(facts.photos)}",
-        f"  # shorter than the {facts.num_photos} images; the paper's, for a million, is 65536",
-        f"  DICTIONARY.QUEUE_LENGTH: {queue}",
-        "  # the paper's 256, or less where the queue is shorter or GPUs cannot share it evenly;",
-        "  # the learning rate follows",
-        f"  SOLVER.BATCH_SIZE: {batch}",
-        *_lines(network.inputs, "  "),
-        *(alone if num_gpus == 1 else []),
-        "contenders:  # what is compared; all of them have the same network",
-        *_random(RANDOM, network, {}),
-        *(_random(LONGER, network, longer) if longer else []),
-        *(_imagenet(network) if network.weights else []),
-        "  # the method that KSCL extends, with one key per image, for 200 epochs",
-        "  moco_v2: {pretrain: pretrain/moco_v2_r50_200ep.yaml}",
-        "  # the paper's K = 5 and rho = 40%, also for 200 epochs, each of which costs it more",
-        f"  kscl: {{pretrain: {PAPERS}}}",
-    ]
-    if network.weights:
-        lines += [f"  {CONTINUED}:  # {ABOUT[CONTINUED]}", f"    pretrain: {PAPERS}"]
-        lines += _overrides({"BACKBONE.WEIGHTS": (network.weights, WHERE_IT_CONTINUES)})
-    lines += ["evaluations:  # of every contender"]
-    if facts.classes is not None:
-        lines += ["  linear:  # a linear classifier on features that stay as they are"]
-        lines += [f"    config: linear_eval/linear_cached.yaml  # {FROM_FILE}"]
-        probe = probe_settings(facts)
-        paths = {key: probe[key] for key in ("DATA.TRAIN", "DATA.VAL")}
-        lines += _overrides(paths, title=DIFFERS)
-    if facts.boxes is not None:
-        small = detection_settings(facts, choose_sizes(facts), network, 1)
-        keys = ("DATASETS.TRAIN", "DATASETS.TEST", "MODEL.ROI_HEADS.NUM_CLASSES")
-        chosen = {key: small[key] for key in keys}
-        chosen["KSCL.PROTOCOL"] = (f"{facts.name}-c4-24k", small["KSCL.PROTOCOL"][1])
-        lines += ["  detection:  # MoCo's Faster R-CNN C4, fine-tuned for 24,000 iterations"]
-        lines += [f"    config: detection/voc0712_c4_24k_moco.yaml  # {FROM_FILE}"]
-        lines += _overrides(chosen, title=DIFFERS)
-    return "\n".join(lines) + "\n"
-
-
-def _head(facts: Facts, output_dir: Path) -> list[str]:
-    title = f"{facts.name}, does pretraining help?"
-    return [
-        f"name: {one_line(title)}  # of the board",
-        f"output_dir: {one_line(str(output_dir))}  # for all runs and the board",
-    ]
 
 
 def estimate(plan: Plan) -> str:
@@ -919,12 +819,75 @@ def estimate(plan: Plan) -> str:
     return ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in told.items())
 
 
-def _overrides(settings: Settings, *, explained: Container[str] = (), title: str = "") -> list[str]:
-    """Return the lines of overrides, each after its reason unless it is explained elsewhere."""
-    return [f"    overrides:{title and f'  # {title}'}", *_lines(settings, "      ", explained)]
+def _head(
+    facts: Facts,
+    missing: Sequence[str],
+    output_dir: Path,
+    seeds: int,
+    longer: dict[str, float],
+) -> list[str]:
+    """Return what every suite begins with; `missing` are lines about contenders left out."""
+    title = f"{facts.name}, does pretraining help?"
+    return [
+        *(f"# {line}" for line in missing),
+        f"name: {one_line(title)}  # of the board",
+        f"output_dir: {one_line(str(output_dir))}  # for all runs and the board",
+        "# Several seeds, so that a difference can be told from noise."
+        if seeds > 1
+        else "# One seed cannot answer: how much seeds differ is not measured. [0, 1, 2] does.",
+        f"seeds: {list(range(seeds))}",
+        "# The question is what pretraining adds, also if its time goes into training instead.",
+        f"baseline: {one_line([RANDOM, LONGER] if longer else [RANDOM])}",
+    ]
+
+
+def _contenders(
+    network: Network, longer: dict[str, float], seconds: dict[str, float] | None = None
+) -> list[str]:
+    """Return the start of the contenders: those without a pretraining."""
+    lines = ["contenders:  # what is compared; all of them have the same network"]
+    for name in (RANDOM, LONGER) if longer else (RANDOM,):
+        lines += [f"  {name}:  # {ABOUT[name]}"]
+        lines += [f"    arch: {network.arch}  # the network of all contenders"]
+        if network.kwargs:
+            lines += [f"    kwargs: {one_line(network.kwargs)}  # its width"]
+    if longer:
+        lines += ["    # so many times as long as the others, which takes a pretraining's seconds"]
+        lines += [f"    longer: {one_line(longer)}"]
+    if seconds:
+        lines += ["    # seconds of one stage", f"    estimates: {_rounded(seconds)}"]
+    if network.weights:
+        lines += [f"  {IMAGENET}:  # {ABOUT[IMAGENET]}", f"    file: {network.weights}  # by name"]
+    return lines
+
+
+def _rounded(seconds: dict[str, float]) -> str:
+    return one_line({kind: round(value) for kind, value in seconds.items()})
+
+
+def _entry(
+    name: str,
+    about: str,
+    key: str,
+    file: str,
+    settings: Settings,
+    is_first: bool = False,
+    explained: Container[str] = (),
+) -> list[str]:
+    """Return a contender or an evaluation with its config and overrides.
+
+    The first one says how the two belong together.
+    """
+    return [
+        f"  {name}:  # {about}",
+        f"    {key}: {file}" + f"  # {FROM_FILE}" * is_first,
+        "    overrides:" + f"  # {DIFFERS}" * is_first,
+        *_lines(settings, "      ", explained),
+    ]
 
 
 def _lines(settings: Settings, indent: str, explained: Container[str] = ()) -> list[str]:
+    """Return settings, each after its reason unless it is explained elsewhere."""
     lines = []
     for key, (value, reason) in settings.items():
         lines += [] if key in explained else [f"{indent}# {reason}"]

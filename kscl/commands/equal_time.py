@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from tabulate import tabulate
 
 from kscl import cli
-from kscl.benchmark.suite.spec import lengths_in_all, read_suite
-from kscl.config import find_config, read_mapping
+from kscl.benchmark.suite.spec import read_suite
+from kscl.config import find_config
 from kscl.errors import KsclError
 from kscl.runtime.logs import clock
 
@@ -45,13 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = find_config(arguments.suite)
     if not arguments.dry_run:
         refuse_own_steps(path)
-    suite = read_suite(path, with_lengths=False)
+    suite = read_suite(path, steps={})
     times = measure_steps(suite, arguments.turns)
     steps = times.equal_steps(arguments.reference, arguments.epochs)
     rows = [(name, f"{times.milliseconds[name]:.1f}", count) for name, count in steps.items()]
     print(tabulate(rows, ["pretraining", "ms per step", "steps"], disable_numparse=True))
     each = times.milliseconds[arguments.reference] * steps[arguments.reference] / 1000
-    in_all = lengths_in_all(read_mapping(path) | {"steps": steps})
+    timed = [it for it in read_suite(path, steps=steps).contenders if it.pretrain]
+    in_all = sum(it.lengths[0] * len(it.seeds) for it in timed)
     print(
         f"{clock(each)} per pretraining of length 1; with all lengths and seeds, {suite.jobs} at "
         f"the same time: {clock(each * in_all / suite.jobs)}, without probes."

@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if code and arguments.insert:
         print(f"Something failed, so nothing was written into {arguments.insert[0]}.")
     if suite.steps:
-        print(report_seconds(seconds_of(suite, stages)))
+        print(report_seconds(seconds_of(stages)))
     if _changed_at(board_file) != earlier:  # one of an earlier run would be taken for this one's
         print(f"\n{board_file.read_text()}\nThe page is {board_file.with_suffix('.html')}")
     return code

@@ -63,76 +63,57 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     import torch
 
-    from kscl.benchmark.start import (
-        CPU_WEIGHTS,
-        GPU_WEIGHTS,
-        NARROW,
-        NO_WEIGHTS,
-        SEEDS,
-        STARTS_OF_TRAINING,
-        Network,
-        choose_lengths,
-        choose_sizes,
-        cpu_suite,
-        estimate,
-        fastest_costs,
-        find_network,
-        gpu_suite,
-        left_out,
-        look_at,
-        measure,
-        minutes_for_three,
-    )
+    from kscl.benchmark import start
 
-    facts = look_at(given.data)
+    facts = start.look_at(given.data)
     gpus = 0 if given.cpu else torch.cuda.device_count()
-    if given.weights not in (None, NO_WEIGHTS) and not is_named(given.weights):
+    if given.weights not in (None, start.NO_WEIGHTS) and not is_named(given.weights):
         raise KsclError(
-            f"--weights {given.weights} is not a name such as {CPU_WEIGHTS}. A file of your own is "
-            "a contender to add to the written suite."
+            f"--weights {given.weights} is not a name such as {start.CPU_WEIGHTS}. A file of your "
+            "own is a contender to add to the written suite."
         )
     if gpus:
-        network = find_network(given.weights or GPU_WEIGHTS, Network("resnet50", {}))
-        text = gpu_suite(facts, network, gpus, output_dir, given.num_seeds or SEEDS)
-        for line in left_out(network):
-            print(line)
-        print(
+        otherwise = start.Network("resnet50", {})
+        network = start.find_network(given.weights or start.GPU_WEIGHTS, otherwise)
+        seeds = given.num_seeds or start.SEEDS
+        text = start.gpu_suite(facts, network, gpus, output_dir, seeds)
+        told = [
+            *start.left_out(network),
             "The paper's recipes for GPUs take as long as they take, whatever the --minutes; "
-            "kscl plan estimates a pretraining, and --cpu keeps to the minutes."
-        )
+            "kscl plan estimates a pretraining, and --cpu keeps to the minutes.",
+        ]
     else:
-        sizes = choose_sizes(facts)
-        cores = usable_cores()
-        limits = (given.minutes, cores, given.num_seeds)
-        choose_lengths(facts, fastest_costs(facts), *limits, NARROW.contenders)
-        network = find_network(given.weights or CPU_WEIGHTS, NARROW)
+        limits = (given.minutes, usable_cores(), given.num_seeds)
+        start.choose_lengths(facts, start.fastest_costs(facts), *limits, start.NARROW.contenders)
+        network = start.find_network(given.weights or start.CPU_WEIGHTS, start.NARROW)
         print("Measuring a few steps of every stage on this machine …", flush=True)
-        costs = measure(facts, sizes, network, cores)
-        plan = choose_lengths(facts, costs, *limits, network.contenders)
-        text = cpu_suite(facts, sizes, network, plan, given.minutes, output_dir)
-        print(f"Contenders: {', '.join(plan.contenders)}.")
-        for line in left_out(network, plan):
-            print(line)
-        print(
-            f"{plan.seeds} seed{'s' if plan.seeds > 1 else ''}, {plan.jobs} stages at a time; one "
-            f"stage: {estimate(plan)}. In all about {clock(plan.total)}."
-        )
-        if plan.seeds == 1:
-            minutes = minutes_for_three(facts, costs, plan)
-            print(
+        costs = start.measure(facts, network, usable_cores())
+        plan = start.choose_lengths(facts, costs, *limits, network.contenders)
+        text = start.cpu_suite(plan, network, given.minutes, output_dir)
+        comparison, seeds = plan.comparison, plan.comparison.seeds
+        told = [
+            f"Contenders: {', '.join(comparison.contenders)}.",
+            *start.left_out(network, plan),
+            f"{seeds} seed{'s' if seeds > 1 else ''}, {comparison.jobs} stages at a time; one "
+            f"stage: {start.estimate(plan)}. In all about {clock(plan.total)}.",
+        ]
+        if seeds == 1:
+            minutes = start.minutes_for_three(comparison)
+            told.append(
                 "One seed cannot answer: how much seeds differ is not measured. For three, allow "
                 f"about {minutes} minutes: --minutes {minutes}."
             )
         if facts.boxes is not None:
-            print(
-                f"{STARTS_OF_TRAINING} Below an AP50 of {WORKING_AP50:g}, which is common then, a "
-                "detector misses or mislabels most objects."
+            told.append(
+                f"{start.STARTS_OF_TRAINING} Below an AP50 of {WORKING_AP50:g}, which is common "
+                "then, a detector misses or mislabels most objects."
             )
         if costs.slowdown > BUSY:
-            print(
+            told.append(
                 "Other programs use this machine. The estimate is for a machine without them; as "
                 f"long as they run, it takes about {costs.slowdown:.1f} times as long."
             )
+    print("\n".join(told))
     write_atomically(file, text.encode(), replace=False)
     read_suite(file)  # what is written can be read
     print(f"Written: {file}. Next: kscl run {file}")

@@ -206,16 +206,10 @@ def expected_efficiency(cfg: CfgNode, gpu: Gpu) -> tuple[float, str]:
         return HALF_EFFICIENCY, "an assumed rate in half precision"
     if cfg.SOLVER.TF32 and gpu.tf32_teraflops > gpu.teraflops:
         return TF32_EFFICIENCY, "an assumed rate in TF32"
-    return paper_efficiency(), "the paper's K = 1 and K = 5 on 8 V100"
-
-
-def paper_efficiency() -> float:
-    """Return the fraction of the peak that the paper's K = 1 epoch implies."""
-    cfg = load_config(None, ["METHOD.NUM_SHOTS", "1"])
-    gpu = GPUS[PAPER_GPU]
-    return calibrated_efficiency(
-        cfg, count_costs(cfg), gpu, PAPER_COUNT, PAPER_MINUTES, IMAGENET_IMAGES
-    )
+    paper = load_config(None, ["METHOD.NUM_SHOTS", "1"])
+    measured = (GPUS[PAPER_GPU], PAPER_COUNT, PAPER_MINUTES, IMAGENET_IMAGES)
+    implied = calibrated_efficiency(paper, count_costs(paper), *measured)
+    return implied, "the paper's K = 1 and K = 5 on 8 V100"
 
 
 def memory_bytes(
@@ -261,7 +255,7 @@ def pretraining_needs(cfg: CfgNode, gpu: Gpu, count: int, num_images: int) -> Ne
     costs = count_costs(cfg)
     seconds = step_seconds(cfg, costs, gpu, count, expected_efficiency(cfg, gpu)[0])
     steps = cfg.SOLVER.MAX_STEPS or cfg.SOLVER.EPOCHS * (num_images // cfg.SOLVER.BATCH_SIZE)
-    memory = memory_bytes(cfg, costs, count)
+    memory = memory_bytes(cfg, costs, count, num_images)
     state = memory[STATE] + memory["dictionary"]
     kept = cfg.CHECKPOINT.KEEP * state + costs.parameters * FLOAT_BYTES
     return Needs(steps * seconds / 3600, sum(memory.values()) / 2**30, kept / 1e9)

@@ -14,38 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from fvcore.common.config import CfgNode
 
-from kscl.benchmark.suite.spec import Contender, Suite, override_words
+from kscl.benchmark.suite.spec import Suite, override_words
 from kscl.data.loader import build_train_loader, steps_per_epoch
 from kscl.data.open import open_source
-from kscl.engine.loop import TrainState, build_state, take_step
+from kscl.data.source import ImageSource
+from kscl.engine.loop import build_state, take_step
 from kscl.errors import KsclError
 from kscl.keys import load_config
-from kscl.views.batch import Batch
 
 MARK = "# Equal time, as kscl equal-time measured it; everything below is written by it."
 WARM_UP, PER_TURN = 3, 4  # steps before anything is measured, and steps of a contender's turn
-
-
-@dataclass
-class _Trainee:
-    """A contender that is trained for a few steps."""
-
-    name: str
-    images: int
-    state: TrainState
-    batches: Iterator[Batch]
-    seconds: list[float]  # per step, of each turn
-
-    def take(self, steps: int) -> float:
-        """Load and train; return the seconds of CPU time per step.
-
-        On one thread and without workers this is the time on an idle machine, whatever else runs.
-        """
-        began = time.process_time()
-        for _ in range(steps):
-            take_step(self.state, next(self.batches))
-        return (time.process_time() - began) / steps
 
 
 @dataclass(frozen=True)
@@ -72,35 +52,44 @@ def measure_steps(suite: Suite, turns: int) -> StepTimes:
     pretrained = [contender for contender in suite.contenders if contender.pretrain]
     if not pretrained:
         raise KsclError("The suite has no pretraining whose steps could be measured.")
-    trainees = [_trainee(suite, contender, turns) for contender in pretrained]
-    for trainee in trainees:
-        trainee.take(WARM_UP)
-    for _ in range(turns):
-        for trainee in trainees:
-            trainee.seconds.append(trainee.take(PER_TURN))
-    counts = {trainee.images for trainee in trainees}
+    configs, sources = {}, {}
+    for contender in pretrained:
+        overrides = {**suite.pretrain_overrides, **contender.overrides}
+        overrides |= {"SOLVER.MAX_STEPS": 10**6, "DATA.NUM_WORKERS": 0}
+        cfg = load_config(contender.pretrain, override_words(overrides))
+        configs[contender.name] = cfg
+        sources[contender.name] = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
+    counts = sorted({len(source) for source in sources.values()})
     if len(counts) != 1:
         raise KsclError(
             "Equal time needs equal data: the contenders have sets of "
-            f"{', '.join(map(str, sorted(counts)))} images. Give all the same (DATA.TRAIN)."
+            f"{', '.join(map(str, counts))} images. Give all the same (DATA.TRAIN)."
         )
-    times = {each.name: 1000 * statistics.median(each.seconds) for each in trainees}
-    return StepTimes(times, {each.name: each.state.steps_per_epoch for each in trainees})
+    epochs = {it: steps_per_epoch(counts[0], cfg.SOLVER.BATCH_SIZE) for it, cfg in configs.items()}
+    trained = [_turns(configs[it], sources[it], epochs[it], turns) for it in epochs]
+    rounds = zip(*trained, strict=True)
+    next(rounds)  # warms up
+    medians = [1000 * statistics.median(seconds) for seconds in zip(*rounds, strict=True)]
+    return StepTimes(dict(zip(epochs, medians, strict=True)), epochs)
 
 
-def _trainee(suite: Suite, contender: Contender, turns: int) -> _Trainee:
-    overrides = {**suite.pretrain_overrides, **contender.overrides}
-    overrides |= {"SOLVER.MAX_STEPS": 10**6, "DATA.NUM_WORKERS": 0}
-    cfg = load_config(contender.pretrain, override_words(overrides))
-    source = open_source(cfg.DATA.TRAIN, cfg.DATA.CACHE_DIR, cfg.DATA.CACHE_GB)
-    per_epoch = steps_per_epoch(len(source), cfg.SOLVER.BATCH_SIZE)
+def _turns(cfg: CfgNode, source: ImageSource, per_epoch: int, turns: int) -> Iterator[float]:
+    """Load and train; yield the seconds of CPU time per step, of a warm-up and of every turn.
+
+    On one thread and without workers this is the time on an idle machine, whatever else runs.
+    """
     state = build_state(cfg, len(source), per_epoch, torch.device("cpu"))
     loader = build_train_loader(cfg, source, last_step=WARM_UP + turns * PER_TURN)
     for index in range(len(source)):  # pictures that are kept are decoded in the first epoch only
         loader.dataset.read_picture(0, index)
         if not loader.dataset.kept.pictures:
             break
-    return _Trainee(contender.name, len(source), state, iter(loader), [])
+    batches = iter(loader)
+    for steps in [WARM_UP, *[PER_TURN] * turns]:
+        began = time.process_time()
+        for _ in range(steps):
+            take_step(state, next(batches))
+        yield (time.process_time() - began) / steps
 
 
 def refuse_own_steps(path: Path) -> None:

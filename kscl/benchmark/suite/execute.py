@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def look(stages: Sequence[Stage], state_dir: Path) -> list[State]:
                 is_outdated=is_outdated,
             )
         )
-    _estimate(states, notes)
+    _estimate(states)
     return states
 
 
@@ -115,13 +115,13 @@ def mark_running(states: Sequence[State]) -> None:
             state.status = RUNNING
 
 
-def _estimate(states: list[State], notes: Mapping[Path, _Note]) -> None:
+def _estimate(states: list[State]) -> None:
     """Expect each stage to take what those of its kind and network took before, by its length."""
     took: dict[tuple[str, str], list[tuple[float, int]]] = {}
     for state in states:
         stage = state.stage
-        if state.log and (note := notes.get(state.log.with_suffix(".json"))):
-            took.setdefault((stage.kind, stage.network), []).append((note.seconds, stage.length))
+        if state.status in (DONE, TO_DO) and state.seconds is not None:  # now, or before
+            took.setdefault((stage.kind, stage.network), []).append((state.seconds, stage.length))
     for state in states:
         if found := took.get((state.stage.kind, state.stage.network)):
             seconds, lengths = map(sum, zip(*found, strict=True))
@@ -157,7 +157,7 @@ def run_stages(
                 for job in [job for job in running if job.process.poll() is not None]:
                     running.remove(job)
                     _finish(job, state_dir)
-                    _estimate(states, _read_notes(state_dir)[0])
+                    _estimate(states)
         finally:
             for job in running:
                 _end(job)

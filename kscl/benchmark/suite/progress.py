@@ -14,7 +14,6 @@ from pathlib import Path
 from tabulate import tabulate
 
 from kscl.benchmark.suite.execute import DONE, FAILED, RUNNING, State, note_path
-from kscl.benchmark.suite.spec import Suite
 from kscl.benchmark.suite.stages import Stage
 from kscl.records.record import RECORD_FILE, read_record
 from kscl.runtime.logs import clock
@@ -166,23 +165,8 @@ def _cut(name: str, room: int) -> str:
 
 def commands_text(stages: Sequence[Stage], state_dir: Path, form: str) -> str:
     """Return the commands of all stages in one of the formats."""
-    if form == "sh":
-        return _sh(stages, state_dir)
-    return "".join(f"{shlex.join(stage.command)}\n" for stage in stages)
-
-
-def board_command(stage: Stage, program: Sequence[str]) -> str:
-    """Return shell text that makes the leaderboard from what there is: a stage may have failed."""
-    options = replace(stage, inputs=()).arguments
-    return (
-        f"set --; for folder in {' '.join(map(shlex.quote, stage.inputs))}; do "
-        'if [ -e "$folder" ]; then set -- "$@" "$folder"; fi; done; '
-        '[ "$#" -gt 0 ] || set -- "$folder"; '  # or it would read those of other suites
-        f'{shlex.join(program)} "$@" {shlex.join(options)}'
-    )
-
-
-def _sh(stages: Sequence[Stage], state_dir: Path) -> str:
+    if form == "list":
+        return "".join(f"{shlex.join(stage.command)}\n" for stage in stages)
     *others, board = stages
     number = {id(stage): place for place, stage in enumerate(others, 1)}
     lines = [SH_HEAD + f"mkdir -p {shlex.quote(str(state_dir))}", "failed=0"]
@@ -196,18 +180,28 @@ def _sh(stages: Sequence[Stage], state_dir: Path) -> str:
     return "\n".join([*lines, 'exit "$failed"', ""])
 
 
+def board_command(stage: Stage, program: Sequence[str]) -> str:
+    """Return shell text that makes the leaderboard from what there is: a stage may have failed."""
+    options = replace(stage, inputs=()).arguments
+    return (
+        f"set --; for folder in {' '.join(map(shlex.quote, stage.inputs))}; do "
+        'if [ -e "$folder" ]; then set -- "$@" "$folder"; fi; done; '
+        '[ "$#" -gt 0 ] || set -- "$folder"; '  # or it would read those of other suites
+        f'{shlex.join(program)} "$@" {shlex.join(options)}'
+    )
+
+
 # Pretrainings that should take equally long
 
 
-def seconds_of(suite: Suite, stages: Sequence[Stage]) -> dict[str, float]:
+def seconds_of(stages: Sequence[Stage]) -> dict[str, float]:
     """Return the mean seconds of each contender's finished pretrainings, per unit of length."""
-    length = {contender.name: contender.lengths[0] for contender in suite.contenders}
     found: dict[str, list[float]] = {}
     for stage in stages:
         record = Path(stage.folder) / RECORD_FILE
         if stage.kind == "pretrain" and record.is_file():
             name = stage.name.split("/")[0]
-            found.setdefault(name, []).append(read_record(record).seconds / length[name])
+            found.setdefault(name, []).append(read_record(record).seconds / stage.length)
     return {name: statistics.fmean(seconds) for name, seconds in found.items()}
 
 

@@ -158,26 +158,28 @@ MAX_STEPS = "SOLVER.MAX_STEPS"
 
 
 def read_suite(
-    name: str | Path, *, with_lengths: bool = True, num_seeds: int | None = None
+    name: str | Path, *, num_seeds: int | None = None, steps: Mapping[str, int] | None = None
 ) -> Suite:
     """Return the suite in this file, or a shipped one; raise one error with all that is wrong.
 
-    `num_seeds` replaces the suite's `seeds`; contenders with seeds of their own keep them.
+    `num_seeds` replaces the suite's `seeds`; contenders with seeds of their own keep them. `steps`
+    replaces those of the file, as measured; none are needed while they are yet to be measured.
     """
     path = find_config(name)
     values = read_mapping(path)
     if num_seeds is not None:
         values["seeds"] = list(range(num_seeds))
+    if steps is not None:
+        values["steps"] = dict(steps)
     import_modules([str(module) for module in _sequence(values, "import")])
-    raise_problems(list(_problems(values, with_lengths)), f"the suite {path}")
+    raise_problems(list(_problems(values, need_steps=steps is None)), f"the suite {path}")
     seeds = tuple(values.get("seeds", [0]))
-    described = with_steps(values) if with_lengths else values["contenders"]
     defaults: dict[str, Any] = {"seeds": seeds, "lengths": (1,), "mean": (), "std": ()}
     others = {k: v for k, v in values.items() if k not in ("contenders", "evaluations", "import")}
     return Suite(
         contenders=tuple(
             Contender(key, **(about | {k: tuple(about.get(k, v)) for k, v in defaults.items()}))
-            for key, about in described.items()
+            for key, about in with_steps(values).items()
         ),
         evaluations=tuple(
             Evaluation(str(key), **({"kind": str(key)} | about))
@@ -228,17 +230,10 @@ def with_steps(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def lengths_in_all(values: Mapping[str, Any]) -> int:
-    """Return the sum of the lengths of all pretrainings with steps, over their seeds."""
-    seeds = values.get("seeds", [0])
-    with_pretraining = [about for about in with_steps(values).values() if "pretrain" in about]
-    return sum(about["lengths"][0] * len(about.get("seeds", seeds)) for about in with_pretraining)
-
-
 # What is wrong with a file
 
 
-def _problems(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
+def _problems(values: Mapping[str, Any], need_steps: bool) -> Iterator[str]:
     yield from key_problems("the suite", values, KEYS_OF_SUITE)
     for key in ("name", "output_dir", "contenders", "evaluations"):
         if not values.get(key):
@@ -252,7 +247,7 @@ def _problems(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
     contenders = _mapping(values, "contenders")
     for key, about in contenders.items():
         yield from _contender(f"contender {key}", about, shared)
-    yield from _steps(values, with_lengths)
+    yield from _steps(values, need_steps)
     yield from _estimates("estimates", values)
     evaluations = _mapping(values, "evaluations")
     for key, about in contenders.items():
@@ -359,7 +354,7 @@ def _contender(where: str, about: object, shared: Overrides) -> Iterator[str]:
         yield f"{where} has no backbone: set pretrain, file, or arch (random weights)."
 
 
-def _steps(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
+def _steps(values: Mapping[str, Any], need_steps: bool) -> Iterator[str]:
     """Yield steps of no pretraining, and lengths that have no steps to multiply."""
     contenders, given = _mapping(values, "contenders"), _mapping(values, "steps")
     for key, steps in given.items():
@@ -370,7 +365,7 @@ def _steps(values: Mapping[str, Any], with_lengths: bool) -> Iterator[str]:
             yield f"steps: {key} must be a whole number from 1 on, got {steps!r}."
         elif MAX_STEPS in _mapping(about, "overrides"):
             yield f"steps: {key} has {MAX_STEPS} among its overrides too: remove one of them."
-    for key, about in contenders.items() if with_lengths else ():
+    for key, about in contenders.items() if need_steps else ():
         pretrained = isinstance(about, dict) and "pretrain" in about
         if pretrained and key not in given and ("lengths" in about or "lengths" in values):
             yield (

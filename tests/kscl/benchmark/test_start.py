@@ -25,19 +25,17 @@ from kscl.benchmark.start import (
     NARROW,
     STARTS_OF_TRAINING,
     Boxes,
+    Comparison,
     Costs,
     Facts,
     Network,
     choose_lengths,
-    choose_sizes,
     cpu_suite,
-    epoch_steps,
     find_network,
     gpu_suite,
     left_out,
     look_at,
     minutes_for_three,
-    plan_of,
     run_measured,
 )
 from kscl.benchmark.suite.check import different_networks
@@ -83,18 +81,15 @@ def facts_of(images: int = 273, side: float = 100.0) -> Facts:
 
 
 def test_sizes_follow_the_boxes():
-    sizes = choose_sizes(facts_of(side=100))
-    scale = sizes.short_side / 480
+    boxes = facts_of(side=100).boxes
+    scale = boxes.short_side / 480
     assert 100 * scale == pytest.approx(40, abs=1)
-    assert list(sizes.anchors) == pytest.approx([50 * scale, 100 * scale, 200 * scale], abs=1)
-    assert choose_sizes(facts_of(side=300)).short_side == 128
+    assert boxes.anchors == pytest.approx([50 * scale, 100 * scale, 200 * scale], abs=1)
+    assert facts_of(side=300).boxes.short_side == 128
 
 
 def test_boxes_of_one_size_have_one_anchor_and_no_warning(recwarn):
-    facts = facts_of()
-    assert facts.boxes is not None
-    alike = replace(facts, boxes=replace(facts.boxes, sides=np.full(300, 100.0)))
-    assert len(choose_sizes(alike).anchors) == 1
+    assert len(replace(facts_of().boxes, sides=np.full(300, 100.0)).anchors) == 1
     assert not recwarn.list
 
 
@@ -105,16 +100,16 @@ def test_too_few_photos_are_refused_on_gpus_too(tmp_path):
 
 @pytest.mark.parametrize("images", [8, 9, 65, 200, 5000])
 def test_the_queue_is_shorter_than_the_images_and_holds_a_batch(images):
-    sizes = choose_sizes(facts_of(images))
-    assert sizes.batch <= sizes.queue < images
+    facts = facts_of(images)
+    assert facts.batch <= facts.queue < images
 
 
 @pytest.mark.parametrize(("images", "groups"), [(8, 1), (40, 2), (64, 4), (5000, 8)])
 def test_one_process_shuffles_its_keys_over_groups_of_about_eight_images(images, groups, tmp_path):
     facts, key = facts_of(images), "KEY_ENCODER.BATCH_NORM_GROUPS"
-    plan = plan_of(facts, COSTS, 200.0, 2, 1)
+    plan = Comparison(facts, COSTS, 2, 1).plan(200.0)
     file = tmp_path / "suite.yaml"
-    file.write_text(cpu_suite(facts, choose_sizes(facts), NAMED, plan, 9, tmp_path / "out"))
+    file.write_text(cpu_suite(plan, NAMED, 9, tmp_path / "out"))
     for contender in ("moco_v2", "kscl"):
         found = yaml.safe_load(file.read_text())["contenders"][contender]["overrides"][key]
         assert found == groups
@@ -132,8 +127,8 @@ def test_the_estimate_stays_within_the_minutes_and_contenders_get_the_same_secon
         assert plan.kscl_epochs * COSTS.kscl_epoch == pytest.approx(
             plan.moco_epochs * COSTS.moco_epoch, abs=COSTS.kscl_epoch
         )
-    assert choose_lengths(facts_of(), COSTS, 9, cores=2).seeds == 1
-    assert choose_lengths(facts_of(), COSTS, 60, cores=2).seeds == 3
+    assert choose_lengths(facts_of(), COSTS, 9, cores=2).comparison.seeds == 1
+    assert choose_lengths(facts_of(), COSTS, 60, cores=2).comparison.seeds == 3
 
 
 @pytest.mark.parametrize(("minutes", "speed"), [(10, 0.5), (20, 1.0), (30, 2.0), (60, 1.0)])
@@ -145,9 +140,11 @@ def test_most_of_the_minutes_are_used(minutes, speed):
 
 
 def test_detectors_get_enough_iterations_before_pretrainings_get_more():
-    lengths = [plan_of(facts_of(), COSTS, seconds, 2, 1) for seconds in range(100, 1500, 20)]
+    lengths = [
+        Comparison(facts_of(), COSTS, 2, 1).plan(seconds) for seconds in range(100, 1500, 20)
+    ]
     for plan in lengths:
-        steps = plan.kscl_epochs * epoch_steps(facts_of())
+        steps = plan.kscl_epochs * facts_of().epoch_steps
         assert plan.iterations >= ENOUGH_ITERATIONS or steps <= 2 * FEWEST_STEPS
     assert lengths[-1].iterations > ENOUGH_ITERATIONS
     assert lengths[-1].moco_epochs > 2 * lengths[0].moco_epochs
@@ -155,17 +152,17 @@ def test_detectors_get_enough_iterations_before_pretrainings_get_more():
 
 def test_fewer_contenders_come_before_fewer_seeds():
     plans = [choose_lengths(facts_of(), COSTS, minutes, cores=2) for minutes in range(9, 200, 5)]
-    chosen = [(plan.seeds, len(plan.contenders)) for plan in plans]
+    chosen = [(plan.comparison.seeds, len(plan.comparison.contenders)) for plan in plans]
     assert chosen == sorted(chosen)
     assert {(3, len(FEWEST_CONTENDERS)), (3, len(CONTENDERS))} <= set(chosen)
-    one = next(plan for plan in plans if plan.seeds == 1)
-    enough = minutes_for_three(facts_of(), COSTS, one)
-    assert choose_lengths(facts_of(), COSTS, enough, 2, contenders=one.contenders).seeds == 3
+    one = next(plan.comparison for plan in plans if plan.comparison.seeds == 1)
+    enough = choose_lengths(facts_of(), COSTS, minutes_for_three(one), 2, contenders=one.contenders)
+    assert enough.comparison.seeds == 3
 
 
 def test_random_weights_get_the_seconds_of_a_pretraining():
     facts = replace(facts_of(), classes=Path("data/x/classes"))
-    plan = plan_of(facts, COSTS, 600.0, 2, 3)
+    plan = Comparison(facts, COSTS, 2, 3).plan(600.0)
     spent = plan.moco_epochs * COSTS.moco_epoch
     trained = {"detection": plan.iterations * COSTS.iteration, "linear": COSTS.probe_fit}
     assert set(plan.longer) == set(trained)  # nearest neighbors train nothing
@@ -213,7 +210,7 @@ def test_with_weights_in_the_cache_all_contenders_have_their_network(
 
 def test_the_number_of_seeds_can_be_asked_for():
     for seeds in (1, 2, 5):
-        assert choose_lengths(facts_of(), COSTS, 90, 2, seeds).seeds == seeds
+        assert choose_lengths(facts_of(), COSTS, 90, 2, seeds).comparison.seeds == seeds
     with pytest.raises(KsclError, match="with 3 seeds takes about"):
         choose_lengths(facts_of(), COSTS, 8, 2, 3)
 
@@ -248,7 +245,7 @@ def test_what_other_programs_do_does_not_change_what_is_measured(tmp_path, monke
 
 @pytest.mark.parametrize(("jobs", "seeds"), [(1, 3), (2, 1), (3, 3)])
 def test_the_estimate_counts_stages_that_wait_for_others(jobs, seeds):
-    plan = plan_of(facts_of(), COSTS, 300, jobs, seeds)
+    plan = Comparison(facts_of(), COSTS, jobs, seeds).plan(300)
     times, basis, checks = plan.seconds, COSTS.moco_start, COSTS.moco_start + COSTS.convert
     evaluated = times["convert"] + times["detection"]
     spent = plan.moco_epochs * COSTS.moco_epoch
@@ -277,10 +274,9 @@ def test_both_suites_can_be_read_and_planned(tmp_path):
         write_image(tmp_path / "a.jpg", seed=0)
         facts = replace(facts_of(images), classes=classes, root=Path("data/a: #1"))
         facts = replace(facts, first_image=str(tmp_path / "a.jpg"))
-        sizes = choose_sizes(facts)
         plan = choose_lengths(facts, COSTS, 240, cores=2, contenders=small.contenders)
         for network, text in (
-            (small, cpu_suite(facts, sizes, small, plan, 240, tmp_path / "out")),
+            (small, cpu_suite(plan, small, 240, tmp_path / "out")),
             (large, gpu_suite(facts, large, 6, tmp_path / "out")),
         ):
             path = tmp_path / "suite.yaml"
@@ -306,7 +302,7 @@ def test_both_suites_can_be_read_and_planned(tmp_path):
 def test_every_setting_of_the_written_suite_is_explained_where_it_first_stands(tmp_path, classes):
     facts = replace(facts_of(), classes=classes)
     plan = choose_lengths(facts, COSTS, 60, cores=2)
-    suite = cpu_suite(facts, choose_sizes(facts), NAMED, plan, 60, tmp_path / "out")
+    suite = cpu_suite(plan, NAMED, 60, tmp_path / "out")
     on_cpu = explained_settings(suite)
     assert {"METHOD.RHO", "SOLVER.STEPS", "KSCL.PROTOCOL", "basis_image"} < on_cpu
     on_gpus = gpu_suite(facts, RESNET50, 2, tmp_path / "out")
@@ -328,7 +324,7 @@ def test_a_length_at_its_limit_is_not_said_to_fill_the_minutes(tmp_path):
     facts, said = facts_of(), []
     for minutes in (30, 1200):
         plan = choose_lengths(facts, COSTS, minutes, cores=2, contenders=NARROW.contenders)
-        text = cpu_suite(facts, choose_sizes(facts), NARROW, plan, minutes, tmp_path / "out")
+        text = cpu_suite(plan, NARROW, minutes, tmp_path / "out")
         lines = text.splitlines()
         said += [lines[i - 1].strip() for i, line in enumerate(lines) if "SOLVER.EPOCHS" in line][
             :1
@@ -342,7 +338,7 @@ def test_the_suite_knows_how_long_its_stages_take_before_the_first_has_run(tmp_p
     facts = replace(facts_of(), first_image=str(photo))
     plan = choose_lengths(facts, COSTS, 60, cores=2, contenders=NARROW.contenders)
     path = tmp_path / "suite.yaml"
-    path.write_text(cpu_suite(facts, choose_sizes(facts), NARROW, plan, 60, tmp_path / "out"))
+    path.write_text(cpu_suite(plan, NARROW, 60, tmp_path / "out"))
     assert run_suite.main([str(path), "--dry-run", "--skip-check"]) == 0
     first, *stages = capsys.readouterr().out.splitlines()
     minutes = int(first.removeprefix("About ").partition(":")[0])
@@ -424,7 +420,7 @@ def test_small_objects_are_pretrained_on_in_tiles_and_on_gpus_in_whole_photos(tm
     plan = choose_lengths(facts, COSTS, 60, cores=2, contenders=NARROW.contenders)
     chosen = []
     for text in (
-        cpu_suite(facts, choose_sizes(facts), NARROW, plan, 60, tmp_path / "out"),
+        cpu_suite(plan, NARROW, 60, tmp_path / "out"),
         gpu_suite(facts, RESNET50, 2, tmp_path / "out"),
     ):
         (tmp_path / "suite.yaml").write_text(text)

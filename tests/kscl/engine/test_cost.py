@@ -16,7 +16,6 @@ from kscl.engine.cost import (
     forward_passes,
     loader_workers,
     memory_bytes,
-    paper_efficiency,
     peak_flops,
     step_flops,
     step_seconds,
@@ -28,7 +27,7 @@ from kscl.methods.keys import method_of
 
 @pytest.fixture(scope="module")
 def efficiency():
-    return paper_efficiency()
+    return expected_efficiency(load_config(), GPUS["V100"])[0]
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,9 @@ import pytest
 
 from kscl.benchmark.suite.equal_time import StepTimes, measure_steps, write_steps
 from kscl.benchmark.suite.progress import report_seconds
-from kscl.benchmark.suite.spec import lengths_in_all, read_suite
+from kscl.benchmark.suite.spec import read_suite
 from kscl.benchmark.suite.stages import plan
 from kscl.commands.equal_time import main
-from kscl.config import read_mapping
 from kscl.errors import ConfigError, KsclError
 from tests.helpers.runs import TINY, draw_images
 
@@ -71,7 +70,7 @@ def test_every_length_is_a_pretraining_of_its_own_with_the_same_label(suite: Pat
     assert max_steps(suite) == {"moco_v2": 62, "moco_v2_x4": 248, "more_x2": 50, "random": None}
     labels = {each.name: each.label for each in read_suite(suite).contenders}
     assert labels["moco_v2"] == labels["moco_v2_x4"] == "moco_v2"
-    measured = read_suite(suite, with_lengths=False).contenders
+    measured = read_suite(suite, steps={}).contenders
     assert [each.name for each in measured] == ["moco_v2", "more", "random"]
 
 
@@ -79,9 +78,10 @@ def test_each_length_may_have_seeds_of_its_own(suite: Path) -> None:
     words = "seeds: [0, 1, 2]\nsteps: {moco_v2: 62, more: 25}\n"
     given = "  more:\n    lengths: {4: [7], 1: [0, 1]}\n"
     suite.write_text(suite.read_text().replace("  more:\n", given) + words)
-    seeds = {each.name: list(each.seeds) for each in read_suite(suite).contenders}
+    contenders = read_suite(suite).contenders
+    seeds = {each.name: list(each.seeds) for each in contenders}
     assert seeds == {"moco_v2": [0, 1, 2], "more_x4": [7], "more": [0, 1], "random": [0, 1, 2]}
-    assert lengths_in_all(read_mapping(suite)) == 3 + 4 + 2
+    assert [each.lengths for each in contenders] == [(1,), (4,), (1,), (1,)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_steps_and_lengths_that_mean_nothing_are_refused(
     with pytest.raises(ConfigError, match=named):
         read_suite(suite)
     if "multiply" in named:  # what is to be measured
-        assert read_suite(suite, with_lengths=False)
+        assert read_suite(suite, steps={})
 
 
 @pytest.mark.parametrize("lengths", ["{0: [1]}", "{2: [0, 0]}", "{2: 3}", "{}"])
@@ -154,7 +154,7 @@ def test_a_schedule_of_sizes_has_no_equal_time_and_the_error_says_so(suite: Path
     sized = "METHOD.NUM_SHOTS: 6, INPUT.SIZE: [[0, 32], [1, 48]], SOLVER.EPOCHS: 2,"
     suite.write_text(suite.read_text().replace("METHOD.NUM_SHOTS: 6,", sized))
     with pytest.raises(ConfigError, match=r"equal time.*give one size"):
-        measure_steps(read_suite(suite, with_lengths=False), turns=1)
+        measure_steps(read_suite(suite, steps={}), turns=1)
 
 
 def test_contenders_on_different_data_have_no_equal_time(suite: Path, tmp_path: Path) -> None:
