@@ -323,8 +323,13 @@ def _unreadable(name: str, reason: str) -> KsclError:
 def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (kept, held-out) images, both ascending.
 
-    `fraction` of each class is held out, at least one image; a class of one image keeps it.
+    `fraction` of each class is held out, at least one image; a class of one image keeps it. The
+    class of an image with several, from labels (N, C), is its rarest one.
     """
+    if labels.ndim > 1:
+        counts = (labels == PRESENT).sum(0)
+        rarity = np.where(labels == PRESENT, 1 / np.maximum(counts, 1), 0)
+        labels = np.where(rarity.any(1), rarity.argmax(1), -1)
     held = _sample(labels, lambda n: min(max(1, round(fraction * n)), n - 1), seed, Stream.HELD_OUT)
     return np.setdiff1d(np.arange(len(labels)), held), held
 
@@ -332,13 +337,6 @@ def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray
 def few_of_each_class(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Return `count` images of each class, ascending, or all images of a smaller class."""
     return _sample(labels, lambda n: count, seed, Stream.FEW_SHOT)
-
-
-def rarest_class(labels: np.ndarray) -> np.ndarray:
-    """Return each image's rarest class, or -1, from labels (N, C): to hold out every class."""
-    counts = (labels == PRESENT).sum(0)
-    rarity = np.where(labels == PRESENT, 1 / np.maximum(counts, 1), 0)
-    return np.where(rarity.any(1), rarity.argmax(1), -1)
 
 
 def _sample(

@@ -36,7 +36,6 @@ from linear_eval.images import (
     hold_out,
     open_annotated,
     open_class_folders,
-    rarest_class,
 )
 from linear_eval.linear import Rows, Solution, fit_binary, fit_logistic, outputs_of
 from linear_eval.probe import Data, Json, Probe
@@ -222,8 +221,7 @@ class LinearSuite(Probe):
             features = torch.cat([fit_on.features, choose_on.features])
             whole = Split(features, np.concatenate([fit_on.labels, choose_on.labels]))
         else:
-            labels = train.labels if train.labels.ndim == 1 else rarest_class(train.labels)
-            kept, held = hold_out(labels, suite.HOLD_OUT, self.cfg.SEED)
+            kept, held = hold_out(train.labels, suite.HOLD_OUT, self.cfg.SEED)
             fit_on, choose_on, whole = train.part(kept), train.part(held), train
         if not len(choose_on.labels):
             raise KsclError(
