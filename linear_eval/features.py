@@ -83,13 +83,8 @@ class _Store:
 
     def checksum(self, view: str) -> str:
         """Return the SHA-256 of a view's features on disk."""
-        digest, left = hashlib.sha256(), self.slot_bytes
-        with self.file.open("rb") as file:
-            file.seek(slot(view) * self.slot_bytes)
-            while left and (part := file.read(min(left, 2**24))):
-                digest.update(part)
-                left -= len(part)
-        return digest.hexdigest()
+        start = slot(view) * self.slot_bytes
+        return hashlib.sha256(np.memmap(self.file, mode="r")[start:][: self.slot_bytes]).hexdigest()
 
     def is_complete(self, view: str) -> bool:
         """Return whether a view's features are complete; discard damaged ones."""
@@ -103,13 +98,12 @@ class _Store:
         if not good:
             log.warning("%s: view %s is damaged and will be recomputed.", self.file, view)
             self.seal(view).unlink()
-            self.forget_pieces([view])
+            self.forget_pieces(view)
         return good
 
-    def forget_pieces(self, views: Sequence[str]) -> None:
-        for view in views:
-            for piece in self.pieces:
-                self.marker(view, piece).unlink(missing_ok=True)
+    def forget_pieces(self, view: str) -> None:
+        for piece in self.pieces:
+            self.marker(view, piece).unlink(missing_ok=True)
 
     def missing_pieces(self, views: Sequence[str]) -> list[int]:
         """Return the pieces that are not done in all views."""
@@ -157,7 +151,7 @@ class _Store:
         for view in views:
             content = json.dumps({"sha256": self.checksum(view)})
             write_atomically(self.seal(view), content.encode())
-        self.forget_pieces(views)
+            self.forget_pieces(view)
 
     def open(self, views: Sequence[str], decoded: int = 0) -> Features:
         """Map the features into memory."""

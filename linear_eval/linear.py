@@ -13,7 +13,7 @@ C = 1 / (L2 · rows).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -43,9 +43,19 @@ class Rows:
 
     table: Tensor  # (any, D), float32, perhaps memory-mapped
     indices: np.ndarray  # (V, n): row of the table with view v of image i
-    labels: Tensor  # (n,) int64
+    labels: Tensor  # (n,) int64; (n, C) of images with several classes
     center: Tensor | None = None  # (D,), subtracted
     scale: Tensor | None = None  # (D,), multiplied
+
+    @classmethod
+    def of(cls, table: Tensor, labels: Tensor) -> Rows:
+        """Return all rows of a table, as one view."""
+        return cls(table, np.arange(len(table))[None], labels)
+
+    def part(self, images: np.ndarray) -> Rows:
+        """Return the rows of some of the images."""
+        labels = self.labels[torch.from_numpy(images)]
+        return replace(self, indices=self.indices[:, images], labels=labels)
 
     def __len__(self) -> int:
         return self.indices.shape[1]
@@ -85,7 +95,7 @@ def standardized(rows: Rows) -> Rows:
     # A smaller variance is rounding noise of a constant, which scaling would amplify.
     alive = variance > 1e-10 * (squares / rows.indices.size)
     scale = torch.where(alive, variance.clamp_min(1e-38).rsqrt(), 0.0)
-    return Rows(rows.table, rows.indices, rows.labels, mean.float(), scale.float())
+    return replace(rows, center=mean.float(), scale=scale.float())
 
 
 @torch.no_grad()
@@ -275,8 +285,7 @@ def objective(
 
 
 def fit_binary(
-    features: Tensor,
-    labels: np.ndarray,
+    rows: Rows,
     weight_decay: float,
     max_iterations: int,
     device: torch.device,
@@ -288,7 +297,8 @@ def fit_binary(
     loss + weight_decay/2 · ‖w‖², scikit-learn's objective at C = 1 / weight_decay. The classes are
     independent, so their sum, divided by the number of images, has the same minimum.
     """
-    features, known = features.to(device), torch.from_numpy(labels.T).to(device)
+    features = rows.take(torch.from_numpy(rows.indices[0])).to(device)
+    known = rows.labels.T.to(device)
     truth, counted = (known == 1).float(), (known >= 0).float()  # (C, n)
     classes, count = truth.shape
 

@@ -265,10 +265,8 @@ class Cached(GridProbe):
 
     def test_rows(self, role: str, images: np.ndarray) -> Rows:
         """Return center crops, standardized like the rows trained on."""
-        features, targets = self.features[role], self.data[role].targets
-        indices = (slot(CENTER) * features.count + images)[None]
-        labels = targets[torch.from_numpy(images)]
-        return replace(self.rows, table=features.rows, indices=indices, labels=labels)
+        rows = Rows.of(self.centers(role), self.data[role].targets).part(images)
+        return replace(rows, center=self.rows.center, scale=self.rows.scale)
 
     def compare(self, points: Sequence[Point], held: np.ndarray) -> list[Json]:
         sweep: list[Json] = []
