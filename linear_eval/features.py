@@ -17,7 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,14 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.precision import in_tf32
 from linear_eval.backbone import Frozen, cache_name, my_turn
-from linear_eval.images import LabeledImages, file_state, geometry, load_views, slot
+from linear_eval.images import (
+    LabeledImages,
+    file_state,
+    fixed_view,
+    load_views,
+    slot,
+    view_settings,
+)
 
 FORMAT = 1
 BATCH = 128  # images; fewer if their features are large
@@ -216,7 +223,7 @@ def _about(cfg: CfgNode, frozen: Frozen, images: LabeledImages) -> dict[str, Any
         "device": frozen.device.type,
         "data": images.fingerprint["hash"],
         "files": file_state(images),
-        "views": asdict(geometry(cfg)),
+        "views": view_settings(cfg),
         "libraries": {name: versions[name] for name in LIBRARIES}
         | {"pillow": PIL.__version__, "opencv": cv2.__version__},
     }
@@ -231,10 +238,10 @@ def _extract(
     batch_size: int,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (piece, rows (n, V, D)) for this rank's share of the pieces."""
-    shape, count, size = geometry(cfg), len(images), BATCHES * batch_size
+    count, size = len(images), BATCHES * batch_size
 
     def make_views(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
-        return [shape.fixed(picture, view, number) for view in views]
+        return [fixed_view(picture, cfg.INPUT, view, number) for view in views]
 
     starts = [
         start
