@@ -160,12 +160,10 @@ class _Store:
             write_atomically(self.seal(view), content.encode())
             self.forget_pieces(view)
 
-    def open(self, views: Sequence[str], decoded: int = 0) -> Features:
+    def open(self, decoded: int = 0) -> Features:
         """Map the features into memory."""
-        slots = 1 + max(slot(view) for view in views)
         # Copy-on-write: torch warns about read-only memory.
-        shape = (slots * self.count, self.dim)
-        mapped = np.memmap(self.file, np.float32, mode="c", shape=shape)
+        mapped = np.memmap(self.file, np.float32, mode="c").reshape(-1, self.dim)
         return Features(torch.from_numpy(mapped), self.count, decoded)
 
 
@@ -195,7 +193,7 @@ def cached_features(
         missing = on_first_rank(lambda: [view for view in views if not store.is_complete(view)])
         if not missing:
             log.info("Features of %s: reusing %s.", where, folder)
-            return store.open(views)
+            return store.open()
         pieces = on_first_rank(prepare)
         log.info("Features of %s: writing %s to %s.", where, " and ".join(missing), folder)
         for piece, rows in _extract(cfg, frozen, images, missing, pieces, store.batch):
@@ -206,7 +204,7 @@ def cached_features(
         run.leave_if_stopped()  # waits until all ranks have written
         on_first_rank(lambda: store.finish(missing))
         sizes = (min(store.piece, len(images) - piece * store.piece) for piece in pieces)
-        return store.open(views, sum(sizes))
+        return store.open(sum(sizes))
 
 
 def _about(cfg: CfgNode, frozen: Frozen, images: LabeledImages) -> dict[str, Any]:

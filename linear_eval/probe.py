@@ -383,8 +383,8 @@ def schedule(cfg: CfgNode) -> CfgNode:
 
 
 def _common_settings(cfg: CfgNode) -> Json:
-    full = "tf32" if cfg.SOLVER.TF32 else "float32"
-    half = cfg.SOLVER.AMP if full == "float32" else f"{cfg.SOLVER.AMP} and {full}"
+    amp, tf32 = cfg.SOLVER.AMP, cfg.SOLVER.TF32
+    reduced = [name for name, used in ((amp, amp != "off"), ("tf32", tf32)) if used]
     batch_norm: Json | str = "as stored"
     if cfg.BACKBONE.BATCH_NORM != "keep":
         statistics = "statistics of train images"
@@ -394,7 +394,7 @@ def _common_settings(cfg: CfgNode) -> Json:
     common: Json = {
         "features": "pooled, frozen, evaluation mode",
         "batch_norm": batch_norm,
-        "precision": full if cfg.SOLVER.AMP == "off" else half,
+        "precision": " and ".join(reduced) or "float32",
         "train_images_per_class": cfg.DATA.IMAGES_PER_CLASS or "all",
         "test_view": {
             "resize": cfg.INPUT.RESIZE,

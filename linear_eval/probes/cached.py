@@ -97,13 +97,9 @@ class GridProbe(Probe):
             kept, held = self.split(train)
             yield from self.solve(kept, points)
             self.sweep, self.training, self.found = self.compare(points, held), {}, []
+        before = len(points) if "l2" in points[0] else self.solver.EPOCHS  # fits, or epochs
         for step in self.solve(np.arange(len(train)), [points[self.chosen]]):
-            yield self.grid_steps + step
-
-    @property
-    def grid_steps(self) -> int:
-        """Return the steps of `solve` on the grid."""
-        return int(self.solver.EPOCHS)
+            yield before + step
 
     def sgd(
         self, points: Sequence[Point], dim: int, train: Callable[..., Iterator[int]]
@@ -229,7 +225,12 @@ class Cached(GridProbe):
         }
 
     def points(self) -> list[Point]:
-        return grid_points(self.cfg)
+        cached = self.cfg.CACHED
+        if cached.METHOD == "lbfgs":
+            # From strong to weak: each solution is a good start for the next.
+            return [{"l2": l2} for l2 in sorted(cached.L2, reverse=True)]
+        pairs = itertools.product(cached.LRS, cached.WEIGHT_DECAYS)
+        return [{"lr": lr, "weight_decay": decay} for lr, decay in pairs]
 
     def split(self, train: LabeledImages) -> tuple[np.ndarray, np.ndarray]:
         kept, held = hold_out(train.labels, self.cfg.CACHED.HOLD_OUT, self.cfg.SEED)
@@ -239,11 +240,6 @@ class Cached(GridProbe):
                 "Use more images, or one point (CACHED.LRS, CACHED.WEIGHT_DECAYS, CACHED.L2)."
             )
         return kept, held
-
-    @property
-    def grid_steps(self) -> int:
-        lbfgs = self.cfg.CACHED.METHOD == "lbfgs"
-        return len(self.points()) if lbfgs else super().grid_steps
 
     def solve(self, images: np.ndarray, points: Sequence[Point]) -> Iterator[int]:
         cached, train, features = self.cfg.CACHED, self.data["train"], self.features["train"]
@@ -277,16 +273,10 @@ class Cached(GridProbe):
             outputs = outputs_of(test, *solution)
             loss = float(F.cross_entropy(outputs, test.labels))
             hits.append(outputs.argmax(1) == test.labels)
-            figures = {
-                "held_out_top1": 100 * int(hits[-1].sum()) / len(test),
-                "held_out_loss": loss,
-                "train_loss": train_loss,
-            }
-            diverged = not (math.isfinite(loss) and math.isfinite(train_loss))
-            if diverged:
-                figures = dict.fromkeys(figures)
-            sweep.append({**point, **figures, "diverged": diverged, "chosen": False})
-        best = choose(sweep)
+            top1 = 100 * int(hits[-1].sum()) / len(test)
+            figures = {"held_out_top1": top1, "held_out_loss": loss, "train_loss": train_loss}
+            sweep.append(sweep_row(point, figures))
+        best = choose(sweep, better, "CACHED.LRS")
         sweep[best] |= {"chosen": True, "clear_edges": _clear_edges(points, hits, best)}
         how_many = (len(points), len(test))
         log.info("%s: the best of %d on %d held-out images.", in_words(points[best]), *how_many)
@@ -327,24 +317,28 @@ def cached_views(cfg: CfgNode) -> list[str]:
     return [*cfg.CACHED.VIEWS, *(f"{FIXED_CROP}{turn}" for turn in range(cfg.CACHED.RANDOM_CROPS))]
 
 
-def grid_points(cfg: CfgNode) -> list[Point]:
-    if cfg.CACHED.METHOD == "lbfgs":
-        # From strong to weak: each solution is a good start for the next.
-        return [{"l2": l2} for l2 in sorted(cfg.CACHED.L2, reverse=True)]
-    pairs = itertools.product(cfg.CACHED.LRS, cfg.CACHED.WEIGHT_DECAYS)
-    return [{"lr": lr, "weight_decay": decay} for lr, decay in pairs]
-
-
 def in_words(point: Point) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in point.items())
 
 
-def choose(sweep: Sequence[Json]) -> int:
-    """Return the point with the best held-out top-1; ties go to the lowest loss."""
+def sweep_row(point: Point, figures: Json) -> Json:
+    """Return a point's row of the sweep, without figures if one is not finite."""
+    diverged = not all(map(math.isfinite, figures.values()))
+    shown = dict.fromkeys(figures) if diverged else figures
+    return {**point, **shown, "diverged": diverged, "chosen": False}
+
+
+def choose(sweep: Sequence[Json], merit: Callable[[Json], Any], lrs: str) -> int:
+    """Return the first of the best rows; `lrs` is the key of the learning rates."""
     usable = [number for number, row in enumerate(sweep) if not row["diverged"]]
     if not usable:
-        raise KsclError("Every point of the grid diverged. Lower CACHED.LRS.")
-    return max(usable, key=lambda n: (sweep[n]["held_out_top1"], -sweep[n]["held_out_loss"], -n))
+        raise KsclError(f"Every point of the grid diverged. Lower {lrs}.")
+    return max(usable, key=lambda number: merit(sweep[number]))
+
+
+def better(row: Json) -> tuple[float, float]:
+    """Rank a row by held-out top-1; ties go to the lowest loss."""
+    return row["held_out_top1"], -row["held_out_loss"]
 
 
 def _clear_edges(points: Sequence[Point], hits: Sequence[Tensor], best: int) -> list[str]:

@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ from linear_eval.linear import (
 )
 from linear_eval.masks import VOC_LISTS, VOID, MaskedImages, open_masked
 from linear_eval.probe import Data, Json, schedule_words
-from linear_eval.probes.cached import GridProbe
+from linear_eval.probes.cached import GridProbe, choose, sweep_row
 from linear_eval.score import LEVEL, Outcome, Score
 
 log = logging.getLogger(LOGGER)
@@ -221,15 +222,11 @@ class Segmentation(GridProbe):
         sweep: list[Json] = []
         sums = [self.sums("train", held.tolist(), solution) for solution in self.found]
         for point, each, loss in zip(points, sums, self.training["losses"][-1], strict=True):
-            row = {"held_out_mIoU": float(np.nanmean(ious(each.sum(0)))), "train_loss": loss}
-            row = row if math.isfinite(loss) else dict.fromkeys(row)
-            sweep.append({**point, **row, "diverged": not math.isfinite(loss), "chosen": False})
-        usable = [number for number, row in enumerate(sweep) if not row["diverged"]]
-        if not usable:
-            raise KsclError("Every learning rate diverged. Lower SEGMENTATION.LRS.")
-        best = max(usable, key=lambda number: sweep[number]["held_out_mIoU"])
+            miou = float(np.nanmean(ious(each.sum(0))))
+            sweep.append(sweep_row(point, {"held_out_mIoU": miou, "train_loss": loss}))
+        best = choose(sweep, itemgetter("held_out_mIoU"), "SEGMENTATION.LRS")
         beside = {0: 1, len(points) - 1: len(points) - 2}.get(best)
-        if len(points) > 2 and beside in usable:
+        if len(points) > 2 and beside is not None and not sweep[beside]["diverged"]:
             differences = bootstrap(sums[best]) - bootstrap(sums[beside])
             sweep[best]["at_edge"] = bool(np.quantile(differences, ENDS[0]) > 0)
         sweep[best]["chosen"] = True
