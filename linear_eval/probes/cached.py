@@ -45,7 +45,7 @@ from linear_eval.linear import (
     train_grid,
 )
 from linear_eval.probe import VIEW_WORDS, Json, Probe, random_crop_words, schedule_words
-from linear_eval.score import ACCURACY, Outcome, beyond_noise, ranked_classes, score
+from linear_eval.score import ACCURACY, Outcome, beside_end, beyond_noise, ranked_classes, score
 
 log = logging.getLogger(LOGGER)
 
@@ -346,10 +346,10 @@ def _clear_edges(points: Sequence[Point], hits: Sequence[Tensor], best: int) -> 
     found = []
     for name, value in points[best].items():
         values = sorted({point[name] for point in points})
-        if len(values) < 3 or value not in (values[0], values[-1]) or value == 0:
-            continue  # there is nothing below 0
-        inside = values[1] if value == values[0] else values[-2]
-        neighbor = points.index(points[best] | {name: inside})
+        beside = beside_end(values.index(value), len(values))
+        if beside is None or value == 0:  # there is nothing below 0
+            continue
+        neighbor = points.index(points[best] | {name: values[beside]})
         if beyond_noise(hits[best].double().numpy() - hits[neighbor].double().numpy()):
             found.append(name)
     return found

@@ -38,7 +38,7 @@ from linear_eval.images import (
 )
 from linear_eval.linear import Rows, Solution, fit_binary, fit_logistic, outputs_of
 from linear_eval.probe import Data, Json, Probe
-from linear_eval.score import Outcome, Score, eleven_point_precision
+from linear_eval.score import Outcome, Score, beside_end, eleven_point_precision
 
 log = logging.getLogger(LOGGER)
 
@@ -292,8 +292,8 @@ def _at_edge(scores: Sequence[float], best: int, images: int) -> bool:
 
     The noise is that of two independent percentages, an upper bound for the same images.
     """
-    if len(scores) < 3 or best not in (0, len(scores) - 1):
+    beside = beside_end(best, len(scores))
+    if beside is None:
         return False
-    neighbor = scores[1 if best == 0 else best - 1]
-    variance = sum(score * (100 - score) for score in (scores[best], neighbor)) / images
-    return scores[best] - neighbor > 1.96 * math.sqrt(variance)
+    variance = sum(score * (100 - score) for score in (scores[best], scores[beside])) / images
+    return scores[best] - scores[beside] > 1.96 * math.sqrt(variance)

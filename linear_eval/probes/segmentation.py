@@ -54,7 +54,7 @@ from linear_eval.linear import (
 from linear_eval.masks import VOC_LISTS, VOID, MaskedImages, open_masked
 from linear_eval.probe import Data, Json, schedule_words
 from linear_eval.probes.cached import GridProbe, choose, sweep_row
-from linear_eval.score import LEVEL, Outcome, Score
+from linear_eval.score import LEVEL, Outcome, Score, beside_end
 
 log = logging.getLogger(LOGGER)
 
@@ -225,8 +225,8 @@ class Segmentation(GridProbe):
             miou = float(np.nanmean(ious(each.sum(0))))
             sweep.append(sweep_row(point, {"held_out_mIoU": miou, "train_loss": loss}))
         best = choose(sweep, itemgetter("held_out_mIoU"), "SEGMENTATION.LRS")
-        beside = {0: 1, len(points) - 1: len(points) - 2}.get(best)
-        if len(points) > 2 and beside is not None and not sweep[beside]["diverged"]:
+        beside = beside_end(best, len(points))
+        if beside is not None and not sweep[beside]["diverged"]:
             differences = bootstrap(sums[best]) - bootstrap(sums[beside])
             sweep[best]["at_edge"] = bool(np.quantile(differences, ENDS[0]) > 0)
         sweep[best]["chosen"] = True
