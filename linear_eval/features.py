@@ -90,8 +90,8 @@ class _Store:
 
     def checksum(self, view: str) -> str:
         """Return the SHA-256 of a view's features on disk."""
-        start = slot(view) * self.slot_bytes
-        return hashlib.sha256(np.memmap(self.file, mode="r")[start:][: self.slot_bytes]).hexdigest()
+        stored, start = np.memmap(self.file, mode="r"), slot(view) * self.slot_bytes
+        return hashlib.sha256(stored[start : start + self.slot_bytes].data).hexdigest()
 
     def is_complete(self, view: str) -> bool:
         """Return whether a view's features are complete; discard damaged ones."""
