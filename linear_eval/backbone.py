@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER
 from kscl.runtime.precision import AMP_TYPES, autocast, in_tf32
 from kscl.views.normalize import normalize_exactly
-from linear_eval.images import LabeledImages, file_state, geometry, load_center_crops
+from linear_eval.images import LabeledImages, file_state, load_center_crops, view_settings
 
 BATCH = 64  # of the calibration
 POLL_SECONDS = 0.2
@@ -170,7 +170,7 @@ def calibrate(
         "arch": [loaded.description.arch, loaded.description.kwargs],
         "data": [train.fingerprint["hash"], file_state(train)],
         "images": hashlib.sha256(indices.tobytes()).hexdigest(),
-        "views": asdict(geometry(cfg)),
+        "views": view_settings(cfg),
         "input": [*mean.flatten().tolist(), *std.flatten().tolist()],
         "libraries": [torch.__version__, np.__version__, PIL.__version__, cv2.__version__],
         "computed": [device().type, in_tf32(device())],

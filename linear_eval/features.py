@@ -17,7 +17,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,14 @@ from kscl.runtime.files import write_atomically
 from kscl.runtime.logs import LOGGER, progress
 from kscl.runtime.precision import in_tf32
 from linear_eval.backbone import Frozen, cache_name, my_turn
-from linear_eval.images import LabeledImages, file_state, geometry, load_views, slot
+from linear_eval.images import (
+    LabeledImages,
+    file_state,
+    fixed_view,
+    load_views,
+    slot,
+    view_settings,
+)
 
 FORMAT = 1
 BATCH = 128  # images; fewer if their features are large
@@ -83,13 +90,8 @@ class _Store:
 
     def checksum(self, view: str) -> str:
         """Return the SHA-256 of a view's features on disk."""
-        digest, left = hashlib.sha256(), self.slot_bytes
-        with self.file.open("rb") as file:
-            file.seek(slot(view) * self.slot_bytes)
-            while left and (part := file.read(min(left, 2**24))):
-                digest.update(part)
-                left -= len(part)
-        return digest.hexdigest()
+        stored, start = np.memmap(self.file, mode="r"), slot(view) * self.slot_bytes
+        return hashlib.sha256(stored[start : start + self.slot_bytes].data).hexdigest()
 
     def is_complete(self, view: str) -> bool:
         """Return whether a view's features are complete; discard damaged ones."""
@@ -103,13 +105,12 @@ class _Store:
         if not good:
             log.warning("%s: view %s is damaged and will be recomputed.", self.file, view)
             self.seal(view).unlink()
-            self.forget_pieces([view])
+            self.forget_pieces(view)
         return good
 
-    def forget_pieces(self, views: Sequence[str]) -> None:
-        for view in views:
-            for piece in self.pieces:
-                self.marker(view, piece).unlink(missing_ok=True)
+    def forget_pieces(self, view: str) -> None:
+        for piece in self.pieces:
+            self.marker(view, piece).unlink(missing_ok=True)
 
     def missing_pieces(self, views: Sequence[str]) -> list[int]:
         """Return the pieces that are not done in all views."""
@@ -157,14 +158,12 @@ class _Store:
         for view in views:
             content = json.dumps({"sha256": self.checksum(view)})
             write_atomically(self.seal(view), content.encode())
-        self.forget_pieces(views)
+            self.forget_pieces(view)
 
-    def open(self, views: Sequence[str], decoded: int = 0) -> Features:
+    def open(self, decoded: int = 0) -> Features:
         """Map the features into memory."""
-        slots = 1 + max(slot(view) for view in views)
         # Copy-on-write: torch warns about read-only memory.
-        shape = (slots * self.count, self.dim)
-        mapped = np.memmap(self.file, np.float32, mode="c", shape=shape)
+        mapped = np.memmap(self.file, np.float32, mode="c").reshape(-1, self.dim)
         return Features(torch.from_numpy(mapped), self.count, decoded)
 
 
@@ -194,7 +193,7 @@ def cached_features(
         missing = on_first_rank(lambda: [view for view in views if not store.is_complete(view)])
         if not missing:
             log.info("Features of %s: reusing %s.", where, folder)
-            return store.open(views)
+            return store.open()
         pieces = on_first_rank(prepare)
         log.info("Features of %s: writing %s to %s.", where, " and ".join(missing), folder)
         for piece, rows in _extract(cfg, frozen, images, missing, pieces, store.batch):
@@ -205,7 +204,7 @@ def cached_features(
         run.leave_if_stopped()  # waits until all ranks have written
         on_first_rank(lambda: store.finish(missing))
         sizes = (min(store.piece, len(images) - piece * store.piece) for piece in pieces)
-        return store.open(views, sum(sizes))
+        return store.open(sum(sizes))
 
 
 def _about(cfg: CfgNode, frozen: Frozen, images: LabeledImages) -> dict[str, Any]:
@@ -222,7 +221,7 @@ def _about(cfg: CfgNode, frozen: Frozen, images: LabeledImages) -> dict[str, Any
         "device": frozen.device.type,
         "data": images.fingerprint["hash"],
         "files": file_state(images),
-        "views": asdict(geometry(cfg)),
+        "views": view_settings(cfg),
         "libraries": {name: versions[name] for name in LIBRARIES}
         | {"pillow": PIL.__version__, "opencv": cv2.__version__},
     }
@@ -237,10 +236,10 @@ def _extract(
     batch_size: int,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield (piece, rows (n, V, D)) for this rank's share of the pieces."""
-    shape, count, size = geometry(cfg), len(images), BATCHES * batch_size
+    count, size = len(images), BATCHES * batch_size
 
     def make_views(picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
-        return [shape.fixed(picture, view, number) for view in views]
+        return [fixed_view(picture, cfg.INPUT, view, number) for view in views]
 
     starts = [
         start

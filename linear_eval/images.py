@@ -58,51 +58,45 @@ TIMEOUT = 60  # seconds
 MakeViews = Callable[[Image.Image, int, int], Sequence[Image.Image]]
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """The sizes and probabilities that define a view."""
-
-    size: int
-    resize: int
-    scale: tuple[float, float]
-    ratio: tuple[float, float]
-    flip: float
-    interpolation: str = "bilinear"
-
-    def center(self, picture: Image.Image) -> Image.Image:
-        """Resize the short side and crop the center."""
-        resized = F.resize(picture, self.resize, InterpolationMode(self.interpolation))
-        return F.center_crop(resized, [self.size, self.size])
-
-    def random_crop(self, picture: Image.Image, numbers: np.ndarray) -> Image.Image:
-        """Return a random resized crop, perhaps flipped, from NUM_DRAWS numbers in [0, 1)."""
-        draw = iter(numbers.tolist()).__next__
-        flipped = draw() < self.flip
-        box = sample_crop(picture.height, picture.width, self.scale, self.ratio, draw)
-        size, mode = [self.size, self.size], InterpolationMode(self.interpolation)
-        view = F.resized_crop(picture, *box, size, mode)
-        return F.hflip(view) if flipped else view
-
-    def fixed(self, picture: Image.Image, view: str, image: int) -> Image.Image:
-        """Return a view by name; a fixed crop depends only on the image's index."""
-        if view == CENTER:
-            return self.center(picture)
-        if view == FLIP:
-            return F.hflip(self.center(picture))
-        if view == WHOLE:
-            return F.resize(picture, [self.size, self.size], InterpolationMode(self.interpolation))
-        turn = int(view.removeprefix(FIXED_CROP))
-        return self.random_crop(picture, uniforms(0, turn, Stream.FIXED_CROPS, image, NUM_DRAWS))
-
-    def augmented(self, picture: Image.Image, seed: int, epoch: int, image: int) -> Image.Image:
-        """Return the training view of an image in an epoch."""
-        return self.random_crop(picture, uniforms(seed, epoch, Stream.VIEWS, image, NUM_DRAWS))
+def center(picture: Image.Image, given: CfgNode) -> Image.Image:
+    """Resize the short side and crop the center; `given` is the section INPUT."""
+    resized = F.resize(picture, given.RESIZE, InterpolationMode(given.INTERPOLATION))
+    return F.center_crop(resized, [given.SIZE, given.SIZE])
 
 
-def geometry(cfg: CfgNode) -> Geometry:
-    given = cfg.INPUT
-    ranges = tuple(given.SCALE), tuple(given.RATIO)
-    return Geometry(given.SIZE, given.RESIZE, *ranges, given.FLIP, given.INTERPOLATION)
+def random_crop(picture: Image.Image, given: CfgNode, numbers: np.ndarray) -> Image.Image:
+    """Return a random resized crop, perhaps flipped, from NUM_DRAWS numbers in [0, 1)."""
+    draw = iter(numbers.tolist()).__next__
+    flipped = draw() < given.FLIP
+    box = sample_crop(picture.height, picture.width, given.SCALE, given.RATIO, draw)
+    size, mode = [given.SIZE, given.SIZE], InterpolationMode(given.INTERPOLATION)
+    view = F.resized_crop(picture, *box, size, mode)
+    return F.hflip(view) if flipped else view
+
+
+def fixed_view(picture: Image.Image, given: CfgNode, view: str, image: int) -> Image.Image:
+    """Return a view by name; a fixed crop depends only on the image's index."""
+    if view == CENTER:
+        return center(picture, given)
+    if view == FLIP:
+        return F.hflip(center(picture, given))
+    if view == WHOLE:
+        return F.resize(picture, [given.SIZE, given.SIZE], InterpolationMode(given.INTERPOLATION))
+    turn = int(view.removeprefix(FIXED_CROP))
+    return random_crop(picture, given, uniforms(0, turn, Stream.FIXED_CROPS, image, NUM_DRAWS))
+
+
+def augmented(
+    picture: Image.Image, given: CfgNode, seed: int, epoch: int, image: int
+) -> Image.Image:
+    """Return the training view of an image in an epoch."""
+    return random_crop(picture, given, uniforms(seed, epoch, Stream.VIEWS, image, NUM_DRAWS))
+
+
+def view_settings(cfg: CfgNode) -> dict[str, Any]:
+    """Return what a fixed view depends on."""
+    names = ("SIZE", "RESIZE", "SCALE", "RATIO", "FLIP", "INTERPOLATION")
+    return {name: cfg.INPUT[name] for name in names}
 
 
 def slot(view: str) -> int:
@@ -302,11 +296,12 @@ def load_center_crops(
     cfg: CfgNode, images: LabeledImages, parts: Iterable[Iterable[int]]
 ) -> Iterator[Tensor]:
     """Yield center crops (B, 3, H, W), uint8, of each part of the images."""
-    shape = geometry(cfg)
     batches = [[(0, int(index)) for index in part] for part in parts]
-    for batch in load_views(
-        images, lambda picture, *_: [shape.center(picture)], batches, cfg.DATA.NUM_WORKERS
-    ):
+
+    def make_views(picture: Image.Image, *_: int) -> list[Image.Image]:
+        return [center(picture, cfg.INPUT)]
+
+    for batch in load_views(images, make_views, batches, cfg.DATA.NUM_WORKERS):
         yield batch.views[:, 0]
 
 
@@ -323,8 +318,13 @@ def _unreadable(name: str, reason: str) -> KsclError:
 def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (kept, held-out) images, both ascending.
 
-    `fraction` of each class is held out, at least one image; a class of one image keeps it.
+    `fraction` of each class is held out, at least one image; a class of one image keeps it. The
+    class of an image with several, from labels (N, C), is its rarest one.
     """
+    if labels.ndim > 1:
+        counts = (labels == PRESENT).sum(0)
+        rarity = np.where(labels == PRESENT, 1 / np.maximum(counts, 1), 0)
+        labels = np.where(rarity.any(1), rarity.argmax(1), -1)
     held = _sample(labels, lambda n: min(max(1, round(fraction * n)), n - 1), seed, Stream.HELD_OUT)
     return np.setdiff1d(np.arange(len(labels)), held), held
 
@@ -332,13 +332,6 @@ def hold_out(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray
 def few_of_each_class(labels: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Return `count` images of each class, ascending, or all images of a smaller class."""
     return _sample(labels, lambda n: count, seed, Stream.FEW_SHOT)
-
-
-def rarest_class(labels: np.ndarray) -> np.ndarray:
-    """Return each image's rarest class, or -1, from labels (N, C): to hold out every class."""
-    counts = (labels == PRESENT).sum(0)
-    rarity = np.where(labels == PRESENT, 1 / np.maximum(counts, 1), 0)
-    return np.where(rarity.any(1), rarity.argmax(1), -1)
 
 
 def _sample(

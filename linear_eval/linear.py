@@ -13,7 +13,7 @@ C = 1 / (L2 · rows).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ LOSS_TOLERANCE = 1e-10
 
 Point = dict[str, float]  # the settings at one point of a grid
 Solution = tuple[Tensor, Tensor]  # weight (C, D), bias (C,)
-Chunk = tuple[Tensor, Tensor]  # features (n, D), labels (n,)
+Chunk = tuple[Tensor, Tensor]  # features (n, D), labels (n, …)
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,19 @@ class Rows:
 
     table: Tensor  # (any, D), float32, perhaps memory-mapped
     indices: np.ndarray  # (V, n): row of the table with view v of image i
-    labels: Tensor  # (n,) int64
+    labels: Tensor  # (n,) int64; (n, C) of images with several classes
     center: Tensor | None = None  # (D,), subtracted
     scale: Tensor | None = None  # (D,), multiplied
+
+    @classmethod
+    def of(cls, table: Tensor, labels: Tensor) -> Rows:
+        """Return all rows of a table, as one view."""
+        return cls(table, np.arange(len(table))[None], labels)
+
+    def part(self, images: np.ndarray) -> Rows:
+        """Return the rows of some of the images."""
+        labels = self.labels[torch.from_numpy(images)]
+        return replace(self, indices=self.indices[:, images], labels=labels)
 
     def __len__(self) -> int:
         return self.indices.shape[1]
@@ -85,7 +95,7 @@ def standardized(rows: Rows) -> Rows:
     # A smaller variance is rounding noise of a constant, which scaling would amplify.
     alive = variance > 1e-10 * (squares / rows.indices.size)
     scale = torch.where(alive, variance.clamp_min(1e-38).rsqrt(), 0.0)
-    return Rows(rows.table, rows.indices, rows.labels, mean.float(), scale.float())
+    return replace(rows, center=mean.float(), scale=scale.float())
 
 
 @torch.no_grad()
@@ -142,65 +152,73 @@ def solutions_of(state: dict[str, Any], points: int) -> list[Solution]:
     return list(zip(*parts, strict=True))
 
 
-@torch.no_grad()
 def train_grid(
     rows: Rows, points: Sequence[Point], state: dict[str, Any], solver: CfgNode, seed: int
 ) -> Iterator[int]:
     """Train from the state's epoch to the end; yield the number of each epoch."""
-    weight, bias = state["weight"], state["bias"]
-    device, classes = weight.device, len(weight) // len(points)
-    learning_rates, decays = settings_of(points, classes, device)
+    device = state["weight"].device
     rows = rows.near(device)
-    for epoch in range(len(state["losses"]), solver.EPOCHS):
-        epoch_rates = learning_rates * rate_factor(solver, epoch)
-        loss = torch.zeros(len(points), device=device)
+
+    def batches(epoch: int) -> Iterator[Chunk]:
         for indices, labels in epoch_batches(rows, solver.BATCH_SIZE, seed, epoch, device):
-            features = rows.take(indices).to(device)  # (B, D)
-            outputs = torch.addmm(bias, weight, features.T)  # (P·C, B)
-            log_p = outputs.view(len(points), classes, -1).log_softmax(1)  # (P, C, B)
-            own = labels.expand(len(points), 1, -1)  # (P, 1, B)
-            loss -= log_p.gather(1, own).sum((1, 2))
-            minus_one = torch.full(own.shape, -1.0, device=device)
-            gradient = log_p.exp_().scatter_add_(1, own, minus_one).flatten(0, 1)  # (P·C, B)
-            descend(
-                state, gradient, features, 1 / len(features), epoch_rates, decays, solver.MOMENTUM
-            )
-        state["losses"].append((loss / len(rows)).tolist())
+            yield rows.take(indices).to(device), labels
+
+    def gradient(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
+        gradient, losses = softmax_gradient(outputs.view(len(points), -1, len(labels)), labels)
+        return gradient.flatten(0, 1), losses.sum((1, 2)), len(labels)
+
+    return descend(points, state, solver, batches, gradient)
+
+
+@torch.no_grad()
+def descend(
+    points: Sequence[Point],
+    state: dict[str, Any],
+    solver: CfgNode,
+    batches: Callable[[int], Iterable[Chunk]],
+    gradient_of: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, int]],
+) -> Iterator[int]:
+    """Train on the batches of every epoch that is left; yield its number.
+
+    `gradient_of` outputs (P·C, B) and labels is that of the summed loss, with the loss (P,) and the
+    number of labels that count.
+    """
+    weight, bias = state["weight"], state["bias"]
+    weight_velocity, bias_velocity = state["weight_velocity"], state["bias_velocity"]
+    rates, decays = (
+        torch.tensor([point[name] for point in points], device=weight.device)
+        .repeat_interleave(len(weight) // len(points))
+        .unsqueeze(1)  # (P·C, 1)
+        for name in ("lr", "weight_decay")
+    )
+    decaying = bool(decays.any())
+    for epoch in range(len(state["losses"]), solver.EPOCHS):
+        epoch_rates = rates * rate_factor(solver, epoch)
+        total, count = torch.zeros(len(points), device=weight.device), 0
+        for features, labels in batches(epoch):
+            outputs = torch.addmm(bias, weight, features.T)
+            gradient, loss, counted = gradient_of(outputs, labels)
+            weight_velocity.addmm_(gradient, features, beta=solver.MOMENTUM, alpha=1 / counted)
+            bias_velocity.mul_(solver.MOMENTUM)
+            bias_velocity.add_(gradient.sum(1, keepdim=True), alpha=1 / counted)
+            if decaying:
+                weight_velocity.addcmul_(weight, decays)
+                bias_velocity.addcmul_(bias, decays)
+            weight.addcmul_(weight_velocity, epoch_rates, value=-1)
+            bias.addcmul_(bias_velocity, epoch_rates, value=-1)
+            total += loss
+            count += counted
+        state["losses"].append((total / count).tolist())
         yield epoch + 1
 
 
-def settings_of(
-    points: Sequence[Point], classes: int, device: torch.device
-) -> tuple[Tensor, Tensor | None]:
-    """Return learning rates and weight decays, each (P·C, 1); None if nothing decays."""
-    rates, decays = (
-        torch.tensor([point[name] for point in points], device=device)
-        .repeat_interleave(classes)
-        .unsqueeze(1)
-        for name in ("lr", "weight_decay")
-    )
-    return rates, decays if decays.any() else None
-
-
-def descend(
-    state: dict[str, Any],
-    gradient: Tensor,
-    features: Tensor,
-    scale: float,
-    rates: Tensor,
-    decays: Tensor | None,
-    momentum: float,
-) -> None:
-    """Take one step; `gradient` (P·C, B) is that of the outputs on features (B, D)."""
-    weight, bias = state["weight"], state["bias"]
-    weight_velocity, bias_velocity = state["weight_velocity"], state["bias_velocity"]
-    weight_velocity.addmm_(gradient, features, beta=momentum, alpha=scale)
-    bias_velocity.mul_(momentum).add_(gradient.sum(1, keepdim=True), alpha=scale)
-    if decays is not None:
-        weight_velocity.addcmul_(weight, decays)
-        bias_velocity.addcmul_(bias, decays)
-    weight.addcmul_(weight_velocity, rates, value=-1)
-    bias.addcmul_(bias_velocity, rates, value=-1)
+def softmax_gradient(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cross-entropy's gradient by outputs (P, C, n), and the losses (P, 1, n)."""
+    log_p = outputs.log_softmax(1)
+    own = labels.expand(len(outputs), 1, -1)  # (P, 1, n)
+    losses = -log_p.gather(1, own)
+    minus_one = torch.full(own.shape, -1.0, device=outputs.device)
+    return log_p.exp_().scatter_add_(1, own, minus_one), losses
 
 
 def epoch_batches(
@@ -256,10 +274,9 @@ def objective(
     loss = torch.zeros((), device=weight.device, dtype=torch.float64)
     weight_grad, bias_grad, count = torch.zeros_like(weight), torch.zeros_like(bias), 0
     for features, labels in chunks:
-        log_p = torch.addmm(bias[:, None], weight, features.T).log_softmax(0)  # (C, n)
-        own = labels[None]  # (1, n)
-        loss -= log_p.gather(0, own).sum()
-        gradient = log_p.exp_().scatter_add_(0, own, torch.full_like(log_p[:1], -1.0))
+        outputs = torch.addmm(bias[:, None], weight, features.T)  # (C, n)
+        (gradient,), losses = softmax_gradient(outputs[None], labels)
+        loss += losses.sum()
         weight_grad.addmm_(gradient, features)
         bias_grad += gradient.sum(1)
         count += len(labels)
@@ -268,8 +285,7 @@ def objective(
 
 
 def fit_binary(
-    features: Tensor,
-    labels: np.ndarray,
+    rows: Rows,
     weight_decay: float,
     max_iterations: int,
     device: torch.device,
@@ -281,7 +297,8 @@ def fit_binary(
     loss + weight_decay/2 · ‖w‖², scikit-learn's objective at C = 1 / weight_decay. The classes are
     independent, so their sum, divided by the number of images, has the same minimum.
     """
-    features, known = features.to(device), torch.from_numpy(labels.T).to(device)
+    features = rows.take(torch.from_numpy(rows.indices[0])).to(device)
+    known = rows.labels.T.to(device)
     truth, counted = (known == 1).float(), (known >= 0).float()  # (C, n)
     classes, count = truth.shape
 

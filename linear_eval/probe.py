@@ -340,10 +340,8 @@ def probe_of(cfg: CfgNode) -> Probe:
 def schema() -> Schema:
     """Return the keys of all probes."""
     probes = registered()
-    own = [found.Keys for found in probes.values()]
-    shared = (config.rules, _check_subset, _check_longer)
-    rules = (*shared, *(found.rules for found in probes.values()))
-    found = Schema.of(LinearEval, *own, rules=rules)
+    rules = (config.rules, _check_chosen, *(each.rules for each in probes.values()))
+    found = Schema.of(LinearEval, *(each.Keys for each in probes.values()), rules=rules)
     said = [
         f"{name}: {(each.__doc__ or each.title).splitlines()[0]}" for name, each in probes.items()
     ]
@@ -359,17 +357,16 @@ def load_linear_eval_config(
     return schema().load(config_file, overrides)
 
 
-def _check_subset(cfg: CfgNode) -> Iterable[Broken]:
+def _check_chosen(cfg: CfgNode) -> Iterable[Broken]:
+    """Yield the keys that the chosen probe does not take."""
     chosen, data = registered().get(cfg.PROBE), cfg.DATA
+    if chosen is None:
+        return
     limited = data.IMAGES_PER_CLASS > 0 or data.FRACTION < 1 or bool(data.SUBSET)
-    if limited and chosen is not None and not chosen.takes_subset:
+    if limited and not chosen.takes_subset:
         keys = ("PROBE", *config.SUBSET_KEYS)
         yield keys, "this probe uses all images of its sets: leave these unset"
-
-
-def _check_longer(cfg: CfgNode) -> Iterable[Broken]:
-    chosen = registered().get(cfg.PROBE)
-    if cfg.SOLVER.LONGER > 1 and chosen is not None and not chosen.command.longer:
+    if cfg.SOLVER.LONGER > 1 and not chosen.command.longer:
         yield ("PROBE", "SOLVER.LONGER"), "this probe trains nothing for a number of epochs"
 
 
@@ -386,8 +383,8 @@ def schedule(cfg: CfgNode) -> CfgNode:
 
 
 def _common_settings(cfg: CfgNode) -> Json:
-    full = "tf32" if cfg.SOLVER.TF32 else "float32"
-    half = cfg.SOLVER.AMP if full == "float32" else f"{cfg.SOLVER.AMP} and {full}"
+    amp, tf32 = cfg.SOLVER.AMP, cfg.SOLVER.TF32
+    reduced = [name for name, used in ((amp, amp != "off"), ("tf32", tf32)) if used]
     batch_norm: Json | str = "as stored"
     if cfg.BACKBONE.BATCH_NORM != "keep":
         statistics = "statistics of train images"
@@ -397,7 +394,7 @@ def _common_settings(cfg: CfgNode) -> Json:
     common: Json = {
         "features": "pooled, frozen, evaluation mode",
         "batch_norm": batch_norm,
-        "precision": full if cfg.SOLVER.AMP == "off" else half,
+        "precision": " and ".join(reduced) or "float32",
         "train_images_per_class": cfg.DATA.IMAGES_PER_CLASS or "all",
         "test_view": {
             "resize": cfg.INPUT.RESIZE,

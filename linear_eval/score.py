@@ -84,6 +84,11 @@ def wilson_interval(successes: int, n: int) -> tuple[float, float]:
     return 100 * float(interval.low), 100 * float(interval.high)
 
 
+def beside_end(place: int, count: int) -> int | None:
+    """Return what is next to an end of a grid; None if `place` is none, or all places are ends."""
+    return {0: 1, count - 1: count - 2}.get(place) if count > 2 else None
+
+
 def beyond_noise(differences: np.ndarray) -> bool:
     """Return whether differences (n,) on the same images or folds are clearly above 0.
 

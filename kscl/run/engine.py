@@ -135,12 +135,12 @@ def seed_configs(cfg: CfgNode, count: int) -> list[CfgNode]:
     return configs
 
 
-def launch_run(task: type[Task], cfg: CfgNode, flags: Flags, num_gpus: int) -> int:
+def launch_run(task: Callable[[CfgNode], Task], cfg: CfgNode, flags: Flags, num_gpus: int) -> int:
     """Run a task on `num_gpus` processes of this machine; return the exit code."""
     return launch(_run_config, (task, cfg, flags), num_gpus)
 
 
-def _run_config(job: tuple[type[Task], CfgNode, Flags]) -> int:
+def _run_config(job: tuple[Callable[[CfgNode], Task], CfgNode, Flags]) -> int:
     import_modules()  # in a process that was spawned
     task, cfg, flags = job
     return run(task(cfg), flags)

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 from kscl import cli
 from kscl.data.annotations import Problem
 from kscl.errors import KsclError
-from kscl.registry import import_modules
 
 if TYPE_CHECKING:
-    from fvcore.common.config import CfgNode
-
     from kscl.engine.cost import Gpu, Needs
-    from kscl.run.engine import Flags
 
 EXAMPLES = """  kscl probe --config-file configs/linear_eval/linear_cached.yaml \\
       BACKBONE.WEIGHTS output/pretrain/backbone.safetensors \\
@@ -48,10 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = arguments.parse_args(argv)
 
     from kscl.records.provenance import loaded_code
-    from kscl.run.engine import Flags, seed_configs
-    from kscl.runtime.launch import launch
+    from kscl.run.engine import Flags, launch_run, seed_configs
     from linear_eval.check import refuse_overlap
-    from linear_eval.probe import load_linear_eval_config, schema, summary
+    from linear_eval.probe import load_linear_eval_config, probe_of, schema, summary
 
     words = (given.config_file, given.overrides)
     if given.check:
@@ -71,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # The number of processes hardly changes the result, and the record has it.
     flags = Flags(given.resume, given.auto_resume, allow_world_size_change=True)
     for each in configs:
-        if code := launch(run_probe, (each, flags), given.num_gpus):
+        if code := launch_run(probe_of, each, flags, given.num_gpus):
             return code
     if first:
         print(summary([Path(each.OUTPUT_DIR) for each in configs]), flush=True)
@@ -105,13 +100,3 @@ def needs(
     from linear_eval.probe import load_linear_eval_config
 
     return probe_needs(load_linear_eval_config(config, overrides), gpu, count, arch, kwargs)
-
-
-def run_probe(job: tuple[CfgNode, Flags]) -> int:
-    """Do this rank's part of one evaluation."""
-    from kscl.run.engine import run
-    from linear_eval.probe import probe_of
-
-    import_modules()  # in a process that was spawned
-    cfg, flags = job
-    return run(probe_of(cfg), flags)

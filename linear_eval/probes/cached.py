@@ -14,8 +14,9 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,7 @@ from kscl.run.task import task
 from kscl.runtime.distributed import device
 from kscl.runtime.logs import LOGGER, progress
 from linear_eval.config import CENTER, FLIP
-from linear_eval.features import Features
-from linear_eval.images import FIXED_CROP, hold_out, slot
+from linear_eval.images import FIXED_CROP, LabeledImages, hold_out, slot
 from linear_eval.linear import (
     Point,
     Rows,
@@ -45,15 +45,94 @@ from linear_eval.linear import (
     train_grid,
 )
 from linear_eval.probe import VIEW_WORDS, Json, Probe, random_crop_words, schedule_words
-from linear_eval.score import ACCURACY, Outcome, beyond_noise, ranked_classes, score
+from linear_eval.score import ACCURACY, Outcome, beside_end, beyond_noise, ranked_classes, score
 
 log = logging.getLogger(LOGGER)
 
 KEYS = {"lr": "LRS", "weight_decay": "WEIGHT_DECAYS", "l2": "L2"}  # of CACHED
 
 
+class GridProbe(Probe):
+    """Train a grid on a part of train, then the best point on all of it."""
+
+    sweep: list[Json]  # a row per point of the grid, once it is done
+    training: Json  # the state of SGD on the grid, then on the chosen point
+    found: list[Solution]  # by the solver so far
+
+    def points(self) -> list[Point]:
+        raise NotImplementedError
+
+    def split(self, train: LabeledImages) -> tuple[np.ndarray, np.ndarray]:
+        """Return the images that the grid is trained on, and those that it is compared on."""
+        raise NotImplementedError
+
+    def solve(self, images: np.ndarray, points: Sequence[Point]) -> Iterator[int]:
+        """Train points on images of train into `self.found`, continuing from a checkpoint."""
+        raise NotImplementedError
+
+    def compare(self, points: Sequence[Point], held: np.ndarray) -> list[Json]:
+        """Return one row per point: its settings and scores on the held-out images."""
+        raise NotImplementedError
+
+    def prepare(self, saved: Mapping[str, Any]) -> None:
+        super().prepare(saved)
+        self.resume(saved)
+
+    def resume(self, saved: Mapping[str, Any]) -> None:
+        """Restore a checkpoint; {} starts anew."""
+        self.sweep, self.found = saved.get("sweep", []), saved.get("found", [])
+        self.training = {
+            name: value.to(device()) if isinstance(value, Tensor) else value
+            for name, value in saved.get("training", {}).items()
+        }
+
+    def state_dict(self) -> Json:
+        return {"sweep": self.sweep, "training": self.training, "found": self.found}
+
+    def fit(self) -> Iterator[int]:
+        train, points = self.data["train"], self.points()
+        if len(points) == 1:
+            self.sweep = [points[0] | {"chosen": True, "diverged": False}]
+        if not self.sweep:
+            kept, held = self.split(train)
+            yield from self.solve(kept, points)
+            self.sweep, self.training, self.found = self.compare(points, held), {}, []
+        before = len(points) if "l2" in points[0] else self.solver.EPOCHS  # fits, or epochs
+        for step in self.solve(np.arange(len(train)), [points[self.chosen]]):
+            yield before + step
+
+    def sgd(
+        self, points: Sequence[Point], dim: int, train: Callable[..., Iterator[int]]
+    ) -> Iterator[int]:
+        """Train by SGD on features (…, D); `train` takes points, state, solver and seed."""
+        solver, seed = self.solver, self.cfg.SEED
+        if not self.training:
+            shape = (len(points), len(self.data["train"].classes), dim)
+            self.training = start_grid(*shape, solver.INIT_STD, seed, device())
+        epochs = train(points, self.training, solver, seed)
+        left = solver.EPOCHS - len(self.training["losses"])
+        yield from progress(epochs, f"epochs of {len(points)} classifiers", left)
+        self.found = solutions_of(self.training, len(points))
+
+    @property
+    def chosen(self) -> int:
+        return next(number for number, row in enumerate(self.sweep) if row["chosen"])
+
+    def grid_details(self, held_out: float, warnings: list[str]) -> Json:
+        """Return the grid and the choice, for the record."""
+        for warning in warnings:
+            log.warning("%s.", warning)
+        losses = [loss for (loss,) in self.training["losses"]]
+        return {
+            "sweep": self.sweep,
+            "chosen_on": f"{held_out:g} of train, held out; then trained on all of train",
+            "warnings": warnings,
+            "curves": {"epoch": list(range(1, len(losses) + 1)), "train_loss": losses},
+        }
+
+
 @task("cached", title="Classifier (linear probe)", kind="linear", longer="SOLVER.LONGER")
-class Cached(Probe):
+class Cached(GridProbe):
     """Train a linear classifier on stored features, with settings chosen within train."""
 
     metrics = ACCURACY
@@ -101,10 +180,7 @@ class Cached(Probe):
                 below=1,
             )
 
-    sweep: list[Json]  # a row per point of the grid, once it is done
-    training: Json  # the state of SGD on the grid, then on the chosen point
-    found: list[Solution]  # by L-BFGS so far, or by SGD at the end
-    rows: Rows  # all of train
+    rows: Rows  # the images trained on
 
     @staticmethod
     def rules(cfg: CfgNode) -> Iterator[Broken]:
@@ -148,87 +224,59 @@ class Cached(Probe):
             "schedule": schedule_words(self.cfg),
         }
 
-    def prepare(self, saved: Mapping[str, Any]) -> None:
-        super().prepare(saved)
-        self.resume(saved)
+    def points(self) -> list[Point]:
+        cached = self.cfg.CACHED
+        if cached.METHOD == "lbfgs":
+            # From strong to weak: each solution is a good start for the next.
+            return [{"l2": l2} for l2 in sorted(cached.L2, reverse=True)]
+        pairs = itertools.product(cached.LRS, cached.WEIGHT_DECAYS)
+        return [{"lr": lr, "weight_decay": decay} for lr, decay in pairs]
 
-    def resume(self, saved: Mapping[str, Any]) -> None:
-        """Restore a checkpoint; {} starts anew."""
-        self.sweep, self.found = saved.get("sweep", []), saved.get("found", [])
-        self.training = {
-            name: value.to(device()) if isinstance(value, Tensor) else value
-            for name, value in saved.get("training", {}).items()
-        }
+    def split(self, train: LabeledImages) -> tuple[np.ndarray, np.ndarray]:
+        kept, held = hold_out(train.labels, self.cfg.CACHED.HOLD_OUT, self.cfg.SEED)
+        if not len(held):
+            raise KsclError(
+                "With one train image per class, none can be held out to choose a grid point. "
+                "Use more images, or one point (CACHED.LRS, CACHED.WEIGHT_DECAYS, CACHED.L2)."
+            )
+        return kept, held
 
-    def state_dict(self) -> Json:
-        return {"sweep": self.sweep, "training": self.training, "found": self.found}
-
-    def fit(self) -> Iterator[int]:
-        """Train the grid on a part of train, then the best point on all of it."""
-        cfg, train, features = self.cfg, self.data["train"], self.features["train"]
-        points, labels = grid_points(cfg), train.labels
-        if len(points) == 1:
-            self.sweep = [points[0] | {"chosen": True, "diverged": False}]
-        if not self.sweep:
-            kept, held = hold_out(labels, cfg.CACHED.HOLD_OUT, cfg.SEED)
-            if not len(held):
-                raise KsclError(
-                    "With one train image per class, none can be held out to choose a grid point. "
-                    "Use more images, or one point (CACHED.LRS, CACHED.WEIGHT_DECAYS, CACHED.L2)."
-                )
-            rows = training_rows(cfg, features, labels, kept)
-            yield from self.solve(rows, points)
-            self.sweep = self.compare(points, rows_like(rows, features, labels, held))
-            self.training, self.found = {}, []
-        self.rows = training_rows(cfg, features, labels, np.arange(len(train)))
-        before = len(points) if cfg.CACHED.METHOD == "lbfgs" else self.solver.EPOCHS
-        for step in self.solve(self.rows, [points[self.chosen]]):
-            yield before + step
-
-    @property
-    def chosen(self) -> int:
-        return next(number for number, row in enumerate(self.sweep) if row["chosen"])
-
-    def solve(self, rows: Rows, points: Sequence[Point]) -> Iterator[int]:
-        """Train points on rows into `self.found`, continuing from a checkpoint."""
-        cfg, classes = self.cfg, len(self.data["train"].classes)
-        if cfg.CACHED.METHOD == "lbfgs":
-            self.training.setdefault("losses", [[]])
-            for point in points[len(self.found) :]:
-                start = self.found[-1] if self.found else None
-                settings = (point["l2"], cfg.CACHED.LBFGS_ITERATIONS, device(), start)
-                weight, bias, reached = fit_logistic(rows, classes, *settings)
-                self.found.append((weight, bias))
-                self.training["losses"][0].append(reached)
-                yield len(self.found)
+    def solve(self, images: np.ndarray, points: Sequence[Point]) -> Iterator[int]:
+        cached, train, features = self.cfg.CACHED, self.data["train"], self.features["train"]
+        indices = np.stack([slot(v) * features.count + images for v in cached_views(self.cfg)])
+        self.rows = Rows(features.rows, indices, train.targets[torch.from_numpy(images)])
+        if cached.STANDARDIZE:
+            self.rows = standardized(self.rows)
+        if cached.METHOD == "sgd":
+            yield from self.sgd(points, features.rows.shape[1], partial(train_grid, self.rows))
             return
-        if not self.training:
-            start_from = (rows.table.shape[1], cfg.SOLVER.INIT_STD, cfg.SEED, device())
-            self.training = start_grid(len(points), classes, *start_from)
-        epochs = train_grid(rows, points, self.training, self.solver, cfg.SEED)
-        left = self.solver.EPOCHS - len(self.training["losses"])
-        yield from progress(epochs, f"epochs of {len(points)} classifiers", left)
-        self.found = solutions_of(self.training, len(points))
+        self.training.setdefault("losses", [[]])
+        for point in points[len(self.found) :]:
+            start = self.found[-1] if self.found else None
+            settings = (point["l2"], cached.LBFGS_ITERATIONS, device(), start)
+            weight, bias, reached = fit_logistic(self.rows, len(train.classes), *settings)
+            self.found.append((weight, bias))
+            self.training["losses"][0].append(reached)
+            yield len(self.found)
 
-    def compare(self, points: Sequence[Point], test: Rows) -> list[Json]:
-        """Return one row per point: its settings and scores on the held-out images."""
+    def test_rows(self, role: str, images: np.ndarray) -> Rows:
+        """Return center crops, standardized like the rows trained on."""
+        rows = Rows.of(self.centers(role), self.data[role].targets).part(images)
+        return replace(rows, center=self.rows.center, scale=self.rows.scale)
+
+    def compare(self, points: Sequence[Point], held: np.ndarray) -> list[Json]:
         sweep: list[Json] = []
+        test = self.test_rows("train", held)
         hits: list[Tensor] = []  # (n,) per point: which held-out images are classified correctly
         solved = zip(points, self.found, self.training["losses"][-1], strict=True)
         for point, solution, train_loss in solved:
             outputs = outputs_of(test, *solution)
             loss = float(F.cross_entropy(outputs, test.labels))
             hits.append(outputs.argmax(1) == test.labels)
-            figures = {
-                "held_out_top1": 100 * int(hits[-1].sum()) / len(test),
-                "held_out_loss": loss,
-                "train_loss": train_loss,
-            }
-            diverged = not (math.isfinite(loss) and math.isfinite(train_loss))
-            if diverged:
-                figures = dict.fromkeys(figures)
-            sweep.append({**point, **figures, "diverged": diverged, "chosen": False})
-        best = choose(sweep)
+            top1 = 100 * int(hits[-1].sum()) / len(test)
+            figures = {"held_out_top1": top1, "held_out_loss": loss, "train_loss": train_loss}
+            sweep.append(sweep_row(point, figures))
+        best = choose(sweep, better, "CACHED.LRS")
         sweep[best] |= {"chosen": True, "clear_edges": _clear_edges(points, hits, best)}
         how_many = (len(points), len(test))
         log.info("%s: the best of %d on %d held-out images.", in_words(points[best]), *how_many)
@@ -242,28 +290,20 @@ class Cached(Probe):
             side = "smaller" if row[name] == values[0] else "larger"
             grid = f"CACHED.{KEYS[name]} [{', '.join(f'{v:g}' for v in values)}]"
             found.append(f"{name} {row[name]:g} is at the edge of {grid}: add a {side} value")
-            log.warning("%s.", found[-1])
         return found
 
     def outcomes(self) -> list[Outcome]:
-        cfg, val, (solution,) = self.cfg, self.data["val"], self.found
-        points = grid_points(cfg)
-        test = rows_like(self.rows, self.features["val"], val.labels, np.arange(len(val)))
-        outputs = outputs_of(test, *solution)
-        losses = [loss for (loss,) in self.training["losses"]]
-        details: Json = {
-            "sweep": self.sweep,
-            "chosen": points[self.chosen],
-            "chosen_on": f"{cfg.CACHED.HOLD_OUT:g} of train, held out; "
-            "then trained on all of train",
-            "warnings": self.edge_warnings(),
+        cached, val, (solution,) = self.cfg.CACHED, self.data["val"], self.found
+        chosen = self.points()[self.chosen]
+        outputs = outputs_of(self.test_rows("val", np.arange(len(val))), *solution)
+        details = self.grid_details(cached.HOLD_OUT, self.edge_warnings()) | {
+            "chosen": chosen,
             "val_loss": float(F.cross_entropy(outputs, val.targets)),
-            "curves": {"epoch": list(range(1, len(losses) + 1)), "train_loss": losses},
         }
-        if cfg.CACHED.METHOD == "sgd":
+        if cached.METHOD == "sgd":
             details["epochs"] = self.solver.EPOCHS
         result = score(ranked_classes(outputs), val.targets, val.classes)
-        remark = f"{in_words(points[self.chosen])}, chosen of {len(points)} within train"
+        remark = f"{in_words(chosen)}, chosen of {len(self.sweep)} within train"
         return [Outcome(result, details, remark, on_raw_features(*solution, self.rows))]
 
 
@@ -277,24 +317,28 @@ def cached_views(cfg: CfgNode) -> list[str]:
     return [*cfg.CACHED.VIEWS, *(f"{FIXED_CROP}{turn}" for turn in range(cfg.CACHED.RANDOM_CROPS))]
 
 
-def grid_points(cfg: CfgNode) -> list[Point]:
-    if cfg.CACHED.METHOD == "lbfgs":
-        # From strong to weak: each solution is a good start for the next.
-        return [{"l2": l2} for l2 in sorted(cfg.CACHED.L2, reverse=True)]
-    pairs = itertools.product(cfg.CACHED.LRS, cfg.CACHED.WEIGHT_DECAYS)
-    return [{"lr": lr, "weight_decay": decay} for lr, decay in pairs]
-
-
 def in_words(point: Point) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in point.items())
 
 
-def choose(sweep: Sequence[Json]) -> int:
-    """Return the point with the best held-out top-1; ties go to the lowest loss."""
+def sweep_row(point: Point, figures: Json) -> Json:
+    """Return a point's row of the sweep, without figures if one is not finite."""
+    diverged = not all(map(math.isfinite, figures.values()))
+    shown = dict.fromkeys(figures) if diverged else figures
+    return {**point, **shown, "diverged": diverged, "chosen": False}
+
+
+def choose(sweep: Sequence[Json], merit: Callable[[Json], Any], lrs: str) -> int:
+    """Return the first of the best rows; `lrs` is the key of the learning rates."""
     usable = [number for number, row in enumerate(sweep) if not row["diverged"]]
     if not usable:
-        raise KsclError("Every point of the grid diverged. Lower CACHED.LRS.")
-    return max(usable, key=lambda n: (sweep[n]["held_out_top1"], -sweep[n]["held_out_loss"], -n))
+        raise KsclError(f"Every point of the grid diverged. Lower {lrs}.")
+    return max(usable, key=lambda number: merit(sweep[number]))
+
+
+def better(row: Json) -> tuple[float, float]:
+    """Rank a row by held-out top-1; ties go to the lowest loss."""
+    return row["held_out_top1"], -row["held_out_loss"]
 
 
 def _clear_edges(points: Sequence[Point], hits: Sequence[Tensor], best: int) -> list[str]:
@@ -302,24 +346,10 @@ def _clear_edges(points: Sequence[Point], hits: Sequence[Tensor], best: int) -> 
     found = []
     for name, value in points[best].items():
         values = sorted({point[name] for point in points})
-        if len(values) < 3 or value not in (values[0], values[-1]) or value == 0:
-            continue  # there is nothing below 0
-        inside = values[1] if value == values[0] else values[-2]
-        neighbor = points.index(points[best] | {name: inside})
+        beside = beside_end(values.index(value), len(values))
+        if beside is None or value == 0:  # there is nothing below 0
+            continue
+        neighbor = points.index(points[best] | {name: values[beside]})
         if beyond_noise(hits[best].double().numpy() - hits[neighbor].double().numpy()):
             found.append(name)
     return found
-
-
-def training_rows(cfg: CfgNode, features: Features, labels: np.ndarray, images: np.ndarray) -> Rows:
-    """Return the chosen images in all views, standardized if the config says so."""
-    indices = np.stack([slot(view) * features.count + images for view in cached_views(cfg)])
-    rows = Rows(features.rows, indices, torch.from_numpy(labels[images]))
-    return standardized(rows) if cfg.CACHED.STANDARDIZE else rows
-
-
-def rows_like(rows: Rows, features: Features, labels: np.ndarray, images: np.ndarray) -> Rows:
-    """Return center crops of test images, standardized like the training rows."""
-    indices = (slot(CENTER) * features.count + images)[None]
-    targets = torch.from_numpy(labels[images])
-    return replace(rows, table=features.rows, indices=indices, labels=targets)

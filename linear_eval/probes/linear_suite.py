@@ -13,12 +13,11 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor
 
 from kscl.config import Broken, Section, key
 from kscl.data.annotations import is_set_name, parse_source, shared_class_names
@@ -36,26 +35,15 @@ from linear_eval.images import (
     hold_out,
     open_annotated,
     open_class_folders,
-    rarest_class,
 )
 from linear_eval.linear import Rows, Solution, fit_binary, fit_logistic, outputs_of
 from linear_eval.probe import Data, Json, Probe
-from linear_eval.score import Outcome, Score, eleven_point_precision
+from linear_eval.score import Outcome, Score, beside_end, eleven_point_precision
 
 log = logging.getLogger(LOGGER)
 
 PARTS = ("train", "val", "test")
 METRICS = TOP1, MEAN_PER_CLASS, VOC_MAP = "top1", "mean_per_class", "voc07_map"
-
-
-class Split(NamedTuple):
-    """Features (n, D) and labels, (n,) or (n, C)."""
-
-    features: Tensor
-    labels: np.ndarray
-
-    def part(self, images: np.ndarray) -> Split:
-        return Split(self.features[torch.from_numpy(images)], self.labels[images])
 
 
 @task("linear_suite", title="Classifier (many sets)")
@@ -210,22 +198,21 @@ class LinearSuite(Probe):
             for part in PARTS:
                 if (images := self.data.get(f"{name}/{part}")) is not None:
                     features = self.extract(images, [CENTER], frozen).of_view(CENTER)
-                    parts[part] = Split(features, images.labels)
+                    parts[part] = Rows.of(features, images.targets)
             self.run.on_first_rank(partial(self.probe_set, name, parts))
         yield from ()
 
-    def probe_set(self, name: str, parts: Mapping[str, Split]) -> Iterator[int]:
+    def probe_set(self, name: str, parts: Mapping[str, Rows]) -> Iterator[int]:
         """Try all weight decays on a set and score the best one on test; each fit is a step."""
         suite, metric, train = self.cfg.LINEAR_SUITE, self.metric(name), parts["train"]
         if "val" in parts:
             fit_on, choose_on = train, parts["val"]
-            features = torch.cat([fit_on.features, choose_on.features])
-            whole = Split(features, np.concatenate([fit_on.labels, choose_on.labels]))
+            table = torch.cat([fit_on.table, choose_on.table])
+            whole = Rows.of(table, torch.cat([fit_on.labels, choose_on.labels]))
         else:
-            labels = train.labels if train.labels.ndim == 1 else rarest_class(train.labels)
-            kept, held = hold_out(labels, suite.HOLD_OUT, self.cfg.SEED)
+            kept, held = hold_out(train.labels.numpy(), suite.HOLD_OUT, self.cfg.SEED)
             fit_on, choose_on, whole = train.part(kept), train.part(held), train
-        if not len(choose_on.labels):
+        if not len(choose_on):
             raise KsclError(
                 f"SETS.{name} has one train image per class, so none can be held out to choose a "
                 "weight decay. Use more images, or name a val folder."
@@ -249,8 +236,8 @@ class LinearSuite(Probe):
             "weight_decay": decays[best],
             "held_out_score": scores[best],
             "held_out_scores": dict(zip([f"{decay:g}" for decay in decays], scores, strict=True)),
-            "at_edge": _at_edge(scores, best, len(choose_on.labels)),
-            "images": {"train": len(whole.labels), "test": len(parts["test"].labels)},
+            "at_edge": _at_edge(scores, best, len(choose_on)),
+            "images": {"train": len(whole), "test": len(parts["test"])},
         }
         log.info("%s: %s %.2f.", name, metric, result)
         self.tried = {}
@@ -277,20 +264,17 @@ class LinearSuite(Probe):
 
 
 def _fit(
-    metric: str, iterations: int, classes: int, split: Split, decay: float, start: Solution | None
+    metric: str, iterations: int, classes: int, rows: Rows, decay: float, start: Solution | None
 ) -> Solution:
-    """Fit a split with a weight decay, starting from a solution or from 0."""
-    features, labels = split
+    """Fit rows with a weight decay, starting from a solution or from 0."""
     if metric == VOC_MAP:
-        return fit_binary(features, labels, decay, iterations, device(), start)
-    rows = Rows(features, np.arange(len(labels))[None], torch.from_numpy(labels))
+        return fit_binary(rows, decay, iterations, device(), start)
     # The protocol sums the losses of the images; `fit_logistic` takes their mean.
-    return fit_logistic(rows, classes, decay / len(labels), iterations, device(), start)[:2]
+    return fit_logistic(rows, classes, decay / len(rows), iterations, device(), start)[:2]
 
 
-def score_of(metric: str, solution: Solution, split: Split) -> float:
-    rows = Rows(split.features, np.arange(len(split.labels))[None], torch.empty(0))
-    outputs, labels = outputs_of(rows, *solution).numpy(), split.labels
+def score_of(metric: str, solution: Solution, rows: Rows) -> float:
+    outputs, labels = outputs_of(rows, *solution).numpy(), rows.labels.numpy()
     if metric == VOC_MAP:
         precisions = [
             eleven_point_precision(truth[truth != IGNORED] == PRESENT, scores[truth != IGNORED])
@@ -308,8 +292,8 @@ def _at_edge(scores: Sequence[float], best: int, images: int) -> bool:
 
     The noise is that of two independent percentages, an upper bound for the same images.
     """
-    if len(scores) < 3 or best not in (0, len(scores) - 1):
+    beside = beside_end(best, len(scores))
+    if beside is None:
         return False
-    neighbor = scores[1 if best == 0 else best - 1]
-    variance = sum(score * (100 - score) for score in (scores[best], neighbor)) / images
-    return scores[best] - neighbor > 1.96 * math.sqrt(variance)
+    variance = sum(score * (100 - score) for score in (scores[best], scores[beside])) / images
+    return scores[best] - scores[beside] > 1.96 * math.sqrt(variance)

@@ -28,7 +28,7 @@ from kscl.runtime.distributed import rank, world_size
 from kscl.runtime.logs import LOGGER, progress
 from kscl.views.batch import Batch
 from linear_eval.config import CENTER
-from linear_eval.images import geometry, load_views
+from linear_eval.images import augmented, center, load_views
 from linear_eval.linear import CHUNK, new_head, rate_factor
 from linear_eval.probe import (
     VIEW_WORDS,
@@ -155,10 +155,10 @@ class ViewTraining(Probe):
 
     def views_of(self, picture: Image.Image, epoch: int, number: int) -> list[Image.Image]:
         """Return the training view of a picture in an epoch."""
-        shape = geometry(self.cfg)
-        if self.cfg.INPUT.AUGMENT == CENTER:
-            return [shape.center(picture)]
-        return [shape.augmented(picture, self.cfg.SEED, epoch, number)]
+        given = self.cfg.INPUT
+        if given.AUGMENT == CENTER:
+            return [center(picture, given)]
+        return [augmented(picture, given, self.cfg.SEED, epoch, number)]
 
     def seen_and_stored(self, train: int, val: int) -> tuple[int, int]:
         """Return the images of all epochs, and those of val."""

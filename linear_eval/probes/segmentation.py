@@ -18,6 +18,8 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -36,24 +38,23 @@ from kscl.rng import Stream, permutation, random_words
 from kscl.run.task import task
 from kscl.runtime.distributed import device
 from kscl.runtime.files import write_atomically
-from kscl.runtime.logs import LOGGER, progress
+from kscl.runtime.logs import LOGGER
 from linear_eval.config import WHOLE
-from linear_eval.images import LabeledImages, hold_out, rarest_class
+from linear_eval.images import LabeledImages, hold_out
 from linear_eval.linear import (
+    Chunk,
     Point,
     Rows,
     Solution,
     descend,
     on_raw_features,
-    rate_factor,
-    settings_of,
-    solutions_of,
+    softmax_gradient,
     standardized,
-    start_grid,
 )
 from linear_eval.masks import VOC_LISTS, VOID, MaskedImages, open_masked
-from linear_eval.probe import Data, Json, Probe, schedule_words
-from linear_eval.score import LEVEL, Outcome, Score
+from linear_eval.probe import Data, Json, schedule_words
+from linear_eval.probes.cached import GridProbe, choose, sweep_row
+from linear_eval.score import LEVEL, Outcome, Score, beside_end
 
 log = logging.getLogger(LOGGER)
 
@@ -64,7 +65,7 @@ PICTURES_FILE, SHOWN, SIDE = "predictions.png", 8, 160  # images shown, and thei
 
 
 @task("segmentation", title="Segmentation (linear probe)", longer="SOLVER.LONGER")
-class Segmentation(Probe):
+class Segmentation(GridProbe):
     """Train a 1×1 convolution on the maps of the frozen backbone to name each pixel's class."""
 
     metrics = (
@@ -99,9 +100,6 @@ class Segmentation(Probe):
             IGNORE = key(255, "The value of pixels that do not count.", at_least=0, at_most=255)
             MASKS = key("SegmentationClass", "The folder of the masks in a set in VOC's layout.")
 
-    sweep: list[Json]  # a row per learning rate, once it is done
-    training: Json  # the state of SGD on the grid, then on the chosen learning rate
-    found: list[Solution]  # on features as the backbone gives them
     side: int  # of the maps
 
     def sources(self) -> list[dict[str, str]]:
@@ -128,9 +126,7 @@ class Segmentation(Probe):
         return {"train": train, "val": val}
 
     def split(self, train: LabeledImages) -> tuple[np.ndarray, np.ndarray]:
-        """Return the images that the grid is trained on, and those that it is compared on."""
-        rarest = rarest_class(train.labels)
-        return hold_out(rarest, self.cfg.SEGMENTATION.HOLD_OUT, self.cfg.SEED)
+        return hold_out(train.labels, self.cfg.SEGMENTATION.HOLD_OUT, self.cfg.SEED)
 
     def masked(self, role: str) -> MaskedImages:
         """Return one of its sets."""
@@ -160,7 +156,7 @@ class Segmentation(Probe):
         }
 
     def prepare(self, saved: Mapping[str, Any]) -> None:
-        """Freeze the backbone, look at its maps, and start or continue from a checkpoint."""
+        """Freeze the backbone and look at its maps."""
         super().prepare(saved)
         size, levels = self.cfg.INPUT.SIZE, tuple(self.cfg.SEGMENTATION.LEVELS)
         dense, arch = replace(self.frozen, levels=levels), self.loaded.description.arch
@@ -182,50 +178,19 @@ class Segmentation(Probe):
             )
         self.side = maps.shape[1]
         self.frozen = replace(dense, dim=maps.numel())
-        self.sweep = saved.get("sweep", [])
-        self.training = {
-            name: value.to(device()) if isinstance(value, Tensor) else value
-            for name, value in saved.get("training", {}).items()
-        }
 
-    def state_dict(self) -> Json:
-        """Return the results of the grid, and how far the solver is."""
-        return {"sweep": self.sweep, "training": self.training}
-
-    @property
-    def chosen(self) -> int:
-        """Return the number of the chosen learning rate."""
-        return next(number for number, row in enumerate(self.sweep) if row["chosen"])
-
-    def fit(self) -> Iterator[int]:
-        """Train the grid on a part of train, then the best learning rate on all of it."""
-        decay, train = self.cfg.SOLVER.WEIGHT_DECAY, self.data["train"]
-        points = [{"lr": lr, "weight_decay": decay} for lr in self.cfg.SEGMENTATION.LRS]
-        if len(points) == 1:
-            self.sweep = [points[0] | {"chosen": True}]
-        if not self.sweep:
-            kept, held = self.split(train)
-            yield from self.solve(kept, points)
-            self.sweep, self.training = self.compare(points, held.tolist()), {}
-        for step in self.solve(np.arange(len(train)), [points[self.chosen]]):
-            yield self.solver.EPOCHS + step
+    def points(self) -> list[Point]:
+        decay = self.cfg.SOLVER.WEIGHT_DECAY
+        return [{"lr": lr, "weight_decay": decay} for lr in self.cfg.SEGMENTATION.LRS]
 
     def solve(self, images: np.ndarray, points: Sequence[Point]) -> Iterator[int]:
-        """Train points on images, into `self.found`, from where a checkpoint is."""
-        solver, seed, train = self.solver, self.cfg.SEED, self.masked("train")
-        table, pixels = self.pixels_of("train"), self.side**2
+        train, table, pixels = self.masked("train"), self.pixels_of("train"), self.side**2
         indices = (images[:, None] * pixels + np.arange(pixels)).reshape(1, -1)
         rows = standardized(Rows(table, indices, torch.empty(0)))
         size = self.cfg.SEGMENTATION.LABEL_SIZE
         targets = torch.stack([torch.from_numpy(nearest(train.mask(i), size)) for i in images])
-        if not self.training:
-            shape = (len(points), len(train.classes), table.shape[1])
-            self.training = start_grid(*shape, solver.INIT_STD, seed, device())
-        epochs = train_maps(rows, targets, points, self.training, solver, seed)
-        left = solver.EPOCHS - len(self.training["losses"])
-        yield from progress(epochs, f"epochs of {len(points)} classifiers", left)
-        solved = solutions_of(self.training, len(points))
-        self.found = [on_raw_features(*solution, rows) for solution in solved]
+        yield from self.sgd(points, table.shape[1], partial(train_maps, rows, targets))
+        self.found = [on_raw_features(*solution, rows) for solution in self.found]
 
     def pixels_of(self, role: str) -> Tensor:
         """Return the features (N·h·w, D) of all pixels of the maps."""
@@ -253,20 +218,15 @@ class Segmentation(Probe):
         found = [confusion(*pair, classes) for pair in pairs]
         return np.stack([(each.diagonal(), each.sum(1), each.sum(0)) for each in found])
 
-    def compare(self, points: Sequence[Point], held: Sequence[int]) -> list[Json]:
-        """Return one row per learning rate, with its mIoU on the held-out part of train."""
+    def compare(self, points: Sequence[Point], held: np.ndarray) -> list[Json]:
         sweep: list[Json] = []
-        sums = [self.sums("train", held, solution) for solution in self.found]
+        sums = [self.sums("train", held.tolist(), solution) for solution in self.found]
         for point, each, loss in zip(points, sums, self.training["losses"][-1], strict=True):
-            row = {"held_out_mIoU": float(np.nanmean(ious(each.sum(0)))), "train_loss": loss}
-            row = row if math.isfinite(loss) else dict.fromkeys(row)
-            sweep.append({**point, **row, "diverged": not math.isfinite(loss), "chosen": False})
-        usable = [number for number, row in enumerate(sweep) if not row["diverged"]]
-        if not usable:
-            raise KsclError("Every learning rate diverged. Lower SEGMENTATION.LRS.")
-        best = max(usable, key=lambda number: sweep[number]["held_out_mIoU"])
-        beside = {0: 1, len(points) - 1: len(points) - 2}.get(best)
-        if len(points) > 2 and beside in usable:
+            miou = float(np.nanmean(ious(each.sum(0))))
+            sweep.append(sweep_row(point, {"held_out_mIoU": miou, "train_loss": loss}))
+        best = choose(sweep, itemgetter("held_out_mIoU"), "SEGMENTATION.LRS")
+        beside = beside_end(best, len(points))
+        if beside is not None and not sweep[beside]["diverged"]:
             differences = bootstrap(sums[best]) - bootstrap(sums[beside])
             sweep[best]["at_edge"] = bool(np.quantile(differences, ENDS[0]) > 0)
         sweep[best]["chosen"] = True
@@ -276,8 +236,7 @@ class Segmentation(Probe):
     def outcomes(self) -> list[Outcome]:
         """Score the chosen learning rate on val, and draw some of its predictions."""
         val, (solution,), row = self.masked("val"), self.found, self.sweep[self.chosen]
-        losses = [loss for (loss,) in self.training["losses"]]
-        if not math.isfinite(losses[-1]):
+        if not math.isfinite(self.training["losses"][-1][0]):
             raise KsclError("Training diverged. Lower SEGMENTATION.LRS.")
         sums = self.sums("val", range(len(val)), solution)
         right, true, _ = sums.sum((0, 2))
@@ -286,19 +245,14 @@ class Segmentation(Probe):
         if row.get("at_edge"):
             listed = ", ".join(f"{lr:g}" for lr in given.LRS)
             warnings = [f"lr {row['lr']:g} at the edge of SEGMENTATION.LRS [{listed}]: add values"]
-            log.warning("%s.", warnings[0])
-        details: Json = {
-            "sweep": self.sweep,
+        details = self.grid_details(given.HOLD_OUT, warnings) | {
             "chosen": {"lr": row["lr"]},
-            "chosen_on": f"{given.HOLD_OUT:g} of train, held out; then trained on all of train",
-            "warnings": warnings,
             "per_class_is": "IoU",
             "confidence_interval": {"mIoU": np.quantile(bootstrap(sums), ENDS).tolist()},
             "confidence_level": LEVEL,
             "confidence_method": f"bootstrap over val images, {DRAWS} draws",
             "map_side": self.side,
             "pictures": PICTURES_FILE,
-            "curves": {"epoch": list(range(1, len(losses) + 1)), "train_loss": losses},
         }
         metrics = {"mIoU": float(per_class.mean()), "pixel_accuracy": 100 * float(right / true)}
         score = Score(metrics, dict(zip(val.classes, per_class.tolist(), strict=True)), len(val))
@@ -325,7 +279,6 @@ def upsampling(size: int, to: int) -> Tensor:
     return F.interpolate(torch.eye(size)[None], to, mode="linear", align_corners=False)[0].T
 
 
-@torch.no_grad()
 def train_maps(
     rows: Rows, targets: Tensor, points: Sequence[Point], state: Json, solver: CfgNode, seed: int
 ) -> Iterator[int]:
@@ -333,31 +286,27 @@ def train_maps(
 
     The rows are the pixels of the maps, image by image; targets (n, S, S) classes or VOID, uint8.
     """
-    weight, bias = state["weight"], state["bias"]
-    place, count, size = weight.device, *targets.shape[:2]
+    place, count, size = state["weight"].device, *targets.shape[:2]
     side = math.isqrt(len(rows) // count)
-    rates, decays = settings_of(points, len(weight) // len(points), place)
     up, rows = upsampling(side, size).to(place), rows.near(place)
     indices = torch.from_numpy(rows.indices[0]).view(count, -1)
-    at_once = max(1, AT_ONCE // (len(weight) * size * size)) if place.type == "cpu" else count
-    for epoch in range(len(state["losses"]), solver.EPOCHS):
-        epoch_rates = rates * rate_factor(solver, epoch)
-        total, pixels = torch.zeros(len(points), device=place), 0
+    numbers = len(state["weight"]) * size * size  # of an image
+    at_once = max(1, AT_ONCE // numbers) if place.type == "cpu" else count
+
+    def batches(epoch: int) -> Iterator[Chunk]:
         order = torch.from_numpy(permutation(seed, epoch, Stream.ORDER, count))
         for images in order.split(solver.BATCH_SIZE):
             taken = indices[images].flatten().to(rows.table.device)
-            features = rows.take(taken).to(place)  # (b·h·w, D)
-            outputs = torch.addmm(bias, weight, features.T).view(len(weight), -1, side, side)
-            labels = targets[images]
-            counted = max(1, int((labels != VOID).sum()))
-            parts = zip(outputs.split(at_once, 1), labels.to(place).split(at_once), strict=True)
-            found = [pixel_gradient(*part, up, len(points)) for part in parts]
-            gradient = torch.cat([each for each, _ in found], 1).flatten(1)  # (P·C, b·h·w)
-            descend(state, gradient, features, 1 / counted, epoch_rates, decays, solver.MOMENTUM)
-            total += torch.stack([loss for _, loss in found]).sum(0)
-            pixels += counted
-        state["losses"].append((total / pixels).tolist())
-        yield epoch + 1
+            yield rows.take(taken).to(place), targets[images]  # (b·h·w, D), (b, S, S)
+
+    def gradient(outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, int]:
+        maps = outputs.view(len(outputs), -1, side, side)
+        parts = zip(maps.split(at_once, 1), labels.to(place).split(at_once), strict=True)
+        gradients, losses = zip(*(pixel_gradient(*p, up, len(points)) for p in parts), strict=True)
+        counted = max(1, int((labels != VOID).sum()))
+        return torch.cat(gradients, 1).flatten(1), torch.stack(losses).sum(0), counted
+
+    return descend(points, state, solver, batches, gradient)
 
 
 def pixel_gradient(
@@ -368,13 +317,11 @@ def pixel_gradient(
     Labels (b, S, S) are classes or VOID.
     """
     fine = up @ outputs @ up.T  # (P·C, b, S, S)
-    log_p = fine.view(points, len(fine) // points, -1).log_softmax(1)  # (P, C, b·S·S)
     counted = labels.flatten() != VOID
-    own = labels.flatten().long().mul_(counted).expand(points, 1, -1)  # (P, 1, b·S·S)
-    loss = -log_p.gather(1, own).mul_(counted).sum((1, 2))
-    minus_one = torch.full(own.shape, -1.0, device=outputs.device)
-    gradient = log_p.exp_().scatter_add_(1, own, minus_one).mul_(counted)
-    return up.T @ gradient.view_as(fine) @ up, loss
+    own = labels.flatten().long().mul_(counted)
+    gradient, losses = softmax_gradient(fine.view(points, len(fine) // points, -1), own)
+    gradient.mul_(counted)
+    return up.T @ gradient.view_as(fine) @ up, losses.mul_(counted).sum((1, 2))
 
 
 # Scores

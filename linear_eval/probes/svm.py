@@ -46,6 +46,7 @@ from linear_eval.score import (
     Outcome,
     Score,
     average_precision,
+    beside_end,
     beyond_noise,
     interpolated_precision,
 )
@@ -338,9 +339,8 @@ class Machines:
             precisions = np.stack(list(self.fold_precisions(rows, labels, folds)))  # (folds, P)
             best = int(precisions.mean(0).argmax())  # ties go to the smallest cost
             cost = costs[best]
-            if len(costs) > 2 and best in (0, len(costs) - 1):
-                neighbor = precisions[:, 1 if best == 0 else -2]
-                at_edge = beyond_noise(precisions[:, best] - neighbor)
+            if (beside := beside_end(best, len(costs))) is not None:
+                at_edge = beyond_noise(precisions[:, best] - precisions[:, beside])
         return Chosen(cost, at_edge, self.fit(rows, labels, [cost])[0])
 
     def fold_precisions(

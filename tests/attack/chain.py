@@ -194,15 +194,14 @@ def _smaller_jobs(chain: Chain) -> dict[str, Job]:
 
 
 def metrics(folder: Path) -> dict[str, dict[str, float]]:
-    """The numbers of every record below a folder, without those that depend on the clock."""
+    """The numbers of every record below a folder, without those that depend on the clock.
+
+    The keys of a suite's stages are left out: they change with the folders that stages read.
+    """
     found = {}
     for path in sorted(folder.rglob("record.json")):
         record = json.loads(path.read_text())
         numbers = {k: v for k, v in record["metrics"].items() if k not in OF_THE_CLOCK}
-        found[without_keys(path.parent.relative_to(folder).parts)] = numbers
+        parts = path.parent.relative_to(folder).parts
+        found["/".join(re.sub(r"-[0-9a-f]{6,}$", "", part) for part in parts)] = numbers
     return found
-
-
-def without_keys(parts: Sequence[str]) -> str:
-    """A path without the keys of a suite's stages, which change with the folders they read."""
-    return "/".join(re.sub(r"-[0-9a-f]{6,}$", "", part) for part in parts)

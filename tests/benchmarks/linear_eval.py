@@ -20,7 +20,7 @@ from linear_eval.backbone import freeze
 from linear_eval.images import open_data
 from linear_eval.linear import Rows, epoch_batches, standardized, start_grid, train_grid
 from linear_eval.probe import load_linear_eval_config, probe_of
-from linear_eval.probes.cached import grid_points
+from linear_eval.probes.cached import Cached
 from linear_eval.probes.online import Online
 from tests.benchmarks.harness import figure, seconds, time_ratio
 
@@ -66,7 +66,7 @@ def grid_against_torch() -> float:
 
 def _train(rows: Rows, count: int) -> None:
     cfg = load_linear_eval_config("linear_eval/linear_cached.yaml", ["SOLVER.EPOCHS", "2"])
-    points = grid_points(cfg)
+    points = Cached(cfg).points()
     assert len(points) == 16
     training = start_grid(count, CLASSES, DIM, 0.01, 0, CPU)
     list(train_grid(rows, points[:count], training, cfg.SOLVER, 0))

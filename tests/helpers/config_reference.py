@@ -13,7 +13,7 @@ import inspect
 import io
 import textwrap
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ def suite_page() -> str:
             (f"`{key}`", spec.IN_WORDS[kind], _default_of(fields[key]), comments[key])
             for key, kind in keys.items()
         ]
-        parts += [f"\n## {title}\n\n{_first_line(declaration)}\n\n"]
+        about, *_ = (declaration.__doc__ or "").splitlines()
+        parts += [f"\n## {title}\n\n{about}\n\n"]
         parts += _table(("key", "takes", "default", "meaning"), rows)
     kinds = ", ".join(f"`{kind}`" for kind in evaluation_kinds())
     parts += [
@@ -136,12 +137,13 @@ def _sections(schema: Schema) -> Iterator[str]:
             yield f"\n### {section}\n"
         if section in schema.docs:
             yield f"\n{schema.docs[section]}\n"
-        rows = [
-            (f"`{name}`", _default(schema.keys[name]), schema.keys[name].allowed, doc)
-            for name, doc in ((name, schema.keys[name].doc) for name in names)
-        ]
         yield "\n"
-        yield from _table(("key", "default", "allowed", "meaning"), rows)
+        yield from _table_of_keys({name: schema.keys[name] for name in names})
+
+
+def _table_of_keys(keys: Mapping[str, Key]) -> Iterator[str]:
+    rows = [(f"`{name}`", _default(key), key.allowed, key.doc) for name, key in keys.items()]
+    return _table(("key", "default", "allowed", "meaning"), rows)
 
 
 def _other_methods() -> Iterator[str]:
@@ -150,9 +152,7 @@ def _other_methods() -> Iterator[str]:
         if name != "kscl":
             yield f"\n### METHOD of {name}\n"
             yield f"\nWith `METHOD.NAME {name}`, instead of KSCL's keys.\n\n"
-            keys = declared_keys(method_keys(name))
-            rows = [(f"`{n}`", _default(key), key.allowed, key.doc) for n, key in keys.items()]
-            yield from _table(("key", "default", "allowed", "meaning"), rows)
+            yield from _table_of_keys(declared_keys(method_keys(name)))
 
 
 def _augmentations() -> Iterator[str]:
@@ -209,10 +209,6 @@ def _default_of(field: dataclasses.Field[Any]) -> str:
     if field.default is dataclasses.MISSING:
         return "required"
     return f"`{one_line(plain(field.default))}`" if field.default not in ("", ()) else ""
-
-
-def _first_line(declaration: type) -> str:
-    return (declaration.__doc__ or "").splitlines()[0]
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import http.server
 import json
@@ -16,6 +15,8 @@ from typing import Any
 import safetensors.torch
 from huggingface_hub import constants
 from torch import Tensor
+
+from tests.helpers.faults import bad_server
 
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there
 
@@ -86,12 +87,8 @@ def serve(home: Path) -> Iterator[Hub]:
 @contextlib.contextmanager
 def serve_files(folder: Path) -> Iterator[str]:
     """Serve the files of a folder by HTTP; yield the address, which ends with a slash."""
-    quiet = type("Quiet", (http.server.SimpleHTTPRequestHandler,), {"log_message": lambda *_: None})
-    handler = functools.partial(quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}/"
-        server.shutdown()
+    with bad_server.serve(folder) as server:
+        yield f"{server.address}/"
 
 
 def use(monkeypatch: Any, home: Path, address: str = NOWHERE, *, offline: bool = False) -> None:

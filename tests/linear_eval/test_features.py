@@ -18,7 +18,7 @@ from kscl.records.fingerprint import fingerprint
 from kscl.run.engine import Run, Stopped
 from linear_eval.backbone import freeze
 from linear_eval.features import cached_features
-from linear_eval.images import geometry, open_data, to_bytes
+from linear_eval.images import fixed_view, open_data, to_bytes
 from tests.helpers.data.digits import NEVER, config, write_digits
 
 
@@ -57,14 +57,15 @@ def features_of(cfg, views=("center", "flip"), stop=NEVER):
 
 
 def test_features_are_the_backbones_own_and_are_mapped_from_disk(digits, tmp_path):
-    found, frozen, train = features_of(config(digits, tmp_path / "run"))
+    cfg = config(digits, tmp_path / "run")
+    found, frozen, train = features_of(cfg)
     (file,) = (digits / "cache/features").glob("*/features.f32")
     assert str(file) in Path("/proc/self/maps").read_text()
-    shape = geometry(config(digits, tmp_path / "run"))
     for place in (0, 17, 79):
         picture = Image.fromarray(decode_image(train.source.read(place)))
         for view in ("center", "flip"):
-            alone = frozen.features(to_bytes(shape.fixed(picture, view, place))[None])[0]
+            pixels = to_bytes(fixed_view(picture, cfg.INPUT, view, place))
+            alone = frozen.features(pixels[None])[0]
             torch.testing.assert_close(found.of_view(view)[place], alone, rtol=1e-4, atol=1e-5)
 
 

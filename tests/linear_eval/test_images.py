@@ -15,11 +15,14 @@ from kscl.errors import KsclError
 from kscl.views.normalize import normalize_exactly
 from linear_eval.images import (
     NUM_DRAWS,
+    augmented,
+    center,
     few_of_each_class,
-    geometry,
+    fixed_view,
     hold_out,
     load_views,
     open_data,
+    random_crop,
     to_bytes,
 )
 from linear_eval.probe import load_linear_eval_config
@@ -48,12 +51,12 @@ def test_the_test_view_is_torchvisions_bit_for_bit(picture):
             transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
         ]
     )
-    ours = to_bytes(geometry(load_linear_eval_config()).center(picture))[None]
+    ours = to_bytes(center(picture, load_linear_eval_config().INPUT))[None]
     assert torch.equal(normalize_exactly(ours, MEAN, STD)[0], theirs(picture))
 
 
 def test_the_train_view_is_torchvisions_bit_for_bit_given_its_crop(picture, monkeypatch):
-    shape = geometry(load_linear_eval_config())
+    given = load_linear_eval_config().INPUT
     box = (13, 50, 201, 160)
     monkeypatch.setattr("linear_eval.images.sample_crop", lambda *arguments: box)
     monkeypatch.setattr(transforms.RandomResizedCrop, "get_params", lambda *arguments: box)
@@ -66,23 +69,25 @@ def test_the_train_view_is_torchvisions_bit_for_bit_given_its_crop(picture, monk
                 transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD),
             ]
         )
-        ours = to_bytes(shape.random_crop(picture, numbers))[None]
+        ours = to_bytes(random_crop(picture, given, numbers))[None]
         assert torch.equal(normalize_exactly(ours, MEAN, STD)[0], theirs(picture))
 
 
 def test_views_depend_on_seed_epoch_and_image_and_on_nothing_else(picture):
-    shape = geometry(load_linear_eval_config())
-    first = to_bytes(shape.augmented(picture, 0, 3, 7))
-    assert torch.equal(first, to_bytes(shape.augmented(picture, 0, 3, 7)))
+    given = load_linear_eval_config().INPUT
+
+    def view(*numbers):
+        return to_bytes(augmented(picture, given, *numbers))
+
+    def fixed(name, number):
+        return to_bytes(fixed_view(picture, given, name, number))
+
+    first = view(0, 3, 7)
+    assert torch.equal(first, view(0, 3, 7))
     for other in ((1, 3, 7), (0, 4, 7), (0, 3, 8)):
-        assert not torch.equal(first, to_bytes(shape.augmented(picture, *other)))
-    assert torch.equal(
-        to_bytes(shape.fixed(picture, "flip", 0)),
-        to_bytes(shape.fixed(picture, "center", 0)).flip(2),
-    )
-    assert not torch.equal(
-        to_bytes(shape.fixed(picture, "crop0", 5)), to_bytes(shape.fixed(picture, "crop1", 5))
-    )
+        assert not torch.equal(first, view(*other))
+    assert torch.equal(fixed("flip", 0), fixed("center", 0).flip(2))
+    assert not torch.equal(fixed("crop0", 5), fixed("crop1", 5))
 
 
 def test_a_split_is_held_out_of_every_class_in_proportion_and_depends_on_the_seed_alone():

@@ -54,9 +54,8 @@ class Meter:
 
     def told(self) -> str:
         """Return all counts, for the message of an assertion."""
-        lines = [f"{n} x {what} at {line}" for (what, line), n in self.syncs.items()]
-        lines += [f"{n} x {what} at {line}" for (what, line), n in self.collectives.items()]
-        return "\n".join(lines)
+        counts = [*self.syncs.items(), *self.collectives.items()]
+        return "\n".join(f"{n} x {what} at {line}" for (what, line), n in counts)
 
 
 def project_line() -> str:

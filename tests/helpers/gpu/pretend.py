@@ -94,17 +94,11 @@ class _Operations(TorchDispatchMode):
         return run(func, args, kwargs or {})
 
 
-class _Stream:
+class _Stream(contextlib.nullcontext[None]):
     def __init__(self, *_: Any, **__: Any) -> None:
-        pass
+        super().__init__()
 
     def wait_stream(self, other: object) -> None:
-        pass
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *_: object) -> None:
         pass
 
 
@@ -168,8 +162,8 @@ def pretend_gpu() -> Iterator[Meter]:
         ):
             patches.enter_context(patch.object(owner, name, fake))
         # So that optimizers take their fast path, as on a GPU.
-        kinds = _foreach_supported_types
-        patches.enter_context(_appended(kinds, GpuTensor))
+        _foreach_supported_types.append(GpuTensor)
+        patches.callback(_foreach_supported_types.remove, GpuTensor)
         swap = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         patches.callback(torch.__future__.set_swap_module_params_on_conversion, swap)
@@ -177,15 +171,6 @@ def pretend_gpu() -> Iterator[Meter]:
         patches.enter_context(_Operations())
         patches.enter_context(_Functions())
         yield METER
-
-
-@contextlib.contextmanager
-def _appended(items: list[Any], item: object) -> Iterator[None]:
-    items.append(item)
-    try:
-        yield
-    finally:
-        items.remove(item)
 
 
 @contextlib.contextmanager

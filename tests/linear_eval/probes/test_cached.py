@@ -30,7 +30,7 @@ from linear_eval.linear import (
     train_grid,
 )
 from linear_eval.probe import load_linear_eval_config
-from linear_eval.probes.cached import Cached, choose, grid_points
+from linear_eval.probes.cached import Cached, better, choose
 
 CPU = torch.device("cpu")
 # Near the optimum the objective is flat: two solvers that reach it to 1e-7 give outputs that differ
@@ -195,11 +195,16 @@ def test_the_choice_does_not_depend_on_val(digits, method):
     assert right.score.metrics["top1"] > 85
 
 
-def test_the_sweep_shows_every_point_and_marks_the_one_that_is_best_on_held_out_images(digits):
-    sweep = probed(digits).details["sweep"]
+def test_the_best_point_on_held_out_images_becomes_a_classifier_of_features_as_they_come(digits):
+    outcome = probed(digits)
+    sweep = outcome.details["sweep"]
     assert len(sweep) == 16
     (chosen,) = [row for row in sweep if row["chosen"]]
     assert chosen["held_out_top1"] == max(row["held_out_top1"] for row in sweep)
+    features, labels = digits[0][1000:], digits[1][1000:]
+    outputs = F.linear(features, *outcome.classifier)
+    top1 = 100 * float((outputs.argmax(1) == labels).double().mean())
+    assert top1 == pytest.approx(outcome.score.metrics["top1"])
 
 
 def test_points_are_compared_on_train_images_that_they_were_not_trained_on(digits):
@@ -218,21 +223,13 @@ def test_points_are_compared_on_train_images_that_they_were_not_trained_on(digit
         assert row["train_loss"] == pytest.approx(trained["losses"][-1][0], rel=1e-3)
 
 
-def test_the_saved_classifier_takes_features_as_they_come(digits):
-    outcome = probed(digits)
-    features, labels = digits[0][1000:], digits[1][1000:]
-    outputs = F.linear(features, *outcome.classifier)
-    top1 = 100 * float((outputs.argmax(1) == labels).double().mean())
-    assert top1 == pytest.approx(outcome.score.metrics["top1"])
-
-
 def test_the_best_point_is_chosen_never_a_diverged_one_and_among_equals_that_of_the_lowest_loss():
     good = [{"held_out_top1": 10.0, "held_out_loss": n, "diverged": False} for n in (2.0, 1.0, 3.0)]
     bad = {"held_out_top1": None, "held_out_loss": None, "diverged": True}
-    assert choose([bad, *good, bad]) == 2
-    assert choose([*good, good[0] | {"held_out_top1": 11.0}]) == 3
+    assert choose([bad, *good, bad], better, "CACHED.LRS") == 2
+    assert choose([*good, good[0] | {"held_out_top1": 11.0}], better, "CACHED.LRS") == 3
     with pytest.raises(KsclError, match=r"CACHED\.LRS"):
-        choose([bad, bad])
+        choose([bad, bad], better, "CACHED.LRS")
 
 
 @pytest.mark.parametrize(
@@ -255,7 +252,7 @@ def test_lbfgs_walks_from_strong_to_weak_regularization():
     cfg = load_linear_eval_config(
         None, ["CACHED.METHOD", "lbfgs", "CACHED.L2", "[1e-4, 0.1, 1e-2]"]
     )
-    assert [point["l2"] for point in grid_points(cfg)] == [0.1, 1e-2, 1e-4]
+    assert [point["l2"] for point in Cached(cfg).points()] == [0.1, 1e-2, 1e-4]
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from kscl.benchmark.leaderboard.rows import build_board
 from kscl.errors import KsclError
 from kscl.records.record import read_record
-from kscl.run.engine import Flags
+from kscl.run.engine import Flags, run
 from kscl.runtime.distributed import any_rank, rank
 from kscl.runtime.launch import launch
-from linear_eval.commands.linear_eval import run_probe
+from linear_eval.probe import probe_of
 from linear_eval.probes import cached, linear_suite
 from linear_eval.probes.cached import Cached
 from linear_eval.probes.knn import Knn
@@ -43,6 +43,10 @@ def digits(tmp_path_factory):
     return write_digits(tmp_path_factory.mktemp("digits"), train=8, val=2)
 
 
+def run_probe(cfg) -> int:
+    return run(probe_of(cfg), FLAGS)
+
+
 def run_all(jobs) -> int:
     """Run one probe after the other; work of rank 0 takes longer than a collective may."""
     _set_pg_timeout(datetime.timedelta(seconds=LIMIT), None)
@@ -66,7 +70,7 @@ def after_a_while(work):
 
 def test_two_ranks_learn_what_one_does(digits, tmp_path):
     def job(name: str, *more: object):
-        return config(digits, tmp_path / name, *JOBS[name.split("-")[0]], *more), FLAGS
+        return config(digits, tmp_path / name, *JOBS[name.split("-")[0]], *more)
 
     # With one image left, one rank would have none to normalize.
     refused = job("finetune-refused", "SOLVER.BATCH_SIZE", 79)
@@ -118,7 +122,7 @@ def test_a_stop_while_one_process_fits_ends_both_ranks_and_resumes(digits, tmp_p
         ),
     }
     jobs = {
-        (probe, name): (config(digits, tmp_path / probe / name, "PROBE", probe, *more), FLAGS)
+        (probe, name): config(digits, tmp_path / probe / name, "PROBE", probe, *more)
         for probe, more in probes.items()
         for name in ("whole", "stopped")
     }

@@ -156,16 +156,16 @@ import os, signal, sys
 import linear_eval.probes.segmentation as module
 from linear_eval.commands.linear_eval import main
 
-original, left = module.descend, int(sys.argv[1])
+original, left = module.pixel_gradient, int(sys.argv[1])
 
-def descend(*args):
+def pixel_gradient(*args):
     global left
     left -= 1
     if left < 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    original(*args)
+    return original(*args)
 
-module.descend = descend
+module.pixel_gradient = pixel_gradient
 main(sys.argv[2:])
 """
 
