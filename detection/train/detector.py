@@ -153,8 +153,7 @@ def _training_of(path: Path) -> Training | None:
         return None
     done = step_of(path) if is_checkpoint else 0
     settings = known["config"]
-    longer = settings["KSCL"].get("LONGER", 1)  # records from before this key have none
-    is_complete = done == round(longer * settings["SOLVER"]["MAX_ITER"])
+    is_complete = done == round(settings["KSCL"]["LONGER"] * settings["SOLVER"]["MAX_ITER"])
     return Training(run, iterations=0 if is_complete else done, **known)
 
 
