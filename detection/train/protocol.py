@@ -151,7 +151,9 @@ def _name(cfg: CfgNode) -> str:
 
 def _set_names(cfg: CfgNode) -> list[list[str]]:
     """Return the names of the training and the test sets, without their location."""
-    return [[_set_name(name) for name in names] for names in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)]
+    return [
+        [_set_name(name) for name in names] for names in (cfg.DATASETS.TRAIN, cfg.DATASETS.TEST)
+    ]
 
 
 def _set_name(name: str) -> str:
