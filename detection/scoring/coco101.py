@@ -131,7 +131,9 @@ def _entries(table: BoxTable, task: str) -> list[dict[str, Any]]:
     """Return a table's boxes or masks as pycocotools has them."""
     # Sizes in the boxes' own precision, as in Detectron2's COCO evaluator.
     boxes = np.concatenate([table.boxes[:, :2], table.boxes[:, 2:] - table.boxes[:, :2]], axis=1)
-    name, shapes = ("bbox", boxes.tolist()) if task == "bbox" else ("segmentation", table.masks)
+    name, shapes = "bbox", boxes.tolist()
+    if task == "segm":
+        name, shapes = "segmentation", table.masks
     rows = zip(table.image.tolist(), table.category.tolist(), shapes, strict=True)
     return [
         {"image_id": image + 1, "category_id": category + 1, name: shape}
