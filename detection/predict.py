@@ -38,10 +38,9 @@ def load_predictor(run: str | Path, min_score: float = MIN_SCORE) -> Predictor:
     folder = find_run(Path(run))
     cfg = load_detection_config(folder / CONFIG_FILE, rules=check_version)
     cfg.MODEL.DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-    cfg.MODEL.WEIGHTS = str(folder / DETECTOR_FILE)
     names = read_record(folder / RECORD_FILE)["details"]["classes"]
     model = build_detector(cfg)
-    load_detector(model, cfg.MODEL.WEIGHTS)
+    load_detector(model, folder / DETECTOR_FILE)
     model.eval()
     resize = ResizeShortestEdge(cfg.INPUT.MIN_SIZE_TEST, cfg.INPUT.MAX_SIZE_TEST)
 

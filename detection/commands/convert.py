@@ -26,7 +26,7 @@ from kscl.data.annotations import Problem
 from kscl.errors import KsclError
 
 COUNTER = "num_batches_tracked"
-FOR_DETECTRON2 = ("container", "prefix", "mean", "std", "channels")  # options of load_backbone
+NOT_FOR_TIMM = ("container", "prefix", "mean", "std", "channels", "route")  # options
 EXAMPLES = """  our own file says what it is:
     kscl convert output/kscl/backbone.safetensors --output-dir output/kscl/detectron2
   a checkpoint of another project (docs/checkpoints.md lists them):
@@ -57,13 +57,14 @@ EXAMPLES = """  our own file says what it is:
 
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = _parser().parse_args(argv)
+    given = vars(_parser().parse_args(argv))
+    to, output, is_check, _ = map(given.pop, ("to", "output_dir", "check", "import"))
     require_detectron2()
-    convert, report = (_to_timm, _report_of_timm) if arguments.to == "timm" else (_to_d2, _report)
-    run = functools.partial(convert, arguments)
-    if arguments.check:
+    convert, report = (_to_timm, _report_of_timm) if to == "timm" else (_to_d2, _report)
+    run = functools.partial(convert, **given)
+    if is_check:
         return cli.report_problems(lambda: _try(run))
-    print(report(run(output=arguments.output_dir)))
+    print(report(run(output=output)))
     return 0
 
 
@@ -93,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--to", choices=("detectron2", "timm"), default="detectron2", help="timm: the way back")
     add("--output-dir", required=True, metavar="FOLDER", help="the folder to write")
     add("--arch", help="the timm model, for files that do not say it themselves")
-    add("--arch-kwargs", default="{}", metavar="YAML", help="its arguments")
+    add("--arch-kwargs", dest="kwargs", default="{}", metavar="YAML", help="its arguments")
     add("--container", metavar="KEY", help="where the file has the tensors: keys joined by dots")
     add("--prefix", help="key prefix of the backbone there, such as module.encoder_q.")
     add("--seed", type=int, default=0, help="of random weights (0)")
@@ -117,7 +118,8 @@ def _parser() -> argparse.ArgumentParser:
         help="exact: Detectron2 builds the same network; timm: run timm's own code (default: "
         "exact if possible)",
     )
-    add("--format", choices=("pth", "pkl"), default="pth", help="of the weights (pth)")
+    about = "of the weights (pth)"
+    add("--format", dest="file_format", choices=("pth", "pkl"), default="pth", help=about)
     about = "convert and compare, print problems as JSON, and write nothing"
     cli.add_flag(parser, "--check", about)
     cli.add_flag(parser, "--force", "overwrite a conversion of other weights")
@@ -136,36 +138,19 @@ def _kwargs(text: str) -> dict[str, Any]:
     return values
 
 
-def _to_d2(arguments: argparse.Namespace, output: str | Path) -> Any:
-    from detection.convert.converter import PROTOCOL, convert  # needs Detectron2
+def _to_d2(kwargs: str, **given: Any) -> Any:
+    from detection.convert.converter import convert  # needs Detectron2
 
-    how = {name: getattr(arguments, name) for name in ("arch", "seed", *FOR_DETECTRON2)}
-    return convert(
-        arguments.source,
-        output,
-        protocol=arguments.protocol or PROTOCOL,
-        route=arguments.route,
-        file_format=arguments.format,
-        force=arguments.force,
-        kwargs=_kwargs(arguments.arch_kwargs),
-        **how,
-    )
+    return convert(kwargs=_kwargs(kwargs), **given)
 
 
-def _to_timm(arguments: argparse.Namespace, output: str | Path) -> Any:
+def _to_timm(kwargs: str, seed: int, file_format: str, **given: Any) -> Any:
     from detection.convert.converter import convert_back
 
-    for name in (*FOR_DETECTRON2, "route"):
-        if getattr(arguments, name) is not None:
+    for name in NOT_FOR_TIMM:
+        if given.pop(name) is not None:
             raise KsclError(f"--{name} is not for --to timm. Leave it out.")
-    return convert_back(
-        arguments.source,
-        output,
-        arch=arguments.arch,
-        kwargs=_kwargs(arguments.arch_kwargs),
-        protocol=arguments.protocol,
-        force=arguments.force,
-    )
+    return convert_back(kwargs=_kwargs(kwargs), **given)
 
 
 def _report_of_timm(back: Any) -> str:

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from detection.scoring import SCORERS, as_table, score
-from detection.scoring.boxes import (
-    GroundTruth,
-    make_ground_truth,
-    read_detections,
-    read_ground_truth,
-)
+from detection.scoring.boxes import Detections, GroundTruth, make_ground_truth
 from kscl import cli
 from kscl.data.annotations import Source, parse_source, read_source
 
@@ -44,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.add_flag(parser, "--json", "print everything, curves too, as JSON")
     cli.add_import(parser)
     arguments = parser.parse_args(argv)
-    detections = read_detections(arguments.detections)
+    detections = Detections.read(arguments.detections)
     truth = find_ground_truth(
         arguments.annotations, detections.class_names, with_masks=detections.masks is not None
     )
@@ -63,7 +58,7 @@ def find_ground_truth(
 ) -> GroundTruth:
     """Read the annotations that a name stands for, without images."""
     if where.endswith(".npz"):
-        return read_ground_truth(where)
+        return GroundTruth.read(where)
     found = read_source(_source(where), class_names, with_images=False, with_masks=with_masks)
     return make_ground_truth(found.checked())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -119,12 +118,6 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def _require_fields(found: Mapping[str, Any], required: Iterable[str], where: str) -> None:
-    wrong = sorted(set(required) ^ set(found))
-    if wrong:
-        raise KsclError(f"{where} has missing or unknown fields: {', '.join(wrong)}. {CONVERT_IT}")
-
-
 def input_keys(description: Description) -> dict[str, Any]:
     """Return the config keys that give Detectron2 the input of pretraining."""
     return {
@@ -227,9 +220,14 @@ def _check_network(
             f"{certificate.arch_kwargs} named in its certificate. {CONVERT_IT}"
         )
     where = f"The certificate of {weights}:"
-    required = {*route.keys, *input_keys(Description(certificate.arch))}
-    _require_fields(certificate.detectron2_keys, required, f"{where} detectron2_keys")
-    _require_fields(certificate.detector_keys, DETECTOR_KEYS, f"{where} detector_keys")
+    network_keys = {*route.keys, *input_keys(Description(certificate.arch))}
+    wrong = network_keys ^ set(certificate.detectron2_keys)
+    wrong |= set(DETECTOR_KEYS) ^ set(certificate.detector_keys)
+    if wrong:
+        raise KsclError(
+            f"{where} detectron2_keys or detector_keys has missing or unknown fields: "
+            f"{', '.join(sorted(wrong))}. {CONVERT_IT}"
+        )
     for key, value in route.keys.items():
         if not _fits(key, value, certificate.detectron2_keys[key]):
             raise KsclError(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import yaml
 from detectron2.config import CfgNode
-from torch import Tensor, nn
+from torch import nn
 
 import kscl
 from detection.backbones import (
@@ -85,7 +85,7 @@ def convert(
     source: str | Path,
     output: str | Path,
     *,
-    protocol: str | Path = PROTOCOL,
+    protocol: str | Path | None = None,
     route: str | None = None,
     file_format: str = "pth",
     force: bool = False,
@@ -97,7 +97,7 @@ def convert(
     can build it.
     """
     output = Path(output)
-    cfg = load_detection_config(protocol)
+    cfg = load_detection_config(protocol or PROTOCOL)
     loaded = load_backbone(source, **how)
     about, backbone = loaded.description, loaded.backbone
     _check_output(output, loaded.tensors_sha256, force)
@@ -288,7 +288,12 @@ def convert_back(
     content, _, _ = read_file(weights, str(weights))
     content.pop("__author__", None)
     found = find_tensors(content, backbone, str(weights), channels=cfg.INPUT.FORMAT)
-    backbone.load_state_dict(found.tensors | _counters(certificate, weights), strict=True)
+    counters = certificate.counters if certificate else {}
+    for name, count in counters.items():
+        if not 0 <= count < LARGEST_COUNT:
+            raise KsclError(f"{weights}: its certificate's counter {name} is not a count.")
+    counted = {name: torch.tensor(count) for name, count in counters.items()}
+    backbone.load_state_dict(found.tensors | counted, strict=True)
     state, is_bgr = backbone.state_dict(), cfg.INPUT.FORMAT == "BGR"
     tensors = {theirs: state[ours] for ours in state if (theirs := detectron2_name(ours))}
     if is_bgr:  # as the detector has it
@@ -328,12 +333,3 @@ def _open(source: Path) -> tuple[Path, Certificate | None]:
             f"{source} must be a folder of kscl convert, or a weights file of Detectron2."
         )
     return source, None
-
-
-def _counters(certificate: Certificate | None, path: Path) -> dict[str, Tensor]:
-    """Return BatchNorm's counters from a certificate."""
-    found = certificate.counters if certificate else {}
-    for name, count in found.items():
-        if not 0 <= count < LARGEST_COUNT:
-            raise KsclError(f"{path}: its certificate's counter {name} is not a count.")
-    return {name: torch.tensor(count) for name, count in found.items()}

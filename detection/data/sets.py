@@ -18,6 +18,7 @@ from detectron2.data import DatasetCatalog, MetadataCatalog
 from detectron2.data.build import filter_images_with_only_crowd_annotations
 from detectron2.structures import BoxMode
 
+from detection.backbones import C4
 from detection.config import FRACTION_KEY, META_ARCHITECTURES
 from detection.data.preflight import Part, Report, preflight
 from detection.scoring.boxes import GroundTruth, make_ground_truth, segmentation
@@ -38,7 +39,6 @@ from kscl.records.fingerprint import fingerprint
 Dicts = list[dict[str, Any]]
 
 log = logging.getLogger(__name__)
-NO_PYRAMID = "build_resnet_backbone"
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _fingerprint(parts: Sequence[Part]) -> dict[str, Any]:
 def too_small_images(cfg: CfgNode, report: Report) -> Iterator[Problem]:
     """Yield a problem for every input size below the stride of the coarsest level."""
     stride = META_ARCHITECTURES[cfg.MODEL.META_ARCHITECTURE].coarsest
-    if cfg.MODEL.BACKBONE.NAME == NO_PYRAMID:
+    if cfg.MODEL.BACKBONE.NAME == C4:
         return
     sizes = {
         "train": (min(cfg.INPUT.MIN_SIZE_TRAIN), cfg.INPUT.MAX_SIZE_TRAIN),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pycocotools import mask as coco_masks
@@ -24,6 +24,7 @@ from kscl.runtime.files import read_arrays, write_atomically
 
 FORMAT = "kscl-boxes"
 VERSION = 2
+INDICES: dict[str, type] = {"image": np.int64, "category": np.int64}
 
 Array = np.ndarray[Any, Any]
 Packed = dict[str, Any]  # pycocotools' {"size": [height, width], "counts": bytes}
@@ -32,6 +33,10 @@ Packed = dict[str, Any]  # pycocotools' {"size": [height, width], "counts": byte
 @dataclass(frozen=True, eq=False)
 class BoxTable:
     """The N boxes of all images of a data set."""
+
+    kind: ClassVar[str]  # in a file
+    columns: ClassVar[dict[str, type]]  # name → dtype
+    texts: ClassVar[tuple[str, ...]] = ("dataset",)
 
     dataset: str
     class_names: tuple[str, ...]
@@ -44,10 +49,54 @@ class BoxTable:
     def __len__(self) -> int:
         return len(self.boxes)
 
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """Read a table; a damaged file or one of another kind is an error."""
+        kind = cls.kind
+        try:
+            content = read_arrays(path)
+        except FileNotFoundError:
+            raise KsclError(f"{path}: there is no such file of {kind}. Check the path.") from None
+        except (OSError, ValueError) as error:
+            raise KsclError(
+                f"{path} is not readable as a file of {kind} ({error}). It is damaged or was "
+                "written by another program: recreate it."
+            ) from error
+        text = {name: str(content.get(name, "")) for name in ("format", "version", "kind")}
+        if (text["format"], text["version"]) != (FORMAT, str(VERSION)):
+            raise KsclError(
+                f"{path} must be a file of {kind} ({FORMAT} {VERSION}), got {text['format']} "
+                f"{text['version']}. Recreate it by an evaluation."
+            )
+        if text["kind"] != kind:
+            raise KsclError(f"{path} holds {text['kind']}, not {kind}. Pass the other file.")
+        lists = ("class_names", "image_ids")
+        missing = [name for name in (*cls.columns, *lists) if name not in content]
+        if missing:
+            raise KsclError(f"{path}: {', '.join(missing)} is missing. Recreate the file.")
+        count = len(content["boxes"]) if content["boxes"].ndim else -1
+        for name, dtype in cls.columns.items():
+            column, shape = content[name], (count, 4) if name == "boxes" else (count,)
+            if column.dtype != dtype or column.shape != shape:
+                raise KsclError(
+                    f"{path}: {name} must be {np.dtype(dtype)} of shape {shape}, got "
+                    f"{column.dtype} of shape {column.shape}. Recreate the file."
+                )
+        values: dict[str, Any] = {name: content[name] for name in cls.columns}
+        values |= {name: str(content.get(name, "")) for name in cls.texts}
+        values |= {name: tuple(str(value) for value in content[name]) for name in lists}
+        table = cls(**values, masks=_read_masks(content, path))
+        check_table(table, path)
+        return table
+
 
 @dataclass(frozen=True, eq=False)
 class Detections(BoxTable):
     """What a model found; boxes and scores are float32."""
+
+    kind = "detections"
+    columns: ClassVar = INDICES | {"boxes": np.float32, "scores": np.float32}
+    texts = ("dataset", "ground_truth")
 
     scores: Array  # (N,) float32
     ground_truth: str = ""  # fingerprint of the annotations at that time
@@ -56,6 +105,9 @@ class Detections(BoxTable):
 @dataclass(frozen=True, eq=False)
 class GroundTruth(BoxTable):
     """The annotated objects."""
+
+    kind = "ground truth"
+    columns: ClassVar = INDICES | {"boxes": float, "difficult": bool, "areas": float}
 
     difficult: Array  # (N,) bool: neither a hit nor a miss
     areas: Array  # (N,) float64: COCO's measure of small, medium and large
@@ -74,21 +126,6 @@ class GroundTruth(BoxTable):
             if self.masks is not None:
                 digest.update(self.masks[row]["counts"])
         return digest.hexdigest()[:16]
-
-
-Table = TypeVar("Table", Detections, GroundTruth)
-# its kind in a file, and the dtype of each column
-_KINDS: dict[type[BoxTable], tuple[str, dict[str, type]]] = {
-    Detections: (
-        "detections",
-        {"image": np.int64, "category": np.int64, "boxes": np.float32, "scores": np.float32},
-    ),
-    GroundTruth: (
-        "ground truth",
-        {"image": np.int64, "category": np.int64, "boxes": np.float64}
-        | {"difficult": np.bool_, "areas": np.float64},
-    ),
-}
 
 
 def make_detections(
@@ -128,6 +165,12 @@ def make_ground_truth(annotated: AnnotatedSet) -> GroundTruth:
     boxes = np.array([o.box for _, o in objects], np.float64).reshape(-1, 4)
     of_box = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     areas = [of_box[row] if o.area is None else o.area for row, (_, o) in enumerate(objects)]
+    masks = [
+        packed(o.mask, image.height, image.width)
+        for image in annotated.images
+        for o in image.objects
+        if o.mask is not None
+    ]
     table = GroundTruth(
         dataset=annotated.name,
         class_names=annotated.class_names,
@@ -137,26 +180,17 @@ def make_ground_truth(annotated: AnnotatedSet) -> GroundTruth:
         boxes=boxes,
         difficult=np.array([o.difficult for _, o in objects], np.bool_),
         areas=np.array(areas, np.float64),
-        masks=_packed_masks(annotated),
+        masks=tuple(masks) if masks and len(masks) == len(objects) else None,
     )
     check_table(table, annotated.name)
     return table
 
 
-def _packed_masks(annotated: AnnotatedSet) -> tuple[Packed, ...] | None:
-    found = [(image, o.mask) for image in annotated.images for o in image.objects]
-    if not found or any(mask is None for _, mask in found):
-        return None
-    return tuple(packed(mask, image.height, image.width) for image, mask in found if mask)
-
-
 def write_table(table: Detections | GroundTruth, path: str | Path) -> Path:
     """Write the file atomically; the same boxes give the same bytes."""
-    kind, columns = _KINDS[type(table)]
-    texts = {"format": FORMAT, "kind": kind, "dataset": table.dataset}
-    if isinstance(table, Detections):
-        texts["ground_truth"] = table.ground_truth
-    arrays = {name: getattr(table, name) for name in columns}
+    texts = {"format": FORMAT, "kind": table.kind}
+    texts |= {name: getattr(table, name) for name in table.texts}
+    arrays = {name: getattr(table, name) for name in table.columns}
     arrays |= {name: np.array(text, np.str_) for name, text in texts.items()}
     arrays["class_names"] = np.array(table.class_names, np.str_)
     arrays["image_ids"] = np.array(table.image_ids, np.str_)
@@ -167,16 +201,6 @@ def write_table(table: Detections | GroundTruth, path: str | Path) -> Path:
     np.savez_compressed(content, **arrays)
     write_atomically(Path(path), content.getvalue())
     return Path(path)
-
-
-def read_detections(path: str | Path) -> Detections:
-    """Read detections; a damaged file or one of another kind is an error."""
-    return _read(path, Detections)
-
-
-def read_ground_truth(path: str | Path) -> GroundTruth:
-    """Read annotated boxes; a damaged file or one of another kind is an error."""
-    return _read(path, GroundTruth)
 
 
 def check_table(table: BoxTable, where: object) -> None:
@@ -241,56 +265,6 @@ def _moved(names: tuple[str, ...], target: tuple[str, ...]) -> Array:
     return np.array([index[name] for name in names], np.int64)
 
 
-def _read(path: str | Path, type_: type[Table]) -> Table:
-    kind, dtypes = _KINDS[type_]
-    try:
-        content = read_arrays(path)
-    except FileNotFoundError:
-        raise KsclError(f"{path}: there is no such file of {kind}. Check the path.") from None
-    except (OSError, ValueError) as error:
-        raise KsclError(
-            f"{path} is not readable as a file of {kind} ({error}). It is damaged or was written "
-            "by another program: recreate it."
-        ) from error
-    text = {name: str(content.get(name, "")) for name in ("format", "version", "kind", "dataset")}
-    if (text["format"], text["version"]) != (FORMAT, str(VERSION)):
-        raise KsclError(
-            f"{path} must be a file of {kind} ({FORMAT} {VERSION}), got {text['format']} "
-            f"{text['version']}. Recreate it by an evaluation."
-        )
-    if text["kind"] != kind:
-        raise KsclError(f"{path} holds {text['kind']}, not {kind}. Pass the other file.")
-    _check_columns(content, dtypes, path)
-    columns: dict[str, Any] = {name: content[name] for name in dtypes}
-    if kind == "detections":
-        columns["ground_truth"] = str(content.get("ground_truth", ""))
-    table = type_(
-        dataset=text["dataset"],
-        class_names=tuple(str(name) for name in content["class_names"]),
-        image_ids=tuple(str(name) for name in content["image_ids"]),
-        masks=_read_masks(content, path) if "mask_bytes" in content else None,
-        **columns,
-    )
-    check_table(table, path)
-    return table
-
-
-def _check_columns(
-    content: Mapping[str, Array], dtypes: Mapping[str, type], path: str | Path
-) -> None:
-    missing = [name for name in (*dtypes, "class_names", "image_ids") if name not in content]
-    if missing:
-        raise KsclError(f"{path}: {', '.join(missing)} is missing. Recreate the file.")
-    count = len(content["boxes"]) if content["boxes"].ndim else -1
-    for name, dtype in dtypes.items():
-        column, shape = content[name], (count, 4) if name == "boxes" else (count,)
-        if column.dtype != dtype or column.shape != shape:
-            raise KsclError(
-                f"{path}: {name} must be {np.dtype(dtype)} of shape {shape}, got {column.dtype} of "
-                f"shape {column.shape}. Recreate the file."
-            )
-
-
 def segmentation(mask: Mask) -> list[Any] | Packed | None:
     """Return a mask for Detectron2: polygons as they are, or packed run lengths.
 
@@ -331,8 +305,10 @@ def _mask_columns(masks: Sequence[Packed]) -> dict[str, Array]:
     }
 
 
-def _read_masks(content: Mapping[str, Array], path: object) -> tuple[Packed, ...]:
-    """Return the masks of a file; pycocotools does not notice damaged ones."""
+def _read_masks(content: Mapping[str, Array], path: object) -> tuple[Packed, ...] | None:
+    """Return the masks of a file, if any; pycocotools does not notice damaged ones."""
+    if "mask_bytes" not in content:
+        return None
     masks = []
     try:
         for name, dtype in (("mask_sizes", "i8"), ("mask_ends", "i8"), ("mask_bytes", "u1")):

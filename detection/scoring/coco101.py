@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from pycocotools import mask as coco_masks
 
 from detection.scoring.boxes import Array, BoxTable, Detections, GroundTruth
 from detection.scoring.result import MASK_SCORER, Marks, ScorerResult, summarize
@@ -62,17 +61,27 @@ def _matched(
     task: str, detections: Detections, truth: GroundTruth, sizes: Sequence[str] = ()
 ) -> Any:
     """Return pycocotools' evaluation after matching, for these sizes or for all."""
+    from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
 
-    truth_entries = _entries(truth, task)
-    for entry, difficult, area in zip(truth_entries, truth.difficult, truth.areas, strict=True):
-        entry |= {"iscrowd": int(difficult), "area": float(area)}
-    found_entries = _entries(detections, task)
-    areas = _areas(detections, task)
-    for entry, score, area in zip(found_entries, detections.scores, areas, strict=True):
-        entry |= {"iscrowd": 0, "area": float(area), "score": float(score)}
+    wanted, found = _entries(truth, task), _entries(detections, task)
+    for row, entry in enumerate(wanted):  # ids begin at 1 because 0 means none
+        crowd, area = int(truth.difficult[row]), float(truth.areas[row])
+        entry |= {"id": row + 1, "iscrowd": crowd, "area": area}
+    for entry, score in zip(found, detections.scores.tolist(), strict=True):
+        entry["score"] = score
+    annotated = COCO()
+    annotated.dataset = {
+        "images": [
+            {"id": index + 1, "height": 0, "width": 0} for index in range(len(truth.image_ids))
+        ],
+        "categories": [{"id": index + 1} for index in range(len(truth.class_names))],
+        "annotations": wanted,
+    }
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluation = COCOeval(_api(truth, truth_entries), _api(truth, found_entries), task)
+        annotated.createIndex()
+        results = annotated.loadRes(found) if found else COCO()  # loadRes needs one
+        evaluation = COCOeval(annotated, results, task)
         if sizes:
             known = dict(zip(evaluation.params.areaRngLbl, evaluation.params.areaRng, strict=True))
             evaluation.params.areaRngLbl = list(sizes)
@@ -103,15 +112,6 @@ def _score(task: str, detections: Detections, truth: GroundTruth) -> ScorerResul
     return result | {key: _mean_of_known(table) for key, table in tables.items()}
 
 
-def _areas(detections: Detections, task: str) -> Array:
-    """Return the area of each detection's box or mask."""
-    if task == "bbox":
-        sides = detections.boxes[:, 2:] - detections.boxes[:, :2]
-        return np.array([width * height for width, height in sides.tolist()], np.float64)
-    # One at a time: with NumPy 2, pycocotools' area() overflows on lists of more than 255 masks.
-    return np.array([coco_masks.area(mask) for mask in detections.masks or ()], np.float64)
-
-
 def _check_sizes(detections: Detections, truth: GroundTruth) -> None:
     """Raise an error if a mask was made for another size of its image."""
     assert detections.masks is not None
@@ -128,34 +128,17 @@ def _check_sizes(detections: Detections, truth: GroundTruth) -> None:
 
 
 def _entries(table: BoxTable, task: str) -> list[dict[str, Any]]:
-    """Return annotations for pycocotools, whose ids begin at 1 because 0 means none."""
+    """Return a table's boxes or masks as pycocotools has them."""
     # Sizes in the boxes' own precision, as in Detectron2's COCO evaluator.
     boxes = np.concatenate([table.boxes[:, :2], table.boxes[:, 2:] - table.boxes[:, :2]], axis=1)
-    entries = [
-        {"id": row + 1, "image_id": image + 1, "category_id": category + 1, "bbox": box}
-        for row, (image, category, box) in enumerate(
-            zip(table.image.tolist(), table.category.tolist(), boxes.tolist(), strict=True)
-        )
-    ]
+    name, shapes = "bbox", boxes.tolist()
     if task == "segm":
-        for entry, mask in zip(entries, table.masks or (), strict=True):
-            entry["segmentation"] = mask
-    return entries
-
-
-def _api(truth: GroundTruth, entries: list[dict[str, Any]]) -> Any:
-    from pycocotools.coco import COCO
-
-    api = COCO()
-    api.dataset = {
-        "images": [
-            {"id": index + 1, "height": 0, "width": 0} for index in range(len(truth.image_ids))
-        ],
-        "categories": [{"id": index + 1} for index in range(len(truth.class_names))],
-        "annotations": entries,
-    }
-    api.createIndex()
-    return api
+        name, shapes = "segmentation", table.masks
+    rows = zip(table.image.tolist(), table.category.tolist(), shapes, strict=True)
+    return [
+        {"image_id": image + 1, "category_id": category + 1, name: shape}
+        for image, category, shape in rows
+    ]
 
 
 def _mean_of_known(precision: Array) -> float | None:

@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import yaml
@@ -19,8 +19,6 @@ from detection.scoring.boxes import (
     Detections,
     GroundTruth,
     fitted,
-    read_detections,
-    read_ground_truth,
 )
 from detection.scoring.voc07 import best_overlaps
 from kscl.data.annotations import AnnotatedImage, parse_source, read_source
@@ -46,25 +44,52 @@ GAP = 1.0  # pixels between two labels
 DASH = 6  # its length in widths of the line
 ROUNDING = 1e-6  # pixels
 
+Item = TypeVar("Item")
+Layer = tuple[Detections | GroundTruth, Array, Array]  # (N,) bool: which are drawn, which dashed
+
 
 def draw_sheet(
     run: Path, output: Path, count: int, min_score: float, scorer: str, dataset: str | None = None
 ) -> None:
     """Draw images spread evenly over the set, so that the same run gives the same picture."""
-    detections = read_detections(run / "detections.npz")
-    truth = read_ground_truth(run / "ground_truth.npz")
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    detections, truth = _tables(run)
     result = score(detections, truth, [scorer])[scorer]
     images = {image.id: image for image in _images(run, dataset, truth.class_names)}
-    indices = np.linspace(0, len(truth.image_ids) - 1, min(count, len(truth.image_ids))).astype(int)
-    chosen = [truth.image_ids[index] for index in dict.fromkeys(indices.tolist())]
+    chosen = _spread_evenly(truth.image_ids, count)
     missing = [name for name in chosen if name not in images]
     if missing:
         raise KsclError(
             f"Image {missing[0]} of the run is not in the data set. Name the set that it was "
             "evaluated on with --dataset."
         )
-    detections = fitted(detections, truth)
-    _plot([images[name] for name in chosen], detections, truth, result, min_score, scorer, output)
+    layers = _layers(detections, truth, min_score)
+    titles = (
+        "annotated (dashed: difficult)" if truth.difficult.any() else "annotated",
+        f"found, score ≥ {min_score:g} (dashed: no such object)",
+    )
+    rows = -(-len(chosen) // COLUMNS)
+    figure = plt.figure(figsize=(INCHES * COLUMNS, 5.2 * rows + 3.6), layout="constrained")
+    top, bottom = figure.subfigures(2, 1, height_ratios=[5.2 * rows, 3.6])
+    grid = top.add_gridspec(rows * 2, COLUMNS)
+    for number, name in enumerate(chosen):
+        row, column = divmod(number, COLUMNS)
+        pictures = _with_boxes(images[name], round(INCHES * DOTS_PER_INCH), layers)
+        for below, (picture, title) in enumerate(zip(pictures, titles, strict=True)):
+            axes = top.add_subplot(grid[row * 2 + below, column])
+            axes.imshow(picture)
+            axes.set_title(title if below else f"{name}\n{title}", fontsize=7)
+            axes.axis("off")
+    left, right = bottom.subplots(1, 2)
+    _draw_bars(left, result, scorer)
+    _draw_curves(right, result, truth.class_names)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output, dpi=DOTS_PER_INCH)
+    plt.close(figure)
 
 
 def draw_mosaic(run: Path, images: Sequence[AnnotatedImage]) -> None:
@@ -72,23 +97,10 @@ def draw_mosaic(run: Path, images: Sequence[AnnotatedImage]) -> None:
 
     They are spread evenly over those with objects, so all runs of a protocol show the same ones.
     """
-    detections = read_detections(run / "detections.npz")
-    truth = read_ground_truth(run / "ground_truth.npz")
+    layers = _layers(*_tables(run), MIN_SCORE)
     shown = [image for image in images if image.objects] or list(images)
-    indices = np.linspace(0, len(shown) - 1, min(MOSAIC_IMAGES, len(shown))).astype(int)
-    colors = _colors(len(truth.class_names))
-    wrong = best_overlaps(detections, truth)[0] <= HIT
-    columns = []
-    for image in (shown[index] for index in indices):
-        picture = _read(image)
-        scale = MOSAIC_CELL / max(picture.size)
-        everything, sure = np.ones(len(truth), bool), detections.scores >= MIN_SCORE
-        columns.append(
-            (
-                _with_boxes(picture, scale, truth, image.id, everything, truth.difficult, colors),
-                _with_boxes(picture, scale, detections, image.id, sure, wrong, colors),
-            )
-        )
+    chosen = _spread_evenly(shown, MOSAIC_IMAGES)
+    columns = [_with_boxes(image, MOSAIC_CELL, layers) for image in chosen]
     step, height = MOSAIC_CELL + 8, max(above.height for above, _ in columns)
     sheet = Image.new("RGB", (step * len(columns) - 8, 2 * (height + TITLE)), "white")
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=14)
@@ -103,9 +115,16 @@ def draw_mosaic(run: Path, images: Sequence[AnnotatedImage]) -> None:
     write_atomically(run / MOSAIC_FILE, content.getvalue())
 
 
-def _read(image: AnnotatedImage) -> Image.Image:
-    assert image.path is not None
-    return Image.fromarray(decode_image(image.path.read_bytes()))
+def _tables(run: Path) -> tuple[Detections, GroundTruth]:
+    detections = Detections.read(run / "detections.npz")
+    truth = GroundTruth.read(run / "ground_truth.npz")
+    return fitted(detections, truth), truth
+
+
+def _spread_evenly(items: Sequence[Item], count: int) -> list[Item]:
+    """Return up to `count` of the items, from the first to the last."""
+    indices = np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
+    return [items[index] for index in indices]
 
 
 def _images(run: Path, dataset: str | None, classes: tuple[str, ...]) -> list[AnnotatedImage]:
@@ -121,78 +140,39 @@ def _images(run: Path, dataset: str | None, classes: tuple[str, ...]) -> list[An
     return read_source(parse_source(str(dataset)), classes).checked().images
 
 
-def _plot(
-    images: list[AnnotatedImage],
-    detections: Detections,
-    truth: GroundTruth,
-    result: dict[str, Any],
-    min_score: float,
-    scorer: str,
-    output: Path,
-) -> None:
-    import matplotlib
+def _layers(detections: Detections, truth: GroundTruth, min_score: float) -> tuple[Layer, Layer]:
+    """Return what is annotated, difficult objects dashed, and what was found, wrong boxes dashed.
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = -(-len(images) // COLUMNS)
-    colors = _colors(len(truth.class_names))
+    A found box is wrong if no object of its class is there.
+    """
     wrong = best_overlaps(detections, truth)[0] <= HIT
-    shown = detections.scores >= min_score
-    # title, table, which of its boxes are drawn, and which of them dashed
-    parts: tuple[tuple[str, Detections | GroundTruth, Array, Array], ...] = (
-        (
-            "annotated (dashed: difficult)" if truth.difficult.any() else "annotated",
-            *(truth, np.ones(len(truth), bool), truth.difficult),
-        ),
-        (
-            f"found, score ≥ {min_score:g} (dashed: no such object)",
-            *(detections, shown, wrong),
-        ),
-    )
-    figure = plt.figure(figsize=(INCHES * COLUMNS, 5.2 * rows + 3.6), layout="constrained")
-    top, bottom = figure.subfigures(2, 1, height_ratios=[5.2 * rows, 3.6])
-    grid = top.add_gridspec(rows * 2, COLUMNS)
-    for number, image in enumerate(images):
-        row, column = divmod(number, COLUMNS)
-        picture = _read(image)
-        for below, (title, table, drawn, dashed) in enumerate(parts):
-            axes = top.add_subplot(grid[row * 2 + below, column])
-            scale = INCHES * DOTS_PER_INCH / picture.width
-            axes.imshow(_with_boxes(picture, scale, table, image.id, drawn, dashed, colors))
-            axes.set_title(title if below else f"{image.id}\n{title}", fontsize=7)
-            axes.axis("off")
-    left, right = bottom.subplots(1, 2)
-    _draw_bars(left, result, scorer)
-    _draw_curves(right, result, truth.class_names, colors)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=DOTS_PER_INCH)
-    plt.close(figure)
+    is_sure = detections.scores >= min_score
+    return (truth, np.ones(len(truth), bool), truth.difficult), (detections, is_sure, wrong)
 
 
-def _with_boxes(
-    picture: Image.Image,
-    scale: float,
-    table: Detections | GroundTruth,
-    image: str,
-    drawn: Array,  # (N,) bool
-    dashed: Array,  # (N,) bool
-    colors: list[str],
-) -> Image.Image:
-    """Return the picture in its new size, with the boxes of this image."""
-    mine = np.flatnonzero((table.image == table.image_ids.index(image)) & drawn)
-    labels = [table.class_names[table.category[row]] for row in mine]
-    if isinstance(table, Detections):
-        labels = [
-            f"{label} {table.scores[row]:.2f}" for label, row in zip(labels, mine, strict=True)
-        ]
-    return draw_boxes(
-        picture.resize((round(picture.width * scale), round(picture.height * scale))),
-        table.boxes[mine] * scale,
-        labels,
-        [colors[table.category[row]] for row in mine],
-        dashed[mine],
-    )
+def _with_boxes(image: AnnotatedImage, side: int, layers: Iterable[Layer]) -> list[Image.Image]:
+    """Return the picture once per layer, its longer side of this length, with the layer's boxes."""
+    assert image.path is not None
+    picture = Image.fromarray(decode_image(image.path.read_bytes()))
+    scale = side / max(picture.size)
+    pictures = []
+    for table, drawn, dashed in layers:
+        mine = np.flatnonzero((table.image == table.image_ids.index(image.id)) & drawn)
+        labels = [table.class_names[table.category[row]] for row in mine]
+        if isinstance(table, Detections):
+            scores = table.scores[mine]
+            labels = [f"{name} {score:.2f}" for name, score in zip(labels, scores, strict=True)]
+        colors = _colors(len(table.class_names))
+        pictures.append(
+            draw_boxes(
+                picture.resize((round(picture.width * scale), round(picture.height * scale))),
+                table.boxes[mine] * scale,
+                labels,
+                [colors[table.category[row]] for row in mine],
+                dashed[mine],
+            )
+        )
+    return pictures
 
 
 def _colors(count: int) -> list[str]:
@@ -226,15 +206,11 @@ def _draw_bars(axes: Any, result: dict[str, Any], scorer: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_curves(
-    axes: Any, result: dict[str, Any], classes: tuple[str, ...], colors: list[str]
-) -> None:
+def _draw_curves(axes: Any, result: dict[str, Any], classes: tuple[str, ...]) -> None:
+    colors = dict(zip(classes, _colors(len(classes)), strict=True))
+    recall = result["curves"]["recall"]
     for name, curves in result["curves"]["precision"].items():
-        color = colors[classes.index(name)]
-        axes.plot(
-            result["curves"]["recall"], curves["AP50"],
-            color=color, lw=1.6, label=name, clip_on=False,
-        )  # fmt: skip
+        axes.plot(recall, curves["AP50"], color=colors[name], lw=1.6, label=name, clip_on=False)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.set_xlabel("recall", fontsize=8)
     axes.set_ylabel("precision", fontsize=8)

@@ -44,7 +44,7 @@ from detection.train.detector import (
     CLASSES,
     DETECTOR_HASH,
     EVALUATIONS,
-    Detector,
+    Training,
     check_room_for,
     export_detector,
     load_detector,
@@ -310,22 +310,84 @@ class Detection(Task):
         scores = self.evaluate()
         if comm.is_main_process():
             details = {
-                CLASSES: list(self.sets.class_names),
                 "n_train": self.sets.num_train,
-                "seconds_of_training": round(trained, 1),
                 "scaled_from_processes": self.scaled_from,
-                "processes": comm.get_world_size(),
-                WORLD_SIZES: self.run.world_sizes,
-                DETECTOR_HASH: detector,
                 "bad_images": {name: why for found in bad_images for name, why in found.items()},
             }
             if self.cfg.KSCL.FRACTION < 1:
                 details["draw"] = draw_of(self.cfg.KSCL, self.cfg.SEED)
             if self.lr_search is not None:
                 details["lr_search"] = self.lr_search
-            data, seconds = self.inputs.data, self.run.seconds
-            write_trial_record(self.cfg, self.certificate, data, scores, seconds, details)
+            how = (self.run.world_sizes, trained, self.run.seconds)
+            self.write_record(scores, detector, *how, details)
         wait_for_all()  # not in a collective of the GPUs: scoring may take long
+
+    def write_record(
+        self,
+        scores: dict[str, ScorerResult],
+        detector: str,
+        parts: list[list[int]],
+        seconds_of_training: float,
+        seconds: float,
+        details: dict[str, Any],
+        name: str = "",
+        iterations: int = 0,
+    ) -> None:
+        """Write record.json into OUTPUT_DIR; the folder's name is the default of `name`.
+
+        `detector` is the hash of its file, `parts` are the [first iteration, processes] of its
+        training, and `iterations` are those of a training that has not ended.
+        """
+        cfg, certificate = self.cfg, self.certificate
+        headline, per_class = scores[cfg.KSCL.SCORER], per_class_numbers(scores)
+        metrics = metrics_of(scores, cfg.KSCL.SCORER)
+        remarks = [
+            f"The class '{name}' is hardly ever found (AP50 below {RARELY_FOUND:g}). Train longer, "
+            "or annotate more of its objects."
+            for name, row in headline["per_class"].items()
+            if row["AP50"] < RARELY_FOUND
+        ]
+        if metrics["AP50"] < LEAST_AP50:
+            what = f"AP50 is {metrics['AP50']:.1f}, too low to compare."
+            remarks = [f"{what} Train longer or on more images."]
+        details = {
+            CLASSES: list(self.sets.class_names),
+            "seconds_of_training": round(seconds_of_training, 1),
+            "processes": parts[-1][1],
+            WORLD_SIZES: parts,
+            DETECTOR_HASH: detector,
+            **details,
+            **({"warnings": remarks} if remarks else {}),
+            "backbone": _backbone(cfg, certificate),
+            **({LONGER: cfg.KSCL.LONGER} if cfg.KSCL.LONGER > 1 else {}),
+            "scorer": cfg.KSCL.SCORER,
+            "pictures": MOSAIC_FILE,
+            "per_class": per_class[cfg.KSCL.SCORER],
+            "per_class_by_scorer": per_class,
+            "absent_classes": headline["absent_classes"],
+            "curves": headline["curves"],
+            "resampled_AP": headline["resampled_AP"],
+        }
+        inputs: dict[str, str] = {}
+        if certificate is not None:
+            inputs = {"weights": certificate.weights_sha256, "backbone": certificate.source_sha256}
+            details["certificate"] = certificate.as_dict()
+        record = make_record(
+            kind=self.kind,
+            task=self.info(),
+            name=name or self.folder.name,
+            protocol=protocol_of(cfg, [processes for _, processes in parts], iterations),
+            metrics=metrics,
+            seconds=seconds,
+            seed=cfg.SEED,
+            cfg=cfg,
+            data=self.inputs.data,
+            inputs=inputs,
+            details=details,
+            without_effect=WITHOUT_EFFECT,
+            modules=self.modules(),
+        )
+        write_record(record, self.folder)
 
     def evaluate(self) -> dict[str, ScorerResult]:
         """Run and score the test set and save both; return {} on ranks other than 0."""
@@ -416,11 +478,14 @@ def run_trial(job: tuple[CfgNode, dict[str, Any], Flags]) -> int:
         return run(Detection(cfg, **shared), flags)
 
 
-def score_detector(job: tuple[CfgNode, RunSets, Detector]) -> int:
-    """Evaluate a trained detector on all ranks and write its record; return the exit code."""
+def score_detector(job: tuple[CfgNode, RunSets, Path, Training | None]) -> int:
+    """Evaluate a trained detector on all ranks and write its record; return the exit code.
+
+    A detector outside of a run's folder gets no record.
+    """
     import_modules()
-    cfg, sets, detector = job
-    task = Detection(cfg, sets)
+    cfg, sets, path, training = job
+    task = Detection(cfg, sets, training.certificate if training else None)
     with task.explained(), contextlib.ExitStack() as held, stop_requests() as stop:
 
         def acquire() -> None:
@@ -433,122 +498,44 @@ def score_detector(job: tuple[CfgNode, RunSets, Detector]) -> int:
         set_numerics(tf32=cfg.KSCL.TF32, cudnn_benchmark=cfg.CUDNN_BENCHMARK)
         task.run = Run(task, stop)
         task.model = build_detector(cfg)
-        load_detector(task.model, detector.path)
+        load_detector(task.model, path)
         try:
             scores = task.evaluate()
         except Stopped:
             return stop.exit_code
-        if comm.is_main_process():
-            _write_evaluation_record(task, detector, scores)
+        if not comm.is_main_process():
+            return 0
+        if training is None:
+            log.info("No record is written: %s is not in the folder of a run.", path)
+            return 0
+        task.inputs = task.open()
+        if task.inputs.data["train"]["hash"] != training.data["hash"]:  # changed since training
+            task.inputs.data = {**task.inputs.data, "train": dict(training.data)}
+        task.write_record(
+            *(scores, sha256_of(path), training.parts, training.seconds),
+            seconds=training.seconds + task.run.seconds,
+            details={"evaluated": path.name},
+            name=training.run.name,
+            iterations=training.iterations,
+        )
     return 0
 
 
-def _write_evaluation_record(
-    task: Detection, detector: Detector, scores: dict[str, ScorerResult]
-) -> None:
-    """Write the record of --eval-only; a detector outside of a run's folder gets none."""
-    training = detector.training
-    if training is None:
-        log.info("No record is written: %s is not in the folder of a run.", detector.path)
-        return
-    data = dict(task.sets.fingerprints)
-    if data["train"]["hash"] != training.data["hash"]:  # changed since training
-        data["train"] = dict(training.data)
-    details = {
-        CLASSES: list(task.sets.class_names),
-        "seconds_of_training": round(training.seconds, 1),
-        "processes": training.parts[-1][1],
-        WORLD_SIZES: training.parts,
-        DETECTOR_HASH: sha256_of(detector.path),
-        "evaluated": detector.path.name,
-    }
-    seconds = training.seconds + task.run.seconds
-    write_trial_record(
-        *(task.cfg, training.certificate, data, scores, seconds, details),
-        name=training.run.name,
-        iterations=training.iterations,
-    )
-
-
-def write_trial_record(
-    cfg: CfgNode,
-    certificate: Certificate | None,
-    data: dict[str, dict[str, Any]],
-    scores: dict[str, ScorerResult],
-    seconds: float,
-    details: dict[str, Any],
-    name: str = "",
-    iterations: int = 0,
-) -> None:
-    """Write record.json into OUTPUT_DIR; the folder's name is the default of `name`.
-
-    `iterations` are those of a detector whose training has not ended.
-    """
-    inputs: dict[str, str] = {}
-    backbone: dict[str, Any] = {"method": "from scratch", **_network(cfg)}
-    if certificate is not None:
-        inputs = {"weights": certificate.weights_sha256, "backbone": certificate.source_sha256}
-        backbone = _described(cfg, certificate)
-        details = {**details, "certificate": certificate.as_dict()}
-    headline, per_class = scores[cfg.KSCL.SCORER], per_class_numbers(scores)
-    metrics = metrics_of(scores, cfg.KSCL.SCORER)
-    remarks = [
-        f"The class '{name}' is hardly ever found (AP50 below {RARELY_FOUND:g}). Train longer, or "
-        "annotate more of its objects."
-        for name, row in headline["per_class"].items()
-        if row["AP50"] < RARELY_FOUND
-    ]
-    if metrics["AP50"] < LEAST_AP50:
-        low = f"AP50 is {metrics['AP50']:.1f}, too low to compare. Train longer or on more images."
-        remarks = [low]
-    if remarks:
-        details = {**details, "warnings": remarks}
-    processes = [number for _, number in details.get(WORLD_SIZES, [(0, 1)])]
-    record = make_record(
-        kind=Detection.kind,
-        task=Detection.info(),
-        name=name or Path(cfg.OUTPUT_DIR).name,
-        protocol=protocol_of(cfg, processes, iterations),
-        metrics=metrics,
-        seconds=seconds,
-        seed=cfg.SEED,
-        cfg=cfg,
-        data=data,
-        inputs=inputs,
-        details={
-            **details,
-            "backbone": backbone,
-            **({LONGER: cfg.KSCL.LONGER} if cfg.KSCL.LONGER > 1 else {}),
-            "scorer": cfg.KSCL.SCORER,
-            "pictures": MOSAIC_FILE,
-            "per_class": per_class[cfg.KSCL.SCORER],
-            "per_class_by_scorer": per_class,
-            "absent_classes": headline["absent_classes"],
-            "curves": headline["curves"],
-            "resampled_AP": headline["resampled_AP"],
-        },
-        without_effect=WITHOUT_EFFECT,
-        modules=Detection.modules(),
-    )
-    write_record(record, cfg.OUTPUT_DIR)
-
-
-def _described(cfg: CfgNode, certificate: Certificate) -> dict[str, Any]:
+def _backbone(cfg: CfgNode, certificate: Certificate | None) -> dict[str, Any]:
     """Describe the backbone for readers; the leaderboard groups by it."""
-    found = certificate.backbone
-    if cfg.KSCL.LABEL and found.get("method") in (None, RANDOM):
-        found["method"] = cfg.KSCL.LABEL
-    with torch.device("meta"):  # structure only
-        backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
-    return found | {"parameters": sum(p.numel() for p in backbone.parameters())}
-
-
-def _network(cfg: CfgNode) -> dict[str, Any]:
-    """Return the network of a training from scratch, which tells its row apart."""
+    if certificate is not None:
+        found = certificate.backbone
+        if cfg.KSCL.LABEL and found.get("method") in (None, RANDOM):
+            found["method"] = cfg.KSCL.LABEL
+        with torch.device("meta"):  # structure only
+            backbone = build_backbone(certificate.arch, certificate.arch_kwargs)
+        return found | {"parameters": sum(p.numel() for p in backbone.parameters())}
     if cfg.KSCL.TIMM.NAME:
-        return {"arch": cfg.KSCL.TIMM.NAME, "kwargs": plain(cfg.KSCL.TIMM.KWARGS)}
-    resnet = {key.rpartition(".")[2].lower(): value_at(cfg, key) for key in OF_RESNETS}
-    return {"arch": f"resnet{resnet.pop('depth')}", "kwargs": resnet}
+        arch, kwargs = cfg.KSCL.TIMM.NAME, plain(cfg.KSCL.TIMM.KWARGS)
+    else:
+        kwargs = {key.rpartition(".")[2].lower(): value_at(cfg, key) for key in OF_RESNETS}
+        arch = f"resnet{kwargs.pop('depth')}"
+    return {"method": "from scratch", "arch": arch, "kwargs": kwargs}
 
 
 def _naive_norm_advice(cfg: CfgNode) -> str:

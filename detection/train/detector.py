@@ -77,18 +77,11 @@ class Training:
     iterations: int  # done; 0: all of them
 
 
-@dataclass(frozen=True)
-class Detector:
-    """The weights of a trained detector, and its training if they are in the folder of a run."""
+def find_detector(cfg: CfgNode, is_named: bool) -> tuple[Path, Training | None]:
+    """Return the weights to score, and their training if they are in the folder of a run.
 
-    path: Path
-    training: Training | None
-
-
-def find_detector(cfg: CfgNode, is_named: bool) -> Detector:
-    """Return the detector to score: MODEL.WEIGHTS if the command line names it.
-
-    Otherwise use the run in OUTPUT_DIR: its trained detector, or its newest checkpoint.
+    They are MODEL.WEIGHTS if the command line names it; otherwise those of the run in OUTPUT_DIR:
+    its trained detector, or its newest checkpoint.
     """
     folder = Path(cfg.OUTPUT_DIR)
     if is_named or not (folder / CONFIG_FILE).is_file():
@@ -107,7 +100,7 @@ def find_detector(cfg: CfgNode, is_named: bool) -> Detector:
             f"The run in OUTPUT_DIR {folder} has no weights yet. Train it (without --eval-only), "
             "or name a detector with MODEL.WEIGHTS."
         )
-    return Detector(path, _training_of(path))
+    return path, _training_of(path)
 
 
 def inference_folder(run: Path) -> Path:
@@ -153,16 +146,14 @@ def _training_of(path: Path) -> Training | None:
         return None
     done = step_of(path) if is_checkpoint else 0
     settings = known["config"]
-    longer = settings["KSCL"].get("LONGER", 1)  # records from before this key have none
-    is_complete = done == round(longer * settings["SOLVER"]["MAX_ITER"])
+    is_complete = done == round(settings["KSCL"]["LONGER"] * settings["SOLVER"]["MAX_ITER"])
     return Training(run, iterations=0 if is_complete else done, **known)
 
 
-def load_detector(model: nn.Module, path: str | Path) -> None:
+def load_detector(model: nn.Module, path: Path) -> None:
     """Load a trained detector; a missing, extra or changed tensor is an error."""
-    file = Path(path)
-    _refuse_damaged(file)
-    content = read_plain(file)
+    _refuse_damaged(path)
+    content = read_plain(path)
     tensors = content.get("model", content)
     try:
         model.load_state_dict(tensors, strict=True)
@@ -170,18 +161,17 @@ def load_detector(model: nn.Module, path: str | Path) -> None:
         raise KsclError(f"{path} is not a trained detector of this config: {error}") from error
 
 
-def refuse_other_use(cfg: CfgNode, class_names: Sequence[str], detector: Detector) -> None:
+def refuse_other_use(
+    cfg: CfgNode, class_names: Sequence[str], path: Path, training: Training
+) -> None:
     """Raise an error if a detector was trained on other classes or with other settings."""
-    training = detector.training
-    if training is None:
-        return
     changes = changed_keys(training.config, config_values(cfg), (*WITHOUT_EFFECT, *OF_SCORING))
     if training.classes != list(class_names):
         changes.append((CLASSES, training.classes, list(class_names)))
     lines = "".join(f"\n  {key}: {old!r} in training, {new!r} now" for key, old, new in changes)
     if lines:
         raise KsclError(
-            f"{detector.path} was trained with other settings:{lines}\nUse "
+            f"{path} was trained with other settings:{lines}\nUse "
             f"{training.run / CONFIG_FILE}; KSCL.CLASS_NAMES sets the classes and their order."
         )
 
@@ -252,7 +242,10 @@ def export_detector(folder: Path, model: nn.Module) -> str:
     A detector with broken BatchNorm statistics would find nothing, without an error.
     """
     for name, norm in model.named_modules():
-        if isinstance(norm, BatchNorm) and not _is_usable(norm):
+        if not isinstance(norm, BatchNorm) or norm.running_mean is None or norm.running_var is None:
+            continue
+        is_finite = norm.running_mean.isfinite().all() and norm.running_var.isfinite().all()
+        if not is_finite or (norm.running_var <= -norm.eps).any():
             raise KsclError(
                 f"The mean or variance of {name} is NaN, infinite or negative, so this detector "
                 "would find nothing. In naiveSyncBN and TEST.PRECISE_BN a variance can be rounded "
@@ -261,12 +254,3 @@ def export_detector(folder: Path, model: nn.Module) -> str:
                 "OUTPUT_DIR."
             )
     return write_tensors(folder / DETECTOR_FILE, {"model": model.state_dict()})
-
-
-def _is_usable(norm: BatchNorm) -> bool:
-    mean, variance = norm.running_mean, norm.running_var
-    if mean is None or variance is None:
-        return True
-    return bool(
-        mean.isfinite().all() and variance.isfinite().all() and (variance > -norm.eps).all()
-    )

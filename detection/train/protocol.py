@@ -17,7 +17,6 @@ from detection.config import (
     LONGER_KEY,
     NORM_KEY,
     NORM_KEYS,
-    detection_defaults,
     load_detection_config,
 )
 from kscl.config import leaves_without, one_line, plain, shipped_configs, value_at
@@ -59,6 +58,7 @@ OF_RESNETS = (
 # shows: one protocol compares any of them.
 THE_CONTENDERS_OWN = (
     *OF_RESNETS,
+    "MODEL.RESNETS.STRIDE_IN_1X1",
     "MODEL.PIXEL_MEAN",
     "MODEL.PIXEL_STD",
     "KSCL.TIMM",
@@ -71,13 +71,6 @@ THE_CONTENDERS_OWN = (
 NAMED_BY_VALUE = tuple(key for key in (NORM_KEY, *DETECTOR_KEYS, SCORER_KEY) if key != BUILDER_KEY)
 OF_DATA = ("MODEL.ROI_HEADS.NUM_CLASSES", "MODEL.RETINANET.NUM_CLASSES", "KSCL.CLASS_NAMES")
 CHANGED = " (changed)"  # ends the name if any other setting is not as shipped
-LATER_KEYS = ("KSCL.TF32", "KSCL.OPTIMIZER", "KSCL.LAYER_DECAY", "KSCL.DROP_PATH")
-# Without effect, but part of the definitions in results/: a fixed value keeps their hashes.
-FIXED = {
-    "SOLVER.REFERENCE_WORLD_SIZE": 0,
-    "TEST.EVAL_PERIOD": 0,
-    "MODEL.RESNETS.STRIDE_IN_1X1": False,  # comes with the weights, like the widths
-}
 SIMPLE_PYRAMID = "-simple-pyramid"  # in the name of a protocol for plain transformers
 LR_SEARCH = "-lr-search"  # in the name if the learning rate is searched
 
@@ -108,11 +101,8 @@ def schedule(cfg: CfgNode) -> CfgNode:
 
 
 def _definition(cfg: CfgNode) -> dict[str, Any]:
-    # At their defaults, these keys do not change the hashes of earlier records.
-    defaults = detection_defaults()
-    unset = (key for key in LATER_KEYS if value_at(cfg, key) == value_at(defaults, key))
-    without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", FRACTION_KEY, *unset)
-    definition = leaves_without(plain(cfg), without) | FIXED
+    without = (*WITHOUT_EFFECT, *THE_CONTENDERS_OWN, "KSCL.PROTOCOL", FRACTION_KEY)
+    definition = leaves_without(plain(cfg), without)
     if cfg.KSCL.FRACTION < 1:
         definition[FRACTION_IN_PROTOCOL] = cfg.KSCL.FRACTION
     if not _has_simple_pyramid(cfg):

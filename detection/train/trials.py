@@ -81,25 +81,21 @@ def adapt(cfg: CfgNode, num_gpus: int) -> tuple[CfgNode, int, str]:
     if cfg.SEED < 0:  # Detectron2's "random"
         cfg.SEED = 0
     if not torch.cuda.is_available():
-        _adapt_to_cpu(cfg, processes)
+        cfg.MODEL.DEVICE = "cpu"
+        if cfg.SOLVER.AMP.ENABLED:
+            raise KsclError("SOLVER.AMP.ENABLED needs a GPU, but there is none. Set it to False.")
+        needing_gpus = [key for key in NORM_KEYS if value_at(cfg, key) in ("SyncBN", "nnSyncBN")]
+        if processes > 1 and needing_gpus:
+            raise KsclError(
+                f"{' and '.join(needing_gpus)} {value_at(cfg, needing_gpus[0])} needs GPUs, but "
+                "there is none. Use naiveSyncBN, which computes the same on any device."
+            )
     if len(cfg.DATASETS.TEST) != 1:
         raise KsclError(
             f"DATASETS.TEST must name one set, as a record has one result, got "
             f"{tuple(cfg.DATASETS.TEST)}."
         )
     return _scale(cfg, processes)
-
-
-def _adapt_to_cpu(cfg: CfgNode, processes: int) -> None:
-    cfg.MODEL.DEVICE = "cpu"
-    if cfg.SOLVER.AMP.ENABLED:
-        raise KsclError("SOLVER.AMP.ENABLED needs a GPU, but there is none. Set it to False.")
-    needing_gpus = [key for key in NORM_KEYS if value_at(cfg, key) in ("SyncBN", "nnSyncBN")]
-    if processes > 1 and needing_gpus:
-        raise KsclError(
-            f"{' and '.join(needing_gpus)} {value_at(cfg, needing_gpus[0])} needs GPUs, but there "
-            "is none. Use naiveSyncBN, which computes the same on any device."
-        )
 
 
 def _scale(cfg: CfgNode, processes: int) -> tuple[CfgNode, int, str]:
@@ -239,18 +235,19 @@ def run_evaluation(cfg: CfgNode, num_gpus: int, weights_are_named: bool) -> int:
     loaded_code()
     cfg = cfg.clone()
     cfg.defrost()
-    detector = find_detector(cfg, weights_are_named)
-    folder, training = Path(cfg.OUTPUT_DIR), detector.training
+    path, training = find_detector(cfg, weights_are_named)
+    folder = Path(cfg.OUTPUT_DIR)
     if training is not None and folder.resolve() == training.run.resolve():
         cfg.OUTPUT_DIR = str(inference_folder(folder))
     refuse_run_folder(Path(cfg.OUTPUT_DIR))
     sets, report = read_run_sets(cfg)
     print(report, flush=True)
-    refuse_other_use(cfg, sets.class_names, detector)
+    if training is not None:
+        refuse_other_use(cfg, sets.class_names, path, training)
     cfg.freeze()
-    code = launch(score_detector, (cfg, sets, detector), num_gpus)
+    code = launch(score_detector, (cfg, sets, path, training), num_gpus)
     if code == 0 and training is not None and int(os.environ.get("RANK", 0)) == 0:
-        print(f"{detector.path}: {summary([Path(cfg.OUTPUT_DIR)])}", flush=True)
+        print(f"{path}: {summary([Path(cfg.OUTPUT_DIR)])}", flush=True)
     return code
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from detection.commands.predict import _photos, main
 from detection.predict import load_predictor, read_photo, weakness
-from detection.scoring.boxes import read_detections
+from detection.scoring.boxes import Detections
 from detection.train.detector import DETECTOR_FILE
 from kscl.records.record import record_id
 from tests.helpers.commands import ROOT
@@ -22,7 +22,7 @@ from tests.helpers.commands import ROOT
 def test_predictions_are_those_of_the_evaluation(finished, shop, tmp_path, capsys):
     photos = tmp_path / "photos"
     photos.mkdir()
-    saved = read_detections(finished / "detections.npz")
+    saved = Detections.read(finished / "detections.npz")
     for name in saved.image_ids:
         shutil.copy(shop / "voc/JPEGImages" / f"{name}.jpg", photos)
     out = tmp_path / "found"

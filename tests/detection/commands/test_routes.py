@@ -20,7 +20,7 @@ from detection.commands.convert import main as convert
 from detection.commands.train_net import main as train_net
 from detection.config import load_detection_config
 from detection.convert.weights import load_weights
-from detection.scoring.boxes import read_detections
+from detection.scoring.boxes import Detections
 from kscl.backbone_file import read_plain
 from kscl.methods.encoder import build_backbone
 from kscl.records.record import Record, read_record
@@ -182,7 +182,7 @@ def test_the_shipped_mask_protocol_runs_from_drawn_shapes_to_its_record(tmp_path
     record = read_record(tmp_path / "run" / "record.json")
     assert record["protocol"]["id"] == "shapes-tiny-mask"
     assert {"AP", "mask/AP", "mask/AP50", "mask/APs"} <= set(record["metrics"])
-    masks = read_detections(tmp_path / "run" / "detections.npz").masks
+    masks = Detections.read(tmp_path / "run" / "detections.npz").masks
     assert masks is not None
     assert len(masks) > 255
 

@@ -13,9 +13,10 @@ from detection.commands.convert import main as convert
 from detection.commands.score import main as score
 from detection.commands.train_net import main
 from detection.config import load_detection_config
-from detection.scoring.boxes import read_detections
+from detection.data.sets import RunSets
+from detection.scoring.boxes import Detections
 from detection.scoring.resample import DRAWS
-from detection.train.detect import write_trial_record
+from detection.train.detect import Detection
 from detection.train.trials import summary
 from kscl.benchmark.leaderboard.exports import as_csv
 from kscl.benchmark.leaderboard.rows import build_board
@@ -24,6 +25,7 @@ from kscl.data.annotated.voc import read_voc
 from kscl.data.annotations import AnnotatedSet
 from kscl.data.masks import run_lengths
 from kscl.records.record import read_record
+from kscl.run.task import Inputs
 from tests.detection.commands.conftest import READS
 from tests.helpers.detection_runs import TrainNet, arguments, start_train_net
 
@@ -70,7 +72,9 @@ def test_a_class_that_is_hardly_found_is_told_at_the_end_and_on_the_board(finish
             result["per_class"]["dog"]["AP50"] = missed
         words = ["OUTPUT_DIR", str(tmp_path / f"seed{seed}"), "SEED", str(seed)]
         cfg = load_detection_config(finished / "config.yaml", words)
-        write_trial_record(cfg, None, data, scores, 1.0, {})
+        task = Detection(cfg, RunSets(("cat", "dog"), [], None, data))
+        task.inputs = Inputs(data)
+        task.write_record(scores, "", [[0, 1]], 1.0, 1.0, {})
     folders = [tmp_path / f"seed{seed}" for seed in (0, 1)]
     end, *told = summary(folders).splitlines()
     assert end.endswith("(2 trials, voc07-11pt)")
@@ -272,7 +276,7 @@ def test_masks_are_trained_scored_recorded_and_shown(mask_shop, tmp_path, capsys
     assert {"mask/AP", "mask/AP50", "mask/AP75", "mask/AR100", "AR1"} <= set(record.metrics)
     classes = record.details["per_class_by_scorer"]["coco-101pt-segm"]
     assert set(classes) == {"cat", "dog"}
-    saved = read_detections(output / "detections.npz")
+    saved = Detections.read(output / "detections.npz")
     assert saved.masks is not None
     assert {tuple(mask["size"]) for mask in saved.masks} <= {(100, 96)}
     for truth in (output / "ground_truth.npz", tmp_path / "test.json"):

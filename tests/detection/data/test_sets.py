@@ -16,7 +16,7 @@ from detectron2.structures import Boxes, Instances
 
 from detection.commands.train_net import main as train_net
 from detection.data.sets import detectron2_dicts, source_of
-from detection.scoring.boxes import read_detections
+from detection.scoring.boxes import Detections
 from detection.scoring.evaluator import SavedPassEvaluator
 from kscl.data.annotated.cityscapes import CITYSCAPES_CLASSES, CITYSCAPES_NAMES
 from kscl.data.annotated.coco import COCO_NAMES, read_coco
@@ -197,7 +197,7 @@ def test_a_pass_is_saved_in_the_order_of_the_set_and_scored_by_detectron2s_names
     assert results["bbox/AP-cat"] == pytest.approx(100)
     assert results["voc07-11pt/AP75"] == pytest.approx(100)
     assert "bbox/AP-unicorn" not in results
-    saved = read_detections(tmp_path / "detections.npz")
+    saved = Detections.read(tmp_path / "detections.npz")
     assert saved.image_ids == truth.image_ids
     assert list(saved.image) == sorted(saved.image)
     assert saved.ground_truth == truth.fingerprint

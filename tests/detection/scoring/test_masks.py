@@ -11,12 +11,12 @@ from pycocotools import mask as coco_masks
 from detection.commands.score import main
 from detection.scoring import MASK_SCORER, metrics_of, score, scorers_for
 from detection.scoring.boxes import (
+    Detections,
+    GroundTruth,
     make_detections,
     make_ground_truth,
     packed,
     packed_pixels,
-    read_detections,
-    read_ground_truth,
     write_table,
 )
 from kscl.data.annotations import AnnotatedImage, AnnotatedObject, AnnotatedSet
@@ -186,9 +186,9 @@ def test_a_saved_pass_with_masks_comes_back_and_scores_the_same(pair, tmp_path, 
     detections, truth = pair
     write_table(detections, tmp_path / "detections.npz")
     write_table(truth, tmp_path / "ground_truth.npz")
-    again = read_detections(tmp_path / "detections.npz")
+    again = Detections.read(tmp_path / "detections.npz")
     assert [m["counts"] for m in again.masks] == [m["counts"] for m in detections.masks]
-    assert read_ground_truth(tmp_path / "ground_truth.npz").fingerprint == truth.fingerprint
+    assert GroundTruth.read(tmp_path / "ground_truth.npz").fingerprint == truth.fingerprint
     words = ["--detections", str(tmp_path / "detections.npz"), "--annotations"]
     assert main([*words, str(tmp_path / "ground_truth.npz"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -223,7 +223,7 @@ def test_masks_that_are_missing_damaged_or_of_another_size_are_refused(pair, tmp
     ):
         np.savez(path, **(content | {name: value}))
         with pytest.raises(KsclError, match="damaged"):
-            read_detections(path)
+            Detections.read(path)
     turned = [{"size": m["size"][::-1], "counts": m["counts"]} for m in detections.masks]
     object.__setattr__(detections, "masks", tuple(turned))
     with pytest.raises(KsclError, match="height, width"):

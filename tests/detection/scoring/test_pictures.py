@@ -11,12 +11,7 @@ from PIL import Image, ImageColor
 from detection.commands.visualize_detections import main
 from detection.predict import Found
 from detection.scoring import pictures
-from detection.scoring.boxes import (
-    make_detections,
-    make_ground_truth,
-    read_ground_truth,
-    write_table,
-)
+from detection.scoring.boxes import GroundTruth, make_detections, make_ground_truth, write_table
 from detection.scoring.pictures import COLORS, draw_boxes, draw_found, spread
 from kscl.data.annotated.voc import read_voc
 from tests.helpers.data.sets import small_voc
@@ -145,7 +140,7 @@ def test_boxes_that_are_right_or_wrong_are_told_apart_and_weak_ones_left_out(run
         return draw_boxes(*words)
 
     monkeypatch.setattr(pictures, "draw_boxes", spy)
-    truth = read_ground_truth(run / "ground_truth.npz")
+    truth = GroundTruth.read(run / "ground_truth.npz")
     place = int(np.flatnonzero(~truth.difficult)[0])
     here, weak = truth.boxes[place].astype(np.float32), np.array([0, 0, 2, 2], np.float32)
     found = {name: (np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, int))

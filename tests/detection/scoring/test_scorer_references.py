@@ -17,14 +17,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from detection.scoring import score, voc07
-from detection.scoring.boxes import (
-    Detections,
-    GroundTruth,
-    make_detections,
-    make_ground_truth,
-    read_detections,
-    read_ground_truth,
-)
+from detection.scoring.boxes import Detections, GroundTruth, make_detections, make_ground_truth
 from detection.scoring.evaluator import SavedPassEvaluator
 from detection.scoring.resample import DRAWS
 from kscl.data.annotations import AnnotatedSet
@@ -166,8 +159,8 @@ def test_a_real_pass_is_saved_and_scores_as_detectron2_scores_it(tmp_path, regis
     truth = truth_of(tmp_path / "voc", ["cat", "dog"])
     evaluator = SavedPassEvaluator(truth, tmp_path / "out")
     results = inference_on_dataset(model, loader, evaluator)
-    saved = read_detections(tmp_path / "out" / "detections.npz")
-    again = score(saved, read_ground_truth(tmp_path / "out" / "ground_truth.npz"))
+    saved = Detections.read(tmp_path / "out" / "detections.npz")
+    again = score(saved, GroundTruth.read(tmp_path / "out" / "ground_truth.npz"))
     assert list(again) == [VOC, VOC10, COCO101]
     resampled = evaluator.scores[VOC].pop("resampled_AP")
     assert len(resampled) == DRAWS

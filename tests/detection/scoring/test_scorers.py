@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -18,8 +18,6 @@ from detection.scoring.boxes import (
     GroundTruth,
     make_detections,
     make_ground_truth,
-    read_detections,
-    read_ground_truth,
     write_table,
 )
 from detection.scoring.resample import DRAWS, RESAMPLED, draws, resampled_ap
@@ -72,17 +70,13 @@ def test_no_detection_at_all_is_zero_and_nothing_to_find_is_an_error(small):
     none = make_detections("x", small.class_names, {i: empty() for i in small.image_ids})
     for result in score(none, small).values():
         assert (result["AP"], result["AP50"]) == (0, 0)
-    all_difficult = GroundTruth(**vars_of(small) | {"difficult": np.ones(len(small), bool)})
+    all_difficult = replace(small, difficult=np.ones(len(small), bool))
     with pytest.raises(KsclError, match="nothing to score"):
         score(none, all_difficult)
 
 
 def empty():
     return np.zeros((0, 4), np.float32), np.zeros(0, np.float32), np.zeros(0, int)
-
-
-def vars_of(table):
-    return {name: getattr(table, name) for name in table.__dataclass_fields__}
 
 
 def test_the_order_of_images_and_classes_in_the_file_does_not_matter():
@@ -136,7 +130,7 @@ def test_detections_of_other_images_classes_or_annotations_are_refused(small):
         score(few, small)
     with pytest.raises(KsclError, match="class names"):
         score(perfect(small, ("cat", "horse")), small)
-    then = Detections(**vars_of(found) | {"ground_truth": "0123456789abcdef"})
+    then = replace(found, ground_truth="0123456789abcdef")
     with pytest.raises(KsclError, match="have changed"):
         score(then, small)
     assert score(then, small, same_annotations=False)[VOC]["AP"] == pytest.approx(100)
@@ -144,14 +138,14 @@ def test_detections_of_other_images_classes_or_annotations_are_refused(small):
 
 def test_a_saved_pass_comes_back_to_the_bit(tmp_path, small):
     found = perfect(small)
-    for table, read in ((found, read_detections), (small, read_ground_truth)):
+    for table, read in ((found, Detections.read), (small, GroundTruth.read)):
         path = write_table(table, tmp_path / "boxes.npz")
         first = path.read_bytes()
         back = read(path)
-        for name, value in vars_of(table).items():
-            assert np.array_equal(getattr(back, name), value)
+        for column in fields(table):
+            assert np.array_equal(getattr(back, column.name), getattr(table, column.name))
         assert write_table(back, path).read_bytes() == first
-    assert read_ground_truth(tmp_path / "boxes.npz").fingerprint == small.fingerprint
+    assert GroundTruth.read(tmp_path / "boxes.npz").fingerprint == small.fingerprint
 
 
 def damaged(path, table, **changes):
@@ -178,14 +172,14 @@ def damaged(path, table, **changes):
     ],
 )
 def test_a_file_that_is_not_a_good_pass_is_refused_by_name(tmp_path, small, changes, message):
-    truth = GroundTruth(**vars_of(small) | {"dataset": "x"})
+    truth = replace(small, dataset="x")
     found = perfect(truth)
     assert len(found) == 3
-    found = Detections(**vars_of(found) | {k: np.concatenate([v, v[:1]]) for k, v in rows(found)})
+    found = replace(found, **{k: np.concatenate([v, v[:1]]) for k, v in rows(found)})
     path = tmp_path / "bad.npz"
     damaged(path, found, **changes)
     with pytest.raises(KsclError, match=message) as error:
-        read_detections(path)
+        Detections.read(path)
     assert str(path) in str(error.value)
 
 
@@ -197,10 +191,10 @@ def rows(table):
 def test_a_broken_or_missing_file_is_an_error_and_no_traceback(tmp_path, content):
     path = tmp_path / "broken.npz"
     with pytest.raises(KsclError, match="no such file"):
-        read_detections(path)
+        Detections.read(path)
     path.write_bytes(content)
     with pytest.raises(KsclError, match="not readable"):
-        read_detections(path)
+        Detections.read(path)
 
 
 def test_a_saved_pass_with_one_byte_changed_is_read_or_refused(tmp_path, small):
@@ -210,7 +204,7 @@ def test_a_saved_pass_with_one_byte_changed_is_read_or_refused(tmp_path, small):
     for at in range(0, len(content), 5):
         path.write_bytes(content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :])
         with contextlib.suppress(KsclError):  # never a traceback of zipfile, zlib or numpy
-            read_detections(path)
+            Detections.read(path)
 
 
 @pytest.mark.parametrize("where", ["{voc}", "{voc}:test", "voc:{voc}:test", "{truth}"])
