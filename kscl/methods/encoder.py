@@ -92,33 +92,30 @@ def build_encoder(
     if head == "mlp":
         layers = [nn.Linear(features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, dim)]
     elif head == "mlp_bn":
-        layers = [
-            nn.Linear(features, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, dim),
-        ]
+        layers = [*normalized_layer(features, hidden), nn.Linear(hidden, dim)]
     elif head == "mlp3_bn":
-        layers = [
-            nn.Linear(features, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, dim, bias=False),
-        ]
+        layers = [*normalized_layer(features, hidden), *normalized_layer(hidden, hidden)]
+        layers += [nn.Linear(hidden, dim, bias=False)]
     elif head == "simclr":
-        first = nn.Linear(features, hidden, bias=False)
+        layers = normalized_layer(features, hidden)
         last, norm = nn.Linear(hidden, dim, bias=False), nn.BatchNorm1d(dim)
-        for layer in (first, last):
-            nn.init.normal_(layer.weight, std=0.01)
+        for layer in (layers[0], last):
+            nn.init.normal_(layer.get_parameter("weight"), std=0.01)
         norm.bias.requires_grad_(False)  # stays 0
-        layers = [first, nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), last, norm]
+        layers += [last, norm]
     else:
         assert head == "linear"
         layers = [nn.Linear(features, dim)]
     return Encoder(backbone, nn.Sequential(*layers))
+
+
+def normalized_layer(inputs: int, outputs: int) -> list[nn.Module]:
+    """Return a hidden layer with BatchNorm, which needs no bias before it."""
+    return [
+        nn.Linear(inputs, outputs, bias=False),
+        nn.BatchNorm1d(outputs),
+        nn.ReLU(inplace=True),
+    ]
 
 
 def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module:

@@ -100,7 +100,7 @@ def test_parts_of_a_batch_fill_the_queue_like_the_whole_batch(tmp_path):
         take_step(whole, batch)
         take_step(parts, batch)
     one, other = whole.method.dictionary, parts.method.dictionary
-    assert int(one.count) == int(other.count) == 32
+    assert int(one.stored) == int(other.stored) == 32
     same = (one.slots[0, :32] * other.slots[0, :32]).sum(1).abs()  # (32,) cosines
     assert float(same.min()) > 0.999
     assert whole.step == parts.step == 2
