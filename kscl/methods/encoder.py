@@ -13,6 +13,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from kscl.errors import KsclError
+from kscl.methods.batch_norm import in_mode
 
 # What may reach timm.create_model: names that describe an architecture and touch neither network
 # nor files, as `pretrained`, `checkpoint_path` and others do. Values are plain numbers, words,
@@ -216,17 +217,15 @@ def _is_plain(value: object, nested: int) -> bool:
 @torch.no_grad()
 def feature_dim(backbone: nn.Module, input_size: int, key: str = "INPUT.SIZE") -> int:
     """Return the width of the pooled features, measured: timm has several names for it."""
-    was_training = backbone.training
     try:
-        features = backbone.eval()(torch.zeros(1, 3, input_size, input_size))
+        with in_mode(backbone, training=False):
+            features = backbone(torch.zeros(1, 3, input_size, input_size))
     except Exception as error:  # whatever a model does with images that do not suit it
         raise KsclError(
             f"The backbone cannot take images of {input_size} x {input_size} ({error}): change "
             f"{key}, or tell the backbone (BACKBONE.KWARGS, for instance img_size or "
             "dynamic_img_size)."
         ) from error
-    finally:
-        backbone.train(was_training)
     if features.ndim != 2:
         raise KsclError(
             f"The backbone gives {tuple(features.shape)}, not one vector per image: choose another "
