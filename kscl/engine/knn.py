@@ -24,6 +24,7 @@ from kscl.views.normalize import normalize
 from kscl.views.sizes import last_size
 
 BATCH_SIZE = 256
+CHUNK, BLOCK = 1024, 65536  # test and train images that are compared at a time
 
 
 class KnnCheck:
@@ -107,8 +108,8 @@ def knn_predict(
     k: int = 20,
     temperature: float = 0.07,
     num_classes: int | None = None,
-    chunk: int = 1024,
-    block: int = 65536,
+    chunk: int = CHUNK,
+    block: int = BLOCK,
     device: torch.device | None = None,
 ) -> Tensor:
     """Predict the classes (M,) of test features (M, D) from train features (N, D) and labels (N,).
@@ -117,10 +118,9 @@ def knn_predict(
     mapped from disk, it takes 4 · (block · D + chunk · block + chunk · D) bytes: 0.8 GiB at D =
     2048, however many images there are. `device` computes; by default that of the test features.
     """
-    device = device or test_features.device
     nearest, indices = _nearest(train_features, test_features, k, chunk, block, device)  # (M, k)
     classes = int(train_labels.max()) + 1 if num_classes is None else num_classes
-    return _vote(nearest, train_labels.to(device)[indices], temperature, classes)
+    return _vote(nearest, train_labels.to(nearest.device)[indices], temperature, classes)
 
 
 @torch.no_grad()
@@ -136,10 +136,7 @@ def predict_over_ranks(
 
     Each rank finds its own nearest neighbors of all test images; only these are merged.
     """
-    if world_size() == 1:
-        return knn_predict(train_features, train_labels, test_features, k, temperature, num_classes)
-    device = test_features.device
-    near, indices = _nearest(train_features, test_features, k, 1024, 65536, device)  # (M, ≤ k)
+    near, indices = _nearest(train_features, test_features, k)  # (M, ≤ k)
     labels = train_labels[indices]
     missing = (0, k - near.shape[1])  # a rank may have fewer than k images
     near = F.pad(near, missing, value=-torch.inf)  # (M, k)
@@ -154,11 +151,12 @@ def _nearest(
     train_features: Tensor,
     test_features: Tensor,
     k: int,
-    chunk: int,
-    block: int,
-    device: torch.device,
+    chunk: int = CHUNK,
+    block: int = BLOCK,
+    device: torch.device | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the largest cosines of each test feature, and the train features' indices: (M, k)."""
+    device = device or test_features.device
     k = min(k, len(train_features))
     nearest = torch.full((len(test_features), k), -torch.inf, device=device)  # (M, k)
     indices = torch.zeros(len(test_features), k, dtype=torch.long, device=device)  # (M, k)

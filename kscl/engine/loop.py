@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ class Window:
     def add(self, figures: Mapping[str, Tensor]) -> None:
         """Add the figures of one step."""
         for name, value in figures.items():
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            self.sums[name] = self.sums.get(name, 0) + value
         self.steps += 1
 
     def over_ranks(self) -> dict[str, float]:
@@ -98,64 +98,25 @@ class Skips:
 
     in_a_row: int = 0
     since_report: int = 0
-    taken: bool = True  # whether the optimizer has stepped since `begin_step`
+
+    def begin_step(self) -> None:
+        """Count a step as skipped, until the optimizer takes it."""
+        self.in_a_row += 1
+        self.since_report += 1
 
     def note_step(self, *_: object) -> None:
         """Note that the optimizer has stepped; it calls this itself."""
-        self.taken = True
-
-    def begin_step(self) -> None:
-        """Expect a step."""
-        self.taken = False
-
-    def end_step(self) -> None:
-        """Count a step that was skipped."""
-        self.in_a_row = 0 if self.taken else self.in_a_row + 1
-        self.since_report += not self.taken
+        self.in_a_row = 0
+        self.since_report -= 1
 
 
-class FiniteCheck:
-    """Looks for NaN and infinity in the figures of every step, and in the views behind them.
+class Late(NamedTuple):
+    """Figures of a step on their way from a GPU to the host."""
 
-    At once on a CPU. On a GPU one step later, when the numbers have arrived without a host sync;
-    `finish` looks at those that are still on their way.
-    """
-
-    def __init__(self) -> None:
-        self._late: list[tuple[int, tuple[str, ...], Tensor, torch.cuda.Event]] = []
-
-    def __call__(self, step: int, views: Tensor, figures: Mapping[str, Tensor]) -> None:
-        """Raise an error that names the first of them with NaN or infinity."""
-        values = [one.detach().sum(dtype=torch.float32) * 0 for one in figures.values()]
-        if views.device.type == "cpu":
-            sums = torch.stack(values)
-            if not torch.isfinite(sums).all():
-                check_sums(step, ("views", *figures), [float(views.sum()), *sums.tolist()])
-            return
-        if self._late and self._late[0][0] < step:
-            self.finish()
-        sums = torch.stack([views.sum(dtype=torch.float32) * 0, *values])
-        on_host = torch.empty(sums.shape, pin_memory=True).copy_(sums, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        self._late.append((step, ("views", *figures), on_host, arrived))
-
-    def finish(self) -> None:
-        """Raise an error if a step before had NaN or infinity."""
-        late, self._late = self._late, []
-        for step, names, sums, arrived in late:
-            arrived.synchronize()
-            check_sums(step, names, sums.tolist())
-
-
-def check_sums(step: int, names: Sequence[str], sums: Sequence[float]) -> None:
-    """Raise an error that names the first sum that is not finite."""
-    where = next((name for name, one in zip(names, sums, strict=True) if not isfinite(one)), None)
-    if where is not None:
-        fix = "lower the learning rate, lengthen the warm-up, or switch AMP off"
-        if where == "views":
-            fix = "look at the images and at how they are normalized"
-        raise KsclError(f"NaN or infinity on rank {rank()} at step {step} in the {where}: {fix}.")
+    step: int
+    names: tuple[str, ...]
+    sums: Tensor
+    arrived: torch.cuda.Event
 
 
 @dataclass
@@ -173,7 +134,8 @@ class TrainState:
     seconds: float = 0.0  # of training, over all restarts
     window: Window = field(default_factory=Window)
     skips: Skips = field(default_factory=Skips)
-    check_finite: FiniteCheck = field(default_factory=FiniteCheck)
+    late: list[Late] = field(default_factory=list)
+    checkpoints: Path | None = None  # the folder to name when a run stops
 
     @property
     def total_steps(self) -> int:
@@ -242,12 +204,13 @@ def check_ranks(cfg: CfgNode, ranks: int) -> None:
         raise KsclError(f"{', '.join(keys)} on {ranks} processes: {problem}.")
 
 
-def state_dict(state: TrainState, folder: Path) -> dict[str, Any]:
+def state_dict(state: TrainState) -> dict[str, Any]:
     """Return what a checkpoint holds of the state; all ranks call it."""
+    check_late(state)
     window = {"sums": state.window.of_each_rank(), "steps": state.window.steps}
     finite = torch.stack([torch.isfinite(weight).all() for weight in state.method.parameters()])
     if not finite.all():
-        raise stopped(state, folder, "A weight is NaN or infinite")
+        raise stopped(state, "A weight is NaN or infinite")
     return {
         "learner": state.method.state_dict(),
         "optimizer": state.optimizer.state_dict(),
@@ -276,9 +239,9 @@ def _own_sum(sums: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor(own, device=device)
 
 
-def stopped(state: TrainState, folder: Path | None, reason: str) -> KsclError:
+def stopped(state: TrainState, reason: str) -> KsclError:
     """Return the error that ends a run whose numbers went wrong."""
-    kept = find_checkpoints(folder) if folder is not None else []
+    kept = find_checkpoints(state.checkpoints) if state.checkpoints is not None else []
     learning_rate = state.optimizer.param_groups[0]["lr"]
     return KsclError(
         f"Training stopped in step {state.step} (epoch {state.step / state.steps_per_epoch:.2f}) "
@@ -290,17 +253,13 @@ def stopped(state: TrainState, folder: Path | None, reason: str) -> KsclError:
 
 
 def train_steps(
-    state: TrainState,
-    loader: TrainLoader,
-    knn: KnnCheck | None,
-    run_log: RunLog,
-    checkpoints: Path,
+    state: TrainState, loader: TrainLoader, knn: KnnCheck | None, run_log: RunLog
 ) -> Iterator[int]:
     """Train to the last step; a `yield` of the step says that the state is complete."""
     cfg = state.cfg
     begun = time.perf_counter()
-    for batch in prefetched(loader, state.device):
-        take_step(state, batch, checkpoints)
+    for batch in prefetched(loader, cfg, state.device):
+        take_step(state, batch)
         now = time.perf_counter()
         state.seconds += now - begun
         run_log.add_step(len(batch.views) * world_size(), now - begun)
@@ -319,32 +278,24 @@ def train_steps(
         yield state.step
 
 
-def prefetched(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
-    """Yield the batches with their views on the device, and finished there (VIEWS.DEVICE).
-
-    On a GPU this runs on a stream of its own, while the GPU still computes the step before.
-    """
-
-    def arrived(views: Tensor, pending: Iterable[Pending]) -> Tensor:
-        views = views.to(device, non_blocking=True)
-        return apply_pending(views, [step.to(device) for step in pending])
-
-    on_gpu = device.type == "cuda"
-    beside = torch.cuda.Stream(device) if on_gpu else None
+def prefetched(batches: Iterable[Batch], cfg: CfgNode, device: torch.device) -> Iterator[Batch]:
+    """Yield the batches; on a GPU they move there while it still computes the step before."""
+    if device.type != "cuda":
+        yield from batches
+        return
+    beside = torch.cuda.Stream(device)
     for batch in batches:
         with torch.cuda.stream(beside):
-            views = arrived(batch.views, batch.pending)
-            small = None if batch.small is None else arrived(batch.small, batch.small_pending)
-        if beside is not None:
-            now = torch.cuda.current_stream(device)
-            now.wait_stream(beside)
-            for copied in (views, small):
-                if copied is not None:
-                    copied.record_stream(now)  # its memory is not used again before the step ends
-        yield batch._replace(views=views, small=small, pending=[], small_pending=[])
+            moved = to_device(batch, cfg, device)
+        now = torch.cuda.current_stream(device)
+        now.wait_stream(beside)
+        for copied in (moved.views, moved.small):
+            if copied is not None:
+                copied.record_stream(now)  # its memory is not used again before the step ends
+        yield moved
 
 
-def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) -> None:
+def take_step(state: TrainState, batch: Batch) -> None:
     """Take one step of the optimizer and of the method."""
     cfg, method, optimizer = state.cfg, state.method, state.optimizer
     set_learning_rate(optimizer, learning_rate_at(cfg, state.step, state.steps_per_epoch))
@@ -356,10 +307,7 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
     with frozen_backbones(method) if is_frozen else nullcontext():
         for number, part in enumerate(batch.chunk(parts)):
             with without_exchange(state.model) if number + 1 < parts else nullcontext():
-                try:
-                    figures = forward(state, part)
-                except KsclError as error:
-                    raise stopped(state, checkpoints, str(error)) from error
+                figures = forward(state, part)
                 state.scaler.scale(figures["loss"] / parts).backward()
             for name, value in figures.items():
                 totals[name] = totals.get(name, 0) + value.detach() / parts
@@ -369,10 +317,9 @@ def take_step(state: TrainState, batch: Batch, checkpoints: Path | None = None) 
         nn.utils.clip_grad_norm_(method.parameters(), cfg.SOLVER.CLIP_GRAD_NORM)
     state.skips.begin_step()
     state.scaler.step(optimizer)
-    state.skips.end_step()
     state.scaler.update()
     if state.skips.in_a_row >= MOST_SKIPS:
-        raise stopped(state, checkpoints, f"{MOST_SKIPS} steps in a row overflowed in fp16")
+        raise stopped(state, f"{MOST_SKIPS} steps in a row overflowed in fp16")
     optimizer.zero_grad()
     state.step += 1
     method.after_step(state.step / state.total_steps)
@@ -404,24 +351,57 @@ def forward(state: TrainState, batch: Batch) -> dict[str, Tensor]:
             figures: dict[str, Tensor] = state.model(batch)
     except torch.linalg.LinAlgError as error:  # NaN has no eigenvalues
         figures = {"eigenvalues": batch.views.new_tensor(torch.nan, dtype=torch.float32)}
-        state.check_finite(state.step, batch.views, figures)
-        raise KsclError(str(error)) from error
+        check_finite(state, batch.views, figures)
+        raise stopped(state, str(error)) from error
     if not isinstance(figures, dict) or not {"loss", *state.method.figures} <= figures.keys():
         raise KsclError(
             f"The forward pass of METHOD.NAME {state.cfg.METHOD.NAME} must return a dict with "
             f"{', '.join(['loss', *state.method.figures])}, got "
             f"{', '.join(figures) if isinstance(figures, dict) else type(figures).__name__}."
         )
-    state.check_finite(state.step, batch.views, figures)
+    check_finite(state, batch.views, figures)
     return figures
 
 
-def check_numbers(state: TrainState, checkpoints: Path) -> None:
-    """Raise if a step had NaN or infinity that has not been noticed yet."""
-    try:
-        state.check_finite.finish()
-    except KsclError as error:
-        raise stopped(state, checkpoints, str(error)) from error
+def check_finite(state: TrainState, views: Tensor, figures: Mapping[str, Tensor]) -> None:
+    """Raise an error that names the first of the views and figures with NaN or infinity.
+
+    At once on a CPU. On a GPU one step later, when the numbers have arrived without a host sync;
+    `check_late` looks at those that are still on their way.
+    """
+    names = ("views", *figures)
+    values = [one.detach().sum(dtype=torch.float32) * 0 for one in figures.values()]
+    if views.device.type == "cpu":
+        sums = torch.stack(values)
+        if not torch.isfinite(sums).all():
+            check_sums(state, state.step, names, [float(views.sum()), *sums.tolist()])
+        return
+    if state.late and state.late[0].step < state.step:
+        check_late(state)
+    sums = torch.stack([views.sum(dtype=torch.float32) * 0, *values])
+    on_host = torch.empty(sums.shape, pin_memory=True).copy_(sums, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    state.late.append(Late(state.step, names, on_host, arrived))
+
+
+def check_late(state: TrainState) -> None:
+    """Raise an error if an earlier step had NaN or infinity."""
+    late, state.late = state.late, []
+    for step, names, sums, arrived in late:
+        arrived.synchronize()
+        check_sums(state, step, names, sums.tolist())
+
+
+def check_sums(state: TrainState, step: int, names: Sequence[str], sums: Sequence[float]) -> None:
+    """Raise an error that names the first sum that is not finite."""
+    where = next((name for name, one in zip(names, sums, strict=True) if not isfinite(one)), None)
+    if where is not None:
+        fix = "lower the learning rate, lengthen the warm-up, or switch AMP off"
+        if where == "views":
+            fix = "look at the images and at how they are normalized"
+        found = f"NaN or infinity on rank {rank()} at step {step} in the {where}"
+        raise stopped(state, f"{found}: {fix}")
 
 
 def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
@@ -430,18 +410,21 @@ def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
 
 
 def to_device(batch: Batch, cfg: CfgNode, device: torch.device) -> Batch:
-    """Return the batch with views on the device, each view one dense block."""
+    """Return the batch with views on the device, finished there, each view one dense block."""
 
-    def moved(views: Tensor) -> Tensor:
-        views = views.to(device, non_blocking=True).transpose(0, 1)  # (V, B, 3, H, W)
+    def moved(views: Tensor, pending: Iterable[Pending]) -> Tensor:
+        views = views.to(device, non_blocking=True)
+        views = apply_pending(views, [step.to(device) for step in pending])
+        views = views.transpose(0, 1)  # (V, B, 3, H, W)
         if cfg.SOLVER.CHANNELS_LAST:
             views = views.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
         else:
             views = views.contiguous()
         return views.transpose(0, 1)
 
-    small = None if batch.small is None else moved(batch.small)
-    return batch._replace(views=moved(batch.views), small=small)
+    small = None if batch.small is None else moved(batch.small, batch.small_pending)
+    views = moved(batch.views, batch.pending)
+    return Batch(views, batch.instances, batch.bad, small)
 
 
 def seed_step(seed: int, step: int) -> None:

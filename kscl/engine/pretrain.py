@@ -33,7 +33,6 @@ from kscl.engine.loop import (
     KNN_TOP1,
     TrainState,
     build_state,
-    check_numbers,
     check_ranks,
     restore,
     share_reasons,
@@ -80,7 +79,6 @@ class Pretraining(Task):
     state: TrainState
     loader: TrainLoader
     knn: KnnCheck | None
-    run_log: RunLog
 
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__(cfg)
@@ -104,9 +102,9 @@ class Pretraining(Task):
 
     def name_of(self, role: str) -> str:
         """Return the key that names an input, and its value."""
-        cfg = self.cfg
-        named = {"train": ("DATA.TRAIN", cfg.DATA.TRAIN)}
-        return " ".join(named.get(role, ("BACKBONE.WEIGHTS", cfg.BACKBONE.WEIGHTS)))
+        if role == "train":
+            return f"DATA.TRAIN {self.cfg.DATA.TRAIN}"
+        return f"BACKBONE.WEIGHTS {self.cfg.BACKBONE.WEIGHTS}"
 
     def names_the_same(self, record: Record) -> bool:
         """Return whether DATA.TRAIN is that of the record; BACKBONE.WEIGHTS cannot change."""
@@ -121,6 +119,7 @@ class Pretraining(Task):
         cfg = self.cfg
         steps = steps_per_epoch(len(self.source), cfg.SOLVER.BATCH_SIZE)
         self.state = build_state(cfg, len(self.source), steps, device())
+        self.state.checkpoints = self.folder / CHECKPOINT_FOLDER
         if not saved:
             self.inputs.files |= start_from_weights(self.state.method, cfg)
         else:
@@ -152,9 +151,7 @@ class Pretraining(Task):
         folder = self.folder if rank() == 0 else None
         lengths = (state.step, state.total_steps, state.steps_per_epoch, num_views(self.cfg))
         with RunLog(folder, *lengths, state.method.figures) as run_log:
-            yield from train_steps(
-                state, loader, self.knn, run_log, self.folder / CHECKPOINT_FOLDER
-            )
+            yield from train_steps(state, loader, self.knn, run_log)
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is due: every so many steps or epochs, and at the end."""
@@ -166,13 +163,12 @@ class Pretraining(Task):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state and what describes its backbone."""
-        check_numbers(self.state, self.folder / CHECKPOINT_FOLDER)
         share_reasons(self.loader.bad_images)
         description = {"version": DESCRIPTION_VERSION, **asdict(self.describe())}
         return {
             "description": description,
             "bad_images": self.loader.bad_images.reasons,
-            **state_dict(self.state, self.folder / CHECKPOINT_FOLDER),
+            **state_dict(self.state),
         }
 
     def code(self) -> list[str]:

@@ -101,8 +101,9 @@ class Method(MethodKeys, nn.Module):
         return iter(())
 
     def final_warnings(self, curves: Mapping[str, Sequence[float]]) -> Iterator[str]:
-        """Yield every sign that a finished run learned little."""
-        return iter(())
+        """Yield every sign that a finished run learned little: here, those of its last report."""
+        if curves:
+            yield from self.report_warnings({name: curve[-1] for name, curve in curves.items()})
 
 
 def build_method(cfg: CfgNode, num_images: int | None = None) -> Method:

@@ -167,13 +167,6 @@ def calibrate_batch_norm(module: nn.Module, batches: Iterable[Tensor]) -> None:
             norm.train(training)
 
 
-@torch.no_grad()
-def copy_statistics(source: nn.Module, target: nn.Module) -> None:
-    """Overwrite the statistics of `target` by those of `source`."""
-    for theirs, ours in zip(statistics(source), statistics(target), strict=True):
-        ours.copy_(theirs)
-
-
 @contextmanager
 def fixed_statistics(norms: Sequence[_BatchNorm]) -> Iterator[None]:
     """Leave running statistics as they are in training mode too; batches are still normalized."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -92,11 +92,6 @@ class BYOL(Method):
                 "longer (SOLVER.WARMUP_EPOCHS), or let the target follow more slowly "
                 "(METHOD.MOMENTUM)."
             )
-
-    def final_warnings(self, curves: Mapping[str, Sequence[float]]) -> Iterator[str]:
-        """Yield a run that ended collapsed."""
-        if curves.get("spread"):
-            yield from self.report_warnings({"spread": curves["spread"][-1]})
 
 
 def byol_loss(predictions: Tensor, targets: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ class Dictionary(nn.Module):
     in_batch: ClassVar[bool] = False
     by_index: ClassVar[bool] = False
 
-    def __init__(self, similarity: str) -> None:
+    def __init__(self, similarity: str = "projection") -> None:
         super().__init__()
         self.similarity = SIMILARITIES[similarity]
 
@@ -62,12 +62,14 @@ class Dictionary(nn.Module):
 class _Stored(Dictionary):
     """Subspaces in buffers, slot-major; an entry of rank 0 is empty."""
 
+    name: ClassVar[str]  # in messages
     slots: Tensor  # (L, N, D)
     rank: Tensor  # (N,)
 
-    def __init__(self, length: int, max_rank: int, dim: int, similarity: str, name: str) -> None:
+    def __init__(
+        self, length: int, max_rank: int, dim: int, similarity: str = "projection"
+    ) -> None:
         super().__init__(similarity)
-        self.name = name
         self.register_buffer("slots", torch.zeros(max_rank, length, dim))
         self.register_buffer("rank", torch.zeros(length, dtype=torch.int16))
         self.register_load_state_dict_pre_hook(_check_shape)
@@ -85,12 +87,8 @@ class _Stored(Dictionary):
     ) -> Negatives:
         """Compare queries (M, D) with every filled entry but their own."""
         slots, rank = self.filled()
-        own = self.own_entries(instance)
+        own = instance if self.by_index else None  # entry n of a bank is image n
         return Negatives(*self.similarity.log_sum(query, slots, rank, temperature, own))
-
-    def own_entries(self, instance: Tensor) -> Tensor | None:
-        """Return the entry (M,) that is each query's own image, or None if no entry is."""
-        raise NotImplementedError
 
     def write(self, entries: Tensor, basis: Tensor, rank: Tensor) -> None:
         """Overwrite entries (B,) by bases (B, L, D) and ranks (B,)."""
@@ -104,47 +102,42 @@ class Queue(_Stored):
     It starts empty. MoCo's starts with random vectors, which count as negatives until replaced.
     """
 
-    pointer: Tensor  # () where the next entry goes
-    count: Tensor  # () filled entries
+    name = "queue"
+    stored: Tensor  # () entries so far, replaced ones included
 
     def __init__(
-        self, length: int, max_rank: int, dim: int, *, similarity: str = "projection"
+        self, length: int, max_rank: int, dim: int, similarity: str = "projection"
     ) -> None:
-        super().__init__(length, max_rank, dim, similarity, "queue")
-        self.register_buffer("pointer", torch.zeros((), dtype=torch.long))
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
-        self._pointer = self._count = 0  # host-side copies; they avoid a device sync
-        self.register_load_state_dict_post_hook(_read_counters)
+        super().__init__(length, max_rank, dim, similarity)
+        self.register_buffer("stored", torch.zeros((), dtype=torch.long))
+        self._stored = 0  # host-side copy; avoids a device sync
+        self.register_load_state_dict_post_hook(_read_counter)
 
     @classmethod
     def from_config(cls, cfg: CfgNode, num_images: int | None) -> Queue:
         """Return an empty queue."""
         length, similarity = cfg.DICTIONARY.QUEUE_LENGTH, cfg.METHOD.SIMILARITY
-        return cls(length, stored_vectors(cfg), cfg.PROJECTOR.DIM, similarity=similarity)
+        return cls(length, stored_vectors(cfg), cfg.PROJECTOR.DIM, similarity)
 
     def filled(self) -> tuple[Tensor, Tensor]:
         """Return slots and ranks of the entries that were filled so far."""
-        return self.slots[:, : self._count], self.rank[: self._count]
-
-    def own_entries(self, instance: Tensor) -> None:
-        """Return None: every filled entry is another instance."""
+        return self.slots[:, : self._stored], self.rank[: self._stored]
 
     @torch.no_grad()
     def store(self, subspaces: Subspaces, instance: Tensor) -> None:
         """Append in order; of a batch longer than the queue only the end can stay."""
         basis, rank = gather_together(subspaces.basis, subspaces.rank)
         skipped = max(0, len(basis) - len(self))
-        entries = (self._pointer + torch.arange(len(basis), device=basis.device)) % len(self)
+        entries = (self._stored + torch.arange(len(basis), device=basis.device)) % len(self)
         self.write(entries[skipped:], basis[skipped:], rank[skipped:])
-        self._pointer = (self._pointer + len(basis)) % len(self)
-        self._count = min(self._count + len(basis), len(self))
-        self.pointer.fill_(self._pointer)
-        self.count.fill_(self._count)
+        self._stored += len(basis)
+        self.stored.fill_(self._stored)
 
 
 class MemoryBank(_Stored):
     """One entry per image (NPID); neither a query's own image nor an unseen one is a negative."""
 
+    name = "memory bank"
     by_index = True
 
     def __init__(
@@ -152,28 +145,19 @@ class MemoryBank(_Stored):
         num_images: int,
         max_rank: int,
         dim: int,
-        *,
-        momentum: float = 0.0,
         similarity: str = "projection",
+        momentum: float = 0.0,
     ) -> None:
-        super().__init__(num_images, max_rank, dim, similarity, "memory bank")
+        super().__init__(num_images, max_rank, dim, similarity)
         self.momentum = momentum
 
     @classmethod
     def from_config(cls, cfg: CfgNode, num_images: int | None) -> MemoryBank:
         """Return an empty bank with a slot per image."""
         assert num_images is not None
-        return cls(
-            num_images,
-            stored_vectors(cfg),
-            cfg.PROJECTOR.DIM,
-            momentum=cfg.DICTIONARY.BANK_MOMENTUM,
-            similarity=cfg.METHOD.SIMILARITY,
-        )
-
-    def own_entries(self, instance: Tensor) -> Tensor:
-        """Return the images' indices: entry n is image n."""
-        return instance
+        dim, similarity = cfg.PROJECTOR.DIM, cfg.METHOD.SIMILARITY
+        momentum = cfg.DICTIONARY.BANK_MOMENTUM
+        return cls(num_images, stored_vectors(cfg), dim, similarity, momentum)
 
     @torch.no_grad()
     def store(self, subspaces: Subspaces, instance: Tensor) -> None:
@@ -199,13 +183,10 @@ class Minibatch(Dictionary):
 
     in_batch = True
 
-    def __init__(self, *, similarity: str = "projection") -> None:
-        super().__init__(similarity)
-
     @classmethod
     def from_config(cls, cfg: CfgNode, num_images: int | None) -> Minibatch:
         """Return it; there is nothing to hold."""
-        return cls(similarity=cfg.METHOD.SIMILARITY)
+        return cls(cfg.METHOD.SIMILARITY)
 
     def negatives(
         self, query: Tensor, instance: Tensor, basis: Tensor, owners: Tensor, temperature: float
@@ -232,8 +213,8 @@ def last_of_each(values: Tensor) -> Tensor:
     return position.new_zeros(len(unique)).scatter_reduce_(0, which, position, "amax")
 
 
-def _read_counters(queue: Queue, _: object) -> None:
-    queue._pointer, queue._count = int(queue.pointer), int(queue.count)
+def _read_counter(queue: Queue, _: object) -> None:
+    queue._stored = int(queue.stored)
 
 
 def _check_shape(module: _Stored, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -13,6 +13,7 @@ from timm.models.resnet import Bottleneck, ResNet
 from torch import Tensor, nn
 
 from kscl.errors import KsclError
+from kscl.methods.batch_norm import in_mode
 
 # What may reach timm.create_model: names that describe an architecture and touch neither network
 # nor files, as `pretrained`, `checkpoint_path` and others do. Values are plain numbers, words,
@@ -92,33 +93,30 @@ def build_encoder(
     if head == "mlp":
         layers = [nn.Linear(features, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, dim)]
     elif head == "mlp_bn":
-        layers = [
-            nn.Linear(features, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, dim),
-        ]
+        layers = [*normalized_layer(features, hidden), nn.Linear(hidden, dim)]
     elif head == "mlp3_bn":
-        layers = [
-            nn.Linear(features, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, hidden, bias=False),
-            nn.BatchNorm1d(hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, dim, bias=False),
-        ]
+        layers = [*normalized_layer(features, hidden), *normalized_layer(hidden, hidden)]
+        layers += [nn.Linear(hidden, dim, bias=False)]
     elif head == "simclr":
-        first = nn.Linear(features, hidden, bias=False)
+        layers = normalized_layer(features, hidden)
         last, norm = nn.Linear(hidden, dim, bias=False), nn.BatchNorm1d(dim)
-        for layer in (first, last):
-            nn.init.normal_(layer.weight, std=0.01)
+        for layer in (layers[0], last):
+            nn.init.normal_(layer.get_parameter("weight"), std=0.01)
         norm.bias.requires_grad_(False)  # stays 0
-        layers = [first, nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), last, norm]
+        layers += [last, norm]
     else:
         assert head == "linear"
         layers = [nn.Linear(features, dim)]
     return Encoder(backbone, nn.Sequential(*layers))
+
+
+def normalized_layer(inputs: int, outputs: int) -> list[nn.Module]:
+    """Return a hidden layer with BatchNorm, which needs no bias before it."""
+    return [
+        nn.Linear(inputs, outputs, bias=False),
+        nn.BatchNorm1d(outputs),
+        nn.ReLU(inplace=True),
+    ]
 
 
 def build_backbone(name: str, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
@@ -219,17 +217,15 @@ def _is_plain(value: object, nested: int) -> bool:
 @torch.no_grad()
 def feature_dim(backbone: nn.Module, input_size: int, key: str = "INPUT.SIZE") -> int:
     """Return the width of the pooled features, measured: timm has several names for it."""
-    was_training = backbone.training
     try:
-        features = backbone.eval()(torch.zeros(1, 3, input_size, input_size))
+        with in_mode(backbone, training=False):
+            features = backbone(torch.zeros(1, 3, input_size, input_size))
     except Exception as error:  # whatever a model does with images that do not suit it
         raise KsclError(
             f"The backbone cannot take images of {input_size} x {input_size} ({error}): change "
             f"{key}, or tell the backbone (BACKBONE.KWARGS, for instance img_size or "
             "dynamic_img_size)."
         ) from error
-    finally:
-        backbone.train(was_training)
     if features.ndim != 2:
         raise KsclError(
             f"The backbone gives {tuple(features.shape)}, not one vector per image: choose another "

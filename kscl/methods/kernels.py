@@ -276,17 +276,11 @@ class _LogSum(torch.autograd.Function):
 
 def _without(similarity: Tensor, start: int, empty: Tensor, own: Tensor | None) -> Tensor:
     """Copy similarities (M, n) with −∞ at empty entries and at the queries' own."""
-    on_cpu = empty.device.type == "cpu"  # a GPU is asked nothing that the CPU would wait for
-    mask = not on_cpu or bool(empty.any())
-    similarity = similarity.masked_fill(empty, -torch.inf) if mask else similarity.clone()
+    similarity = similarity + torch.where(empty, -torch.inf, 0)  # faster than masked_fill
     if own is None:
         return similarity
-    here = own - start  # (M,)
-    inside = (here >= 0) & (here < similarity.shape[1])
-    if on_cpu:
-        rows = inside.nonzero().squeeze(1)
-        similarity[rows, here[rows]] = -torch.inf
-        return similarity
-    here = here.clamp(0, similarity.shape[1] - 1)[:, None]  # (M, 1)
-    there = similarity.gather(1, here).masked_fill(inside[:, None], -torch.inf)
+    here = own[:, None] - start  # (M, 1)
+    outside = (here < 0) | (here >= similarity.shape[1])
+    here = here.clamp(0, similarity.shape[1] - 1)
+    there = similarity.gather(1, here).where(outside, -torch.inf)
     return similarity.scatter_(1, here, there)

@@ -24,7 +24,6 @@ from kscl.methods.base import Method, method
 from kscl.methods.batch_norm import (
     batch_norms,
     calibrate_batch_norm,
-    copy_statistics,
     fixed_statistics,
     group_batch_norms,
     in_mode,
@@ -86,32 +85,20 @@ class KSCL(Kscl, Method):
         query, further, keys = self.embed_batch(batch)  # v (M, D), v_n^k (M, K, D)
         instance = self.instances(batch)  # n (M,)
         own = self.fit(batch, query, keys)  # W̃_n (M, L, D)
-        if further is not None:
-            return self.with_further_queries(batch, query, further, instance, own)
-        positive = self.similarity.own(query, own.basis)  # ‖W̃_nᵀ v‖, (M,)
-        log_sum, hardest = self.dictionary.negatives(
-            query, instance, own.basis, instance, self.TEMPERATURE
-        )  # log Σ_m exp(‖W̃_mᵀ v‖ / τ), (M,)
-        # −log p(n|v), equation 3: −log of exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))
-        losses = F.softplus(log_sum - positive / self.TEMPERATURE)  # (M,)
-        return self.staged(batch, losses, query, instance, own, positive, hardest)
-
-    def staged(
-        self,
-        batch: Batch,
-        losses: Tensor,
-        query: Tensor,
-        instance: Tensor,
-        own: Subspaces,
-        positive: Tensor,
-        hardest: Tensor,
-    ) -> dict[str, Tensor]:
-        """Stage the subspaces for the dictionary, which `after_step` fills; return the results."""
+        if further is None:
+            positive = self.similarity.own(query, own.basis)  # ‖W̃_nᵀ v‖, (M,)
+            log_sum, hardest = self.dictionary.negatives(
+                query, instance, own.basis, instance, self.TEMPERATURE
+            )  # log Σ_m exp(‖W̃_mᵀ v‖ / τ), (M,)
+            # −log p(n|v), equation 3: −log of exp(s⁺/τ) / (exp(s⁺/τ) + Σ exp(s⁻/τ))
+            losses = F.softplus(log_sum - positive / self.TEMPERATURE)  # (M,)
+        else:
+            losses, positive, hardest = self.of_all_queries(query, further, instance, own)
         own = Subspaces(*(part.detach() for part in own))
         if self.training:
-            self._staged.append((own, instance))
-        mean = losses.mean() if self.REDUCTION == "mean" else losses.sum() / len(batch.views)
-        return {"loss": mean, **self.measure(query, own, positive, hardest)}
+            self._staged.append((own, instance))  # `after_step` fills the dictionary
+        loss = losses.mean() if self.REDUCTION == "mean" else losses.sum() / len(batch.views)
+        return {"loss": loss, **self.measure(query, own, positive, hardest)}
 
     @torch.no_grad()
     def measure(
@@ -144,7 +131,10 @@ class KSCL(Kscl, Method):
         self._staged.clear()
         if self.remembered is not None:
             self.remembered.store()
-        average_(self.own_statistics())
+        trained = [self.encoder]  # whose BatchNorm statistics forward passes change
+        if self.key_encoder is not None and not self.averaged_norm:
+            trained.append(self.key_encoder)
+        average_([one for encoder in trained for one in statistics(encoder)])
         if self.key_encoder is not None:
             self.follow(self.key_encoder)
         self.steps += 1
@@ -159,12 +149,6 @@ class KSCL(Kscl, Method):
         torch._foreach_lerp_(self._ours, self._theirs, rate)
         if self.averaged_norm:
             torch._foreach_lerp_(statistics(key_encoder), statistics(self.encoder), rate)
-
-    def own_statistics(self) -> list[Tensor]:
-        """Return the BatchNorm statistics that forward passes change."""
-        if self.key_encoder is None or self.averaged_norm:
-            return statistics(self.encoder)
-        return [*statistics(self.encoder), *statistics(self.key_encoder)]
 
     def train(self, mode: bool = True) -> KSCL:
         """Switch the mode; a key encoder with averaged BatchNorm statistics stays in eval mode."""
@@ -235,8 +219,9 @@ class KSCL(Kscl, Method):
         assert self.key_encoder is not None
         with in_mode(self.key_encoder, training=True):  # as the query encoder makes its own
             calibrate_batch_norm(self.key_encoder, (self.normalize(key) for key in keys.unbind(1)))
-        average_(statistics(self.key_encoder))
-        copy_statistics(self.key_encoder, self.encoder)
+        calibrated = statistics(self.key_encoder)
+        average_(calibrated)
+        torch._foreach_copy_(statistics(self.encoder), calibrated)
 
     # Beyond the paper: the symmetric loss, and several queries of an image
 
@@ -292,23 +277,21 @@ class KSCL(Kscl, Method):
         with fixed_statistics(self._batch_norms):
             return self.together(small)
 
-    def with_further_queries(
-        self, batch: Batch, query: Tensor, further: Tensor, instance: Tensor, own: Subspaces
-    ) -> dict[str, Tensor]:
-        """Return the mean loss over the queries (M, D) and further ones (B, E, D) of all images.
+    def of_all_queries(
+        self, query: Tensor, further: Tensor, instance: Tensor, own: Subspaces
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the losses (M + B · E,) of queries (M, D) and of further ones (B, E, D).
 
-        An image has G = M / B subspaces: one, or one per view if symmetric. The loss of a further
+        Beside them stand the positives and the hardest negatives of the first ones, (M,) each. An
+        image has G = M / B subspaces: one, or one per view if symmetric. The loss of a further
         query is the mean over these.
         """
         images, extra = further.shape[:2]
         everyone = torch.cat([query, further.flatten(0, 1)])  # (M + B · E, D)
         of_image = instance.view(images, -1)[:, :1].expand(images, extra)  # (B, E)
+        whose = torch.cat([instance, of_image.flatten()])  # (M + B · E,)
         negatives = self.dictionary.negatives(
-            everyone,
-            torch.cat([instance, of_image.flatten()]),
-            own.basis,
-            instance,
-            self.TEMPERATURE,
+            everyone, whose, own.basis, instance, self.TEMPERATURE
         )
         log_sum, further_log_sum = negatives.log_sum.split([len(query), images * extra])
         positive = self.similarity.own(query, own.basis)  # (M,)
@@ -319,9 +302,7 @@ class KSCL(Kscl, Method):
         each = further[:, :, None].expand(images, extra, groups, -1).flatten(0, 2)
         lengths = self.similarity.own(each, bases).view(images * extra, groups)
         more = F.softplus(further_log_sum[:, None] - lengths / self.TEMPERATURE).mean(1)
-        losses = torch.cat([losses, more])
-        hardest = negatives.hardest[: len(query)]
-        return self.staged(batch, losses, query, instance, own, positive, hardest)
+        return torch.cat([losses, more]), positive, negatives.hardest[: len(query)]
 
     # Health
 

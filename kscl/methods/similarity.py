@@ -9,9 +9,8 @@ main_cosine    a projection with a sign: the cosine to the keys' main direction,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,11 +63,6 @@ def main_direction(keys: Tensor, rho: float = 1.0) -> Subspaces:
         return main._replace(basis=torch.where(toward < 0, -main.basis, main.basis))
 
 
-def one_vector(num_shots: int, rho: float) -> int:
-    """Return 1: a direction is one vector, whatever K and ρ are."""
-    return 1
-
-
 def own_cosine(query: Tensor, basis: Tensor) -> Tensor:
     """Return the cosine of query n (B, D) to the vector of entry n (B, 1, D): (B,)."""
     return (query * basis[:, 0]).sum(1)
@@ -118,7 +112,7 @@ LogSum = Callable[[Tensor, Tensor, Tensor, float, Tensor | None], tuple[Tensor, 
 class Similarity:
     """What is kept of an instance's keys, and how near a query is to it.
 
-    `fused`, if given, replaces `log_sum_by_formula` on stored entries, for speed; it must agree
+    `fused`, if given, replaces the formula of `log_sum` on stored entries, for speed; it must agree
     with `every`. METHOD.REMEMBER needs `weigh`; keys of weight 0 must leave no trace in `fit`.
     """
 
@@ -137,15 +131,10 @@ class Similarity:
         """Return log Σ_n exp(s_n / τ) over stored entries (L, N, D), and the largest s_n: (M,).
 
         Entries of rank 0 are empty and do not count, nor does entry own[m] for query m. Without any
-        negative the results are −∞ and −1.
+        negative the results are −∞ and −1. The formula below makes all M x N similarities at once.
         """
-        compute = self.fused or self.log_sum_by_formula
-        return compute(query, slots, rank, temperature, own)
-
-    def log_sum_by_formula(
-        self, query: Tensor, slots: Tensor, rank: Tensor, temperature: float, own: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Compute `log_sum` with `every`, which makes all M x N similarities at once."""
+        if self.fused is not None:
+            return self.fused(query, slots, rank, temperature, own)
         if slots.shape[1] == 0:
             return query.new_full((len(query),), -torch.inf), query.new_full((len(query),), -1)
         ignored = (rank == 0).expand(len(query), -1)  # (M, N)
@@ -158,16 +147,16 @@ class Similarity:
         return log_sum, similarity.detach().amax(1).masked_fill(none, -1)
 
 
-COSINE: dict[str, Any] = {  # all of them compare with one signed vector
-    "fit": mean_direction,
-    "own": own_cosine,
-    "every": cosine,
-    "blend": blend_directions,
-    "max_rank": one_vector,
-    "signed": True,
-    "fused": partial(log_sum_of_negatives, signed=True),
-    "weigh": weigh_in_mean,
-}
+MEAN_COSINE = Similarity(
+    fit=mean_direction,
+    own=own_cosine,
+    every=cosine,
+    blend=blend_directions,
+    max_rank=lambda num_shots, rho: 1,
+    signed=True,
+    fused=partial(log_sum_of_negatives, signed=True),
+    weigh=weigh_in_mean,
+)
 SIMILARITIES.register(
     "projection",
     Similarity(
@@ -181,8 +170,6 @@ SIMILARITIES.register(
         weigh=weigh_in_gram,
     ),
 )
-SIMILARITIES.register("cosine", Similarity(**COSINE))  # K = 1
-SIMILARITIES.register("mean_cosine", Similarity(**COSINE))
-SIMILARITIES.register(
-    "main_cosine", Similarity(**COSINE | {"fit": main_direction, "weigh": weigh_in_gram})
-)
+SIMILARITIES.register("cosine", MEAN_COSINE)  # of the one key of K = 1
+SIMILARITIES.register("mean_cosine", MEAN_COSINE)
+SIMILARITIES.register("main_cosine", replace(MEAN_COSINE, fit=main_direction, weigh=weigh_in_gram))

@@ -9,7 +9,7 @@ The expander is PROJECTOR. Variance and covariance are those of the batch of all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -75,11 +75,6 @@ class VICReg(Method):
                 f"{figures['std']:.4f}). Raise METHOD.VARIANCE, or lower METHOD.INVARIANCE or the "
                 "learning rate (SOLVER.BASE_LR)."
             )
-
-    def final_warnings(self, curves: Mapping[str, Sequence[float]]) -> Iterator[str]:
-        """Yield a run that ended collapsed."""
-        if curves.get("std"):
-            yield from self.report_warnings({"std": curves["std"][-1]})
 
 
 def spread(embeddings: Tensor) -> tuple[Tensor, Tensor]:

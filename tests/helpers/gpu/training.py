@@ -109,11 +109,10 @@ def train(
             restore(trained, read_plain(path))
         loader, log = Loader(cfg, ranks, trained.step), Log()
         vote = LateVote()
-        for step in loop.train_steps(trained, loader, None, log, folder):  # type: ignore[arg-type]
+        for step in loop.train_steps(trained, loader, None, log):  # type: ignore[arg-type]
             vote.hold(False)
             if step in (SAVED, STEPS):
-                loop.check_numbers(trained, folder)
-                save_checkpoint(folder, step, loop.state_dict(trained, folder), keep=2)
+                save_checkpoint(folder, step, loop.state_dict(trained), keep=2)
         vote.close()
     return trained, loader, log.metrics
 

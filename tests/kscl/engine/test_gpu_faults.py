@@ -19,19 +19,20 @@ from tests.helpers.gpu.tensor import CUDA, PretendCudaError
 from tests.helpers.gpu.training import CPU, K5, PRETENDED, RANKS, TOLERANCE, gpu, train
 
 pytestmark = pytest.mark.full
+embed_batch, embed_keys = KSCL.embed_batch, KSCL.embed_keys
 
 
-def at_once(check: Any, step: int, views: Tensor, figures: dict[str, Tensor]) -> None:
+def at_once(state: Any, views: Tensor, figures: dict[str, Tensor]) -> None:
     """Look for NaN as on a CPU."""
-    loop.check_sums(step, tuple(figures), [float(one) for one in figures.values()])
+    loop.check_sums(state, state.step, tuple(figures), [float(one) for one in figures.values()])
 
 
 def on_the_cpu(learner: Any, batch: Batch) -> Tensor:
     return torch.arange(len(batch.views))
 
 
-def with_views_left(batch: Batch, cfg: Any, device: torch.device) -> Batch:
-    return batch._replace(views=batch.views.cpu())
+def with_views_left(learner: KSCL, batch: Batch) -> Any:
+    return embed_batch(learner, batch._replace(views=batch.views.cpu()))
 
 
 def as_int16(local: Tensor) -> Tensor:
@@ -45,7 +46,7 @@ def with_cpu_generator(seed: int, step: int) -> None:
 
 
 FAULTS: dict[str, tuple[Any, str, Any, int]] = {
-    "views stay on the CPU": (loop, "to_device", with_views_left, 1),
+    "views stay on the CPU": (KSCL, "embed_batch", with_views_left, 1),
     "instances stay on the CPU": (KSCL, "instances", on_the_cpu, 1),
     "a CPU generator draws for the GPU": (loop, "seed_step", with_cpu_generator, 1),
     "a type that NCCL does not know": (dictionary, "gather", as_int16, RANKS),
@@ -62,7 +63,7 @@ def test_a_fault_of_devices_is_noticed(fault, tmp_path):
 
 @PRETENDED
 def test_a_step_that_waits_is_noticed(tmp_path):
-    with gpu() as device, patch.object(loop.FiniteCheck, "__call__", at_once):
+    with gpu() as device, patch.object(loop, "check_finite", at_once):
         _, loader, _ = train(K5, tmp_path, device)
     assert sum(loader.syncs.values()) > 1  # the most that is allowed
     assert any("kscl/engine/loop.py" in line for _, line in loader.syncs)
@@ -81,7 +82,7 @@ def test_a_collective_too_many_is_noticed(tmp_path):
 
 
 BANK = ["DICTIONARY.TYPE", "memory_bank"]
-embed_keys, without, prefetched = KSCL.embed_keys, kernels._without, loop.prefetched
+without, prefetched = kernels._without, loop.prefetched
 
 
 def in_another_order(learner: KSCL, *args: Any) -> Tensor:
@@ -100,9 +101,9 @@ def not_at_all(*_: Any) -> None:
     pass
 
 
-def one_step_late(batches: Any, device: torch.device) -> Iterator[Any]:
+def one_step_late(batches: Any, *where: Any) -> Iterator[Any]:
     before = None
-    for batch in prefetched(batches, device):
+    for batch in prefetched(batches, *where):
         yield batch if before is None else before
         before = batch
 

@@ -166,6 +166,6 @@ def test_a_report_waits_once_and_a_checkpoint_twice_beside_its_copies(tmp_path):
         trained.window.over_ranks()
         assert METER.syncs.total() == 1, METER.told()
         METER.reset()
-        save_checkpoint(tmp_path, trained.step, state_dict(trained, tmp_path), 1)
+        save_checkpoint(tmp_path, trained.step, state_dict(trained), 1)
         waits = {what: n for what, n in METER.syncs.items() if what[0] != "torch.save"}
         assert sum(waits.values()) == 2, METER.told()  # the metrics, and whether weights are finite

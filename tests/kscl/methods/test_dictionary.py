@@ -80,8 +80,8 @@ class TestQueue:
             fitted = subspaces(batch, 2, seed=turn)
             queue.store(fitted, place(batch))
             expected.extend(fitted.basis)
-        assert int(queue.count) == len(expected)
-        oldest = int(queue.pointer) if len(expected) == length else 0
+        assert int(queue.stored) == sum(batches)
+        oldest = int(queue.stored) if len(expected) == length else 0
         held = entries(queue)[: len(expected)].roll(-oldest, 0)
         assert torch.equal(held, torch.stack([*expected]) if expected else held)
         assert queue.filled()[1].gt(0).all()
@@ -112,7 +112,7 @@ class TestQueue:
             torch.autograd.grad(log_sum.sum(), query), torch.autograd.grad(reference.sum(), query)
         )
 
-    def test_restores_contents_pointer_and_count(self) -> None:
+    def test_restores_contents_and_counter(self) -> None:
         queue, copy = queue_of(5, subspaces(7, 2)), Queue(5, 2, DIM).double()
         copy.load_state_dict(queue.state_dict())
         for one in (queue, copy):

@@ -30,14 +30,14 @@ class TestSteps:
         for views in (one, two):
             run(learner, views)["loss"].backward()
         assert isinstance(learner.dictionary, Queue)
-        assert int(learner.dictionary.count) == 0
+        assert int(learner.dictionary.stored) == 0
         run(together, torch.cat([one, two]))
         learner.after_step()
         together.after_step()
         torch.testing.assert_close(
             without_gauge(learner.state_dict()), without_gauge(together.state_dict())
         )
-        assert int(learner.dictionary.count) == 8
+        assert int(learner.dictionary.stored) == 8
         after = list(learner.key_encoder.parameters())  # type: ignore[union-attr]
         torch.testing.assert_close(after, before)  # no optimizer ran: nothing to follow
 

@@ -15,7 +15,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from kscl.engine.loop import FiniteCheck
+from kscl.engine.loop import TrainState, check_finite
 from kscl.errors import KsclError
 from kscl.methods.batch_norm import synchronize_batch_norm
 from kscl.methods.encoder import Encoder, build_encoder
@@ -223,8 +223,10 @@ def message_of_nan() -> str:
     views, _ = batch_of(0, 4)
     if rank() == 1:
         views[0, 0] = torch.nan
+    optimizer, scaler = torch.optim.SGD(learner.parameters()), torch.amp.GradScaler("cpu")
+    state = TrainState(learner.cfg, learner, learner, optimizer, scaler, views.device, 1)
     try:
-        FiniteCheck()(0, views[:BATCH], run(learner, views[:BATCH]))
+        check_finite(state, views[:BATCH], run(learner, views[:BATCH]))
     except KsclError as error:
         return str(error)
     return ""

@@ -78,7 +78,7 @@ class TestMoco:
             assert isinstance(ours, Encoder)
             torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()))
         assert isinstance(learner.dictionary, Queue)
-        held = learner.dictionary.slots[0].roll(-int(learner.dictionary.pointer), 0)
+        held = learner.dictionary.slots[0].roll(-int(learner.dictionary.stored), 0)
         torch.testing.assert_close(held, queue)
 
     @staticmethod

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kscl.config import ConfigError
 from kscl.data.loader import ViewDataset, build_train_loader
 from kscl.data.open import open_source
-from kscl.engine.loop import prefetched
+from kscl.engine.loop import prefetched, to_device
 from kscl.keys import load_config
 from kscl.views import augment
 from kscl.views.augment import AUGMENTATIONS, LateStep, Step, apply_steps, augmentation
@@ -25,7 +25,7 @@ from tests.helpers.gpu.tensor import METER
 from tests.helpers.gpu.training import PRETENDED, gpu
 from tests.helpers.runs import TINY
 
-CPU = torch.device("cpu")
+CPU, CFG = torch.device("cpu"), load_config(None, [])
 SOLARIZED = [*MOCO_V2, {"op": "solarize", "p": 0.5}]
 
 
@@ -48,8 +48,7 @@ class Photos:
 
 
 def finished(batch: Batch) -> Batch:
-    (done,) = prefetched([batch], CPU)
-    return done
+    return to_device(batch, CFG, CPU)
 
 
 @pytest.mark.parametrize("recipe", [MOCO_V1, MOCO_V2, SIMCLR, SOLARIZED])
@@ -151,7 +150,7 @@ def test_views_of_the_device_do_not_depend_on_workers_or_the_first_step(pictures
         cfg = load_config(file, [*words, "SOLVER.BATCH_SIZE", "4", "DICTIONARY.QUEUE_LENGTH", "4"])
         source = open_source(str(pictures_folder))
         loader = build_train_loader(cfg, source, last_step=3, first_step=first)
-        return list(prefetched(loader, CPU))
+        return [finished(batch) for batch in loader]
 
     (one, two), (other,) = batches(0, 1), batches(1, 2)
     assert torch.equal(two.views, other.views)
@@ -172,7 +171,7 @@ def test_the_device_applies_steps_without_a_host_sync():
         ]
         METER.reset()
         (done,) = prefetched(
-            [batch._replace(views=batch.views.pin_memory(), pending=pinned)], device
+            [batch._replace(views=batch.views.pin_memory(), pending=pinned)], CFG, device
         )
         assert not METER.syncs
         assert torch.equal(done.views.cpu(), expected)
