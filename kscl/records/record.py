@@ -69,7 +69,7 @@ class Protocol:
     hash: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hash", _digest(self.definition)[:16])
+        object.__setattr__(self, "hash", digest(self.definition)[:16])
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ class TaskInfo:
     stage: str
     hub_task: str
     metrics: list[Metric]  # in the order of the columns; others are not shown as columns
+
+    @property
+    def headline(self) -> Metric:
+        """Return the metric that ranks; every task but pretraining has one."""
+        return next(metric for metric in self.metrics if metric.headline)
 
 
 @dataclass(frozen=True)
@@ -312,7 +317,7 @@ def parse_record(content: object) -> Record:
 
 def record_id(content: Json) -> str:
     """Return the hash of all fields but the id itself."""
-    return _digest({name: value for name, value in content.items() if name != "id"})
+    return digest({name: value for name, value in content.items() if name != "id"})
 
 
 def _wrong_values(content: Json) -> list[str]:
@@ -332,7 +337,7 @@ def _wrong_values(content: Json) -> list[str]:
         for role, print_ in content["data"].items()
         if type(print_.get("hash")) is not str
     ]
-    if content["protocol"]["hash"] != _digest(content["protocol"]["definition"])[:16]:
+    if content["protocol"]["hash"] != digest(content["protocol"]["definition"])[:16]:
         problems.append("protocol.hash does not fit protocol.definition")
     return problems
 
@@ -369,7 +374,8 @@ def _from_json(content: bytes) -> object:
         raise RecordError(f"It is not readable as JSON: {one_line(str(error))}.") from error
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """Return the sha256 of a value in canonical JSON."""
     try:
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
 from kscl.benchmark.leaderboard.columns import cost_cells, cost_labels
-from kscl.benchmark.leaderboard.entries import SAME_FOR_ALL_SEEDS
 from kscl.benchmark.leaderboard.reading import image_count, number, per_class
 from kscl.benchmark.leaderboard.reading import text as words_of
-from kscl.benchmark.leaderboard.rows import Board, Measure, Result, Row, Section
+from kscl.benchmark.leaderboard.rows import Board, Measure, Result, Row, Section, letter
 from kscl.benchmark.leaderboard.statistics import LEVEL, PairTest, t_interval
 from kscl.benchmark.leaderboard.tables import (
     IDENTITY,
@@ -22,13 +20,12 @@ from kscl.benchmark.leaderboard.tables import (
     identity,
     percent,
     row_name,
-    section_name,
     short,
     table,
     text,
     without_empty_columns,
 )
-from kscl.config import leaves_without, one_line
+from kscl.config import one_line
 from kscl.errors import KsclError
 from kscl.records import hits
 from kscl.records.record import Json, Record
@@ -88,7 +85,7 @@ def differences(board: Board, baseline: str) -> str:
         if not found:
             continue
         is_there = True
-        column = text(f"{section.label(section.protocol.headline)} − {baseline}'s")
+        column = text(f"{section.headline_label} − {baseline}'s")
         lines = [
             [*identity(row), *difference_cells(difference(section, row, found[0]))]
             for row in section.rows
@@ -96,7 +93,7 @@ def differences(board: Board, baseline: str) -> str:
         ]
         if lines:
             shown = compact([*IDENTITY, column, *INTERVALS], lines)
-            parts += [f"Under {text(section_name(section))}:", shown]
+            parts += [f"Under {text(section.name)}:", shown]
     if not is_there:
         rows = named_rows(board.rows, baseline.partition("@")[0])
         names = list(map(row_name, rows)) or sorted({row.entry.method for row in board.rows})
@@ -141,7 +138,7 @@ def _words(settings: str) -> set[str]:
 
 def difference(section: Section, row: Row, to: Row) -> Difference:
     """Return how a row differs from another one, by the metric that ranks them."""
-    one, other = (it.results[section.protocol] for it in (row, to))
+    one, other = (section.result(it) for it in (row, to))
     ours, theirs = section.headline(row), section.headline(to)
     return Difference(
         mean=fmean(ours.values) - fmean(theirs.values),
@@ -196,12 +193,12 @@ def _mean_over_seeds(
     """Return the mean of an array that every record must have, each pretraining seed once."""
     by_replicate: dict[str, list[np.ndarray]] = {}
     lengths: set[int] = set()
-    for trial in result.trials:
-        known = [it for file in trial.records if (it := read(file.record)) is not None]
+    for (replicate, _), files in result.trials.items():
+        known = [it for file in files if (it := read(file.record)) is not None]
         lengths |= {len(array) for array in known}
-        if len(known) < len(trial.records) or len(lengths) > 1:
+        if len(known) < len(files) or len(lengths) > 1:
             return None
-        by_replicate.setdefault(trial.replicate, []).append(np.mean(known, axis=0))
+        by_replicate.setdefault(replicate, []).append(np.mean(known, axis=0))
     return np.mean([np.mean(trials, axis=0) for trials in by_replicate.values()], axis=0)
 
 
@@ -232,7 +229,7 @@ def comparison(board: Board, names: Sequence[str]) -> str:
 
     Names of rows are long, so letters stand for them and the tables stay narrow.
     """
-    rows = dict(zip(_letters(), _rows(board, names), strict=False))
+    rows = {letter(i).upper(): row for i, row in enumerate(_rows(board, names))}
     parts = ["\n".join(f"- {letter}: {_name(row)}" for letter, row in rows.items())]
     together = [
         section
@@ -240,7 +237,7 @@ def comparison(board: Board, names: Sequence[str]) -> str:
         if sum(section.protocol in row.results for row in rows.values()) > 1
     ]
     for section in together:
-        parts += [f"## {text(section_name(section))}", *_section(section, rows)]
+        parts += [f"## {text(section.name)}", *_section(section, rows)]
     if together:
         parts.append(EXPLANATION)
     else:
@@ -298,12 +295,6 @@ def _name(row: Row) -> str:
     return text(row_name(row))
 
 
-def _letters() -> Iterator[str]:
-    """Yield A, B, … Z, AA and so on."""
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(string.ascii_uppercase, repeat=length))
-
-
 def _section(section: Section, rows: Mapping[str, Row]) -> list[str]:
     having = {of: row for of, row in rows.items() if section.protocol in row.results}
     means = {of: f"{section.headline(row).mean:.2f}" for of, row in having.items()}
@@ -315,7 +306,7 @@ def _section(section: Section, rows: Mapping[str, Row]) -> list[str]:
         found = difference_cells(difference(section, having[other], having[first]))
         lines.append([other, means[other], *(word or NOT_RECORDED for word in found)])
     header = ["row", label, f"− {first}", *INTERVALS]
-    results = {of: row.results[section.protocol] for of, row in having.items()}
+    results = {of: section.result(row) for of, row in having.items()}
     return [table(*without_empty_columns(header, lines)), *_classes(results, metric, label)]
 
 
@@ -343,7 +334,7 @@ def _classes(results: dict[str, Result], metric: str, label: str) -> list[str]:
 
 
 def _differing_settings(rows: Mapping[str, Row]) -> str:
-    values = {of: _config(row) for of, row in rows.items()}
+    values = {of: row.settings for of, row in rows.items()}
     configs = [config for config in values.values() if config is not None]
     keys = sorted({key for config in configs for key in config})
     lines = []
@@ -369,9 +360,3 @@ def _costs(rows: Mapping[str, Row]) -> str:
     cells = zip(*(cost_cells(row, [*labels]) for row in rows.values()), strict=True)
     lines = [[label, *found] for label, found in zip(labels.values(), cells, strict=True)]
     return table(["cost", *rows], [line for line in lines if any(line[1:])])
-
-
-def _config(row: Row) -> dict[str, object] | None:
-    if not row.pretrainings:
-        return None
-    return leaves_without(row.pretrainings[0].record.config.values, SAME_FOR_ALL_SEEDS)

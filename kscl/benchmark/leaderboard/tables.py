@@ -38,9 +38,9 @@ from kscl.benchmark.leaderboard.rows import (
     Measure,
     Row,
     Section,
+    cut,
 )
 from kscl.benchmark.leaderboard.statistics import THE_TEST
-from kscl.config import leaves_without
 from kscl.engine.cost import PASSES_OF_MOCO, forward_passes
 from kscl.errors import KsclError
 from kscl.records.record import Record
@@ -56,8 +56,6 @@ TEXT_COLUMNS = (
 )
 SPECIAL = r"[\\`*_{}\[\]|~#!]"  # starts markup in Markdown unless a backslash is before it
 CLAUSE_END = r"[.:;,](?=\s|$)| \("
-MAX_DIFFERENCES = 3  # settings that tell two protocols of one id apart
-MAX_NAME = 80  # characters; one longer name would widen its column in every row
 
 SHORT_LEGEND = (
     "Mean ± standard deviation over pretraining seeds. **Bold**: the best row of the column's "
@@ -93,11 +91,6 @@ def short(value: float | None) -> str:
 def percent(rho: float | None) -> str:
     """Return a fraction as a percentage."""
     return "" if rho is None else f"{100 * rho:g}%"
-
-
-def cut(name: str) -> str:
-    """Return a name without the end of a very long one."""
-    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
 
 
 def backbone(row: Row) -> str:
@@ -174,58 +167,9 @@ def counts(row: Row) -> list[str]:
     return [count_range(seeds), count_range([it.n_finetune for it in results])]
 
 
-def section_names(sections: Sequence[Section]) -> list[str]:
-    """Return the name of each section; what tells it from others of its id is added."""
-    return [
-        " · ".join(filter(None, (section_name(section), _what_differs(section, sections))))
-        for section in sections
-    ]
-
-
-def section_name(section: Section) -> str:
-    """Return the protocol of a section as it is shown: its id and its hash."""
-    return f"{cut(section.protocol.id)} · {section.protocol.hash}"
-
-
-def _what_differs(section: Section, sections: Sequence[Section]) -> str:
-    """Return the settings that protocols of the same id do not share, as `KNN.K 20`."""
-
-    def settings(of: Section) -> dict[str, str]:
-        own = leaves_without(of.definition, ("data",))  # without the fingerprints of its data
-        return {key: str(value) for key, value in own.items()}
-
-    mine, key = settings(section), (section.protocol.kind, section.protocol.id)
-    others = [
-        settings(other)
-        for other in sections
-        if other is not section and (other.protocol.kind, other.protocol.id) == key
-    ]
-    found = [
-        f"{name} {value}"
-        for name, value in mine.items()
-        if any(other.get(name) != value for other in others)
-    ]
-    return cut(", ".join(found[:MAX_DIFFERENCES]))
-
-
-def section_letters(sections: Sequence[Section]) -> list[str]:
-    """Return a letter for each protocol whose kind has several, to tell their columns apart."""
-    kinds = [section.protocol.kind for section in sections]
-    return [
-        _letter(kinds[:i].count(kind)) if kinds.count(kind) > 1 else ""
-        for i, kind in enumerate(kinds)
-    ]
-
-
-def _letter(index: int) -> str:
-    """Return a, b, … z, aa, ab and so on."""
-    more, rest = divmod(index, 26)
-    return (_letter(more - 1) if more else "") + chr(ord("a") + rest)
-
-
-def metric_labels(section: Section, letter: str = "") -> list[str]:
+def metric_labels(section: Section, with_letter: bool = False) -> list[str]:
     """Return the column names of a section's metrics."""
-    suffix = f" ({letter})" if letter else ""
+    suffix = f" ({section.letter})" if with_letter and section.letter else ""
     return [cut(section.label(metric)) + suffix for metric in section.metrics]
 
 
@@ -251,7 +195,7 @@ def marks(row: Row, section: Section) -> list[str]:
     verdict: str = headline.standing.verdict
     if verdict == "not tested" and len(headline.values) == 1:
         verdict = "not tested: one pretraining seed"
-    said = (*row.warnings, *row.results[section.protocol].warnings)
+    said = (*row.warnings, *section.result(row).warnings)
     return [verdict, *map(text, said), *(["stale"] if row.stale else [])]
 
 
@@ -296,15 +240,13 @@ def compact(header: Sequence[str], rows: Sequence[Sequence[str]], but: Sequence[
 def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> str:
     """Return the whole board in Markdown, with parts before and after the tables."""
     parts = [f"# {text(title)}", *first, _summary(board), "## Overview", overview(board), LEGEND]
-    names, letters = section_names(board.sections), section_letters(board.sections)
-    if board.sections:
-        columns = (
-            f"- {', '.join(metric_labels(section, letter))}: {text(of)}"
-            for section, letter, of in zip(board.sections, letters, names, strict=True)
-        )
-        parts.append("\n".join(columns))
-    for section, of in zip(board.sections, names, strict=True):
-        parts += [f"## {text(of)}", _section_table(section)]
+    columns = [
+        f"- {', '.join(metric_labels(section, with_letter=True))}: {text(section.name)}"
+        for section in board.sections
+    ]
+    parts += ["\n".join(columns)] if columns else []
+    for section in board.sections:
+        parts += [f"## {text(section.name)}", _section_table(section)]
         if section.reported:
             parts += [
                 "Reported elsewhere (published figures: not ranked, not tested):",
@@ -330,12 +272,7 @@ def overview(board: Board) -> str:
 
 def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
     """Return header and rows: one row per entry; every metric column has exactly one protocol."""
-    letters = section_letters(board.sections)
-    metrics = [
-        label
-        for section, letter in zip(board.sections, letters, strict=True)
-        for label in metric_labels(section, letter)
-    ]
+    metrics = [label for section in board.sections for label in metric_labels(section, True)]
     lines = []
     for row in board.rows:
         values = [cell for section in board.sections for cell in _values(row, section)]
@@ -395,7 +332,7 @@ def _section_table(section: Section) -> str:
     digits = section.about[section.protocol.headline].digits
     lines = []
     for row in section.rows:
-        result, headline = row.results[section.protocol], section.headline(row)
+        result, headline = section.result(row), section.headline(row)
         rank, p = headline.standing.rank, headline.standing.p
         sampled = " †" if headline.interval_is == TEST_SAMPLING else ""
         (method, *settings), (value, *values) = identity(row), _values(row, section)
@@ -494,12 +431,12 @@ def all_scorers(board: Board) -> str:
             columns |= {text(f"{other} {metric}"): f"{other}/{metric}" for metric in shared}
         lines = []
         for row in section.rows:
-            measures = row.results[section.protocol].measures
+            measures = section.result(row).measures
             found = [measures.get(metric) for metric in columns.values()]
             cells = [number_and_spread(it.mean, it.std) if it else "" for it in found]
             lines.append([*identity(row), *cells])
         drawn = compact([*IDENTITY, *columns], lines)
-        parts.append(f"By all scorers, under {text(section_name(section))}:\n\n{drawn}")
+        parts.append(f"By all scorers, under {text(section.name)}:\n\n{drawn}")
     return "\n\n".join(parts)
 
 

@@ -32,8 +32,6 @@ from kscl.benchmark.leaderboard.statistics import THE_TEST
 from kscl.benchmark.leaderboard.tables import (
     counts,
     metric_labels,
-    section_letters,
-    section_names,
     short_name,
 )
 from kscl.records.record import Json, file_and_line
@@ -102,7 +100,7 @@ def _paragraphs(sentences: Sequence[str], style: str = "") -> str:
 def _pictures(board: Board) -> str:
     """Return what the best rows and random weights predict on test images, by protocol."""
     parts = []
-    for section, name in zip(board.sections, section_names(board.sections), strict=True):
+    for section in board.sections:
         found = [
             (row, shown)
             for row in section.rows
@@ -115,7 +113,7 @@ def _pictures(board: Board) -> str:
             for row, shown in (*found[:PICTURED_ROWS], *baseline[:1])
         ]
         if figures:
-            parts.append(f"<h3>{html.escape(name)}</h3>{''.join(figures)}")
+            parts.append(f"<h3>{html.escape(section.name)}</h3>{''.join(figures)}")
     if not parts:
         return ""
     title = "Predictions on test images, beside the truth"
@@ -166,7 +164,6 @@ class _Pool:
 def page_data(board: Board, title: str, folder: Path) -> Json:
     """Return what the page knows: the rows with everything behind them, each thing once."""
     pool = _Pool()
-    names, letters = section_names(board.sections), section_letters(board.sections)
     indices = {id(row): i for i, row in enumerate(board.rows)}
     folders = dict.fromkeys(_from_here(folder).rstrip("/") for folder in board.folders)
     return {
@@ -182,8 +179,8 @@ def page_data(board: Board, title: str, folder: Path) -> Json:
         "folders": shlex.join(folders),
         "intervals": EXPLANATION,
         "protocols": [
-            {"name": name, "letter": letter, **_protocol(section, indices, pool)}
-            for section, name, letter in zip(board.sections, names, letters, strict=True)
+            {"name": section.name, "letter": section.letter, **_protocol(section, indices, pool)}
+            for section in board.sections
         ],
         "rows": [_row(row, board, Path(os.path.realpath(folder)), pool) for row in board.rows],
         "summary": {"words": WHAT_MEAN_RANKS_ARE, "rows": mean_ranks_of(board)},

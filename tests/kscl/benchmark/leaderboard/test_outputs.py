@@ -13,7 +13,7 @@ import pytest
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page, page_data
 from kscl.benchmark.leaderboard.rows import Board, build_board
-from kscl.benchmark.leaderboard.tables import markdown, overview, section_names
+from kscl.benchmark.leaderboard.tables import markdown, overview
 from kscl.commands.leaderboard import FORMATS, main
 from kscl.records.record import Protocol, make_record
 from tests.helpers.commands import tool
@@ -283,5 +283,5 @@ def test_protocols_of_one_name_are_told_apart_by_the_settings_that_differ(tmp_pa
         for k in (20, 200)
     ]
     board = build_board([write_all(tmp_path, made)])
-    names = sorted(section_names(board.sections), key=len)
+    names = sorted((section.name for section in board.sections), key=len)
     assert [name.rsplit(" · ", 1)[1] for name in names] == ["k 20", "k 200"]
