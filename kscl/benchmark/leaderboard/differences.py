@@ -12,12 +12,13 @@ import numpy as np
 from kscl.benchmark.leaderboard.columns import cost_cells, cost_labels
 from kscl.benchmark.leaderboard.reading import image_count, number, per_class
 from kscl.benchmark.leaderboard.reading import text as words_of
-from kscl.benchmark.leaderboard.rows import Board, Measure, Result, Row, Section, letter
+from kscl.benchmark.leaderboard.rows import Board, Result, Row, Section, letter
 from kscl.benchmark.leaderboard.statistics import LEVEL, PairTest, t_interval
 from kscl.benchmark.leaderboard.tables import (
     IDENTITY,
     compact,
     identity,
+    interval,
     percent,
     row_name,
     short,
@@ -73,7 +74,7 @@ def differences(board: Board, baseline: str) -> str:
 
     The baseline is a method, with what tells it from other rows of that method: kscl@2,K=5,40%.
     """
-    parts, is_there = [], False
+    parts, fitting = [], 0
     for section in board.sections:
         found = named_rows(section.rows, baseline)
         if len(found) > 1:
@@ -84,7 +85,7 @@ def differences(board: Board, baseline: str) -> str:
             )
         if not found:
             continue
-        is_there = True
+        fitting += 1
         column = text(f"{section.headline_label} − {baseline}'s")
         lines = [
             [*identity(row), *difference_cells(difference(section, row, found[0]))]
@@ -94,7 +95,7 @@ def differences(board: Board, baseline: str) -> str:
         if lines:
             shown = compact([*IDENTITY, column, *INTERVALS], lines)
             parts += [f"Under {text(section.name)}:", shown]
-    if not is_there:
+    if not fitting:
         rows = named_rows(board.rows, baseline.partition("@")[0])
         names = list(map(row_name, rows)) or sorted({row.entry.method for row in board.rows})
         there = "; ".join(names)
@@ -138,15 +139,15 @@ def _words(settings: str) -> set[str]:
 
 def difference(section: Section, row: Row, to: Row) -> Difference:
     """Return how a row differs from another one, by the metric that ranks them."""
-    one, other = (section.result(it) for it in (row, to))
     ours, theirs = section.headline(row), section.headline(to)
+    paired = [ours.by_seed[it] - theirs.by_seed[it] for it in ours.by_seed if it in theirs.by_seed]
     return Difference(
         mean=fmean(ours.values) - fmean(theirs.values),
         test=section.test(row, to),
-        by_seed=_by_seed(ours, theirs),
-        by_image=_by_image(section, one, other),
+        by_seed=t_interval(paired),
+        by_image=_by_image(section, section.result(row), section.result(to)),
         seeds=(len(ours.values), len(theirs.values)),
-        shared=len(set(ours.replicates) & set(theirs.replicates)),
+        shared=len(paired),
     )
 
 
@@ -156,21 +157,14 @@ def difference_cells(found: Difference) -> list[str]:
     all_shared = found.seeds == (found.shared, found.shared)
     return [
         f"{found.mean:+.2f}",
-        shown_interval(found.welch) or ONE_SEED,
-        shown_interval(found.by_seed) or ONE_SEED,
-        shown_interval(found.by_image),
+        interval(found.welch, "+.2f") or ONE_SEED,
+        interval(found.by_seed, "+.2f") or ONE_SEED,
+        interval(found.by_image, "+.2f"),
         seeds if all_shared else f"{seeds}, {found.shared} shared",
     ]
 
 
-def _by_seed(one: Measure, other: Measure) -> tuple[float, float] | None:
-    ours = dict(zip(one.replicates, one.values, strict=True))
-    theirs = dict(zip(other.replicates, other.values, strict=True))
-    shared = [seed for seed in ours if seed in theirs]
-    return t_interval([ours[seed] - theirs[seed] for seed in shared]) if shared else None
-
-
-def _by_image(section: Section, one: Result, other: Result) -> tuple[float, float] | None:
+def _by_image(section: Section, one: Result, other: Result) -> Interval | None:
     """Pair results under one protocol, whose test images are the same in the same order."""
     metric = section.protocol.headline
     per_image = section.about[metric].per_image
@@ -216,11 +210,6 @@ def _resampled(record: Record, metric: str) -> np.ndarray | None:
     return np.array(given, float)
 
 
-def shown_interval(bounds: Interval | None) -> str:
-    """Return both ends of an interval with their signs; empty if there is none."""
-    return "" if bounds is None else f"{bounds[0]:+.2f} to {bounds[1]:+.2f}"
-
-
 # Rows side by side
 
 
@@ -238,12 +227,9 @@ def comparison(board: Board, names: Sequence[str]) -> str:
     ]
     for section in together:
         parts += [f"## {text(section.name)}", *_section(section, rows)]
-    if together:
-        parts.append(EXPLANATION)
-    else:
-        parts.append("No two of these rows were measured under the same protocol.")
-    parts += ["## Settings that differ", _differing_settings(rows)]
-    parts += ["## Costs", _costs(rows)]
+    alone = "No two of these rows were measured under the same protocol."
+    parts += [EXPLANATION if together else alone]
+    parts += ["## Settings that differ", _differing_settings(rows), "## Costs", _costs(rows)]
     return "\n\n".join(parts) + "\n"
 
 

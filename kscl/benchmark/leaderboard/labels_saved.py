@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def groups(board: Board) -> list[Group]:
     """Return the protocols that were measured with all labels and with a part of them."""
     found: dict[str, Group] = {}
     for section in board.sections:
-        if isinstance(section.definition, Mapping) and _labels(section):
+        if _labels(section):
             definition = dict(section.definition)
             fraction = float(definition.pop(FRACTION_IN_PROTOCOL, 1))
             protocol = section.protocol
@@ -157,7 +157,7 @@ def _saved(group: Group, row: Row, to: Row, title: str) -> Saved:
     labels, measures = list(curve), list(curve.values())
     full = labels[-1]
     found = reached(labels, [sign * it.mean for it in measures], sign * goal.mean)
-    by_seed = [dict(zip(it.replicates, it.values, strict=True)) for it in measures]
+    by_seed = [it.by_seed for it in measures]
     seeds = [seed for seed in by_seed[-1] if all(seed in values for values in by_seed)]
     curves = sign * np.array([[values[seed] for values in by_seed] for seed in seeds])
     ends = interval(labels, curves, [sign * value for value in goal.values])

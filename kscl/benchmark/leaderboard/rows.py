@@ -105,6 +105,11 @@ class Measure:
     interval_is: str = ""
     standing: Standing = UNTESTED
 
+    @property
+    def by_seed(self) -> dict[str, float]:
+        """Return the value of every replicate."""
+        return dict(zip(self.replicates, self.values, strict=True))
+
 
 @dataclass
 class Result:
