@@ -165,7 +165,7 @@ def _table(results: Sequence[Result]) -> str:
             it.protocol.hash,
             it.label,
             f"{it.measure.mean:.2f}",
-            interval(it.measure) or "none: one seed",
+            interval(it.measure.interval) or "none: one seed",
             it.measure.interval_is,
             str(len(it.measure.values)),
         ]

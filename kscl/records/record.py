@@ -69,7 +69,7 @@ class Protocol:
     hash: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hash", _digest(self.definition)[:16])
+        object.__setattr__(self, "hash", digest(self.definition)[:16])
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,11 @@ class TaskInfo:
     stage: str
     hub_task: str
     metrics: list[Metric]  # in the order of the columns; others are not shown as columns
+
+    @property
+    def headline(self) -> Metric:
+        """Return the metric that ranks; every task but pretraining has one."""
+        return next(metric for metric in self.metrics if metric.headline)
 
 
 @dataclass(frozen=True)
@@ -230,15 +235,11 @@ def read_record(path: str | Path) -> Record:
 
     The third of a submission is `results/NAME.records.jsonl:3`.
     """
-    file, line = file_and_line(Path(path))
     try:
-        content = _content_of(file)
-        if line is not None:
-            lines = content.split(b"\n")
-            if not 1 <= line <= len(lines):
-                raise RecordError(f"There is no such line: it has {len(lines)}.")
-            content = lines[line - 1]
-        return parse_record(_from_json(content))
+        contents = _contents(file_and_line(Path(path))[0])
+        if Path(path) not in contents:
+            raise RecordError(f"There is no such line: it has {len(contents)} records.")
+        return parse_record(_from_json(contents[Path(path)]))
     except RecordError as error:
         raise RecordError(f"{printable(str(path))}: {error}") from error
 
@@ -260,22 +261,17 @@ def find_records(folder: str | Path) -> Found:
         raise RecordError(f"{folder}: There is no such folder of records.")
     found = Found()
     for path in sorted(root.rglob("*.json*")) if root.is_dir() else [root]:
-        several = path.name.endswith(RECORDS_FILE)
-        if not (several or path.name == RECORD_FILE or path.name.endswith(f".{RECORD_FILE}")):
-            continue
-        try:
-            content = _content_of(path)
-        except RecordError as error:
-            found.problems[path] = str(error)
-            continue
-        lines = content.split(b"\n") if several else [content]
-        for number, line in enumerate(lines, 1):
-            place = Path(f"{path}:{number}") if several else path
+        if path.name == RECORD_FILE or path.name.endswith((f".{RECORD_FILE}", RECORDS_FILE)):
             try:
-                if line.strip() or not several:
-                    found.records[place] = parse_record(_from_json(line))
+                contents = _contents(path)
             except RecordError as error:
-                found.problems[place] = str(error)
+                found.problems[path] = str(error)
+                continue
+            for place, content in contents.items():
+                try:
+                    found.records[place] = parse_record(_from_json(content))
+                except RecordError as error:
+                    found.problems[place] = str(error)
     return found
 
 
@@ -312,7 +308,7 @@ def parse_record(content: object) -> Record:
 
 def record_id(content: Json) -> str:
     """Return the hash of all fields but the id itself."""
-    return _digest({name: value for name, value in content.items() if name != "id"})
+    return digest({name: value for name, value in content.items() if name != "id"})
 
 
 def _wrong_values(content: Json) -> list[str]:
@@ -332,7 +328,7 @@ def _wrong_values(content: Json) -> list[str]:
         for role, print_ in content["data"].items()
         if type(print_.get("hash")) is not str
     ]
-    if content["protocol"]["hash"] != _digest(content["protocol"]["definition"])[:16]:
+    if content["protocol"]["hash"] != digest(content["protocol"]["definition"])[:16]:
         problems.append("protocol.hash does not fit protocol.definition")
     return problems
 
@@ -344,8 +340,8 @@ def _is_time(text: str) -> bool:
         return False
 
 
-def _content_of(path: Path) -> bytes:
-    """Return the content of a file of a sensible size; raise a RecordError otherwise."""
+def _contents(path: Path) -> dict[Path, bytes]:
+    """Return the text of every record in a file of a sensible size; FILE:3 is one of several."""
     try:
         status = path.stat()
         # A pipe would be waited for and a device read without end.
@@ -357,7 +353,10 @@ def _content_of(path: Path) -> bytes:
         raise RecordError(f"It cannot be read: {error.strerror}.") from error
     if len(content) > MAX_BYTES:
         raise RecordError(f"It is larger than {MAX_BYTES:,} bytes, which a record never is.")
-    return content
+    if not path.name.endswith(RECORDS_FILE):
+        return {path: content}
+    lines = enumerate(content.split(b"\n"), 1)
+    return {Path(f"{path}:{number}"): line for number, line in lines if line.strip()}
 
 
 def _from_json(content: bytes) -> object:
@@ -369,7 +368,8 @@ def _from_json(content: bytes) -> object:
         raise RecordError(f"It is not readable as JSON: {one_line(str(error))}.") from error
 
 
-def _digest(value: object) -> str:
+def digest(value: object) -> str:
+    """Return the sha256 of a value in canonical JSON."""
     try:
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -397,7 +397,15 @@ def wrong_places(content: object, wanted: Any, name: str = "") -> Iterator[str]:
     elif not isinstance(content, kind):
         yield f"{name} is {shown(content)}, not {WORDS[kind]}"
     elif dataclasses.is_dataclass(wanted):
-        yield from _wrong_fields(content, wanted, name)
+        hints, prefix = _hints(wanted), f"{name}." if name else ""
+        for key, hint in hints.items():
+            if key in content:
+                yield from wrong_places(content[key], hint, f"{prefix}{key}")
+            else:
+                yield f"{prefix}{key} is missing"
+        yield from (
+            f"{prefix}{one_line(key)} is not a field" for key in content if key not in hints
+        )
     elif (of_item := typing.get_args(wanted)[-1]) is not Any:
         for key, value in content.items() if isinstance(content, dict) else enumerate(content):
             yield from wrong_places(value, of_item, f"{name}.{one_line(str(key))}")
@@ -425,17 +433,6 @@ def listed(problems: list[str]) -> str:
     """Join the first few problems, and count the others."""
     more = len(problems) - MAX_LISTED
     return "; ".join(problems[:MAX_LISTED]) + (f"; and {more:,} more" if more > 0 else "")
-
-
-def _wrong_fields(content: Json, wanted: Any, name: str) -> Iterator[str]:
-    hints = _hints(wanted)
-    prefix = f"{name}." if name else ""
-    for key, hint in hints.items():
-        if key not in content:
-            yield f"{prefix}{key} is missing"
-        else:
-            yield from wrong_places(content[key], hint, f"{prefix}{key}")
-    yield from (f"{prefix}{one_line(key)} is not a field" for key in content if key not in hints)
 
 
 @functools.cache  # resolving them anew was a third of the time of reading a record

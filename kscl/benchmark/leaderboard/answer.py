@@ -20,7 +20,7 @@ from kscl.benchmark.leaderboard.labels_saved import with_all_labels
 from kscl.benchmark.leaderboard.reading import RANDOM
 from kscl.benchmark.leaderboard.rows import Board, Row, Section
 from kscl.benchmark.leaderboard.statistics import LEVEL
-from kscl.benchmark.leaderboard.tables import row_name, section_names, short_name
+from kscl.benchmark.leaderboard.tables import row_name, short_name
 
 ONE_SEED = "One seed: seed-to-seed variation not measured."
 ONE_FILE = "One file of weights: how another pretraining of its kind varies is not known."
@@ -54,11 +54,10 @@ def answers(board: Board, baselines: Sequence[str] = ()) -> list[Answer]:
 
     `labels_saved` answers for protocols with a part of another one's labels.
     """
-    sections = with_all_labels(board)
     return [
         answer
-        for section, of in zip(sections, section_names(sections), strict=True)
-        for answer in _of_section(section, of, baselines or (RANDOM,), board)
+        for section in with_all_labels(board)
+        for answer in _of_section(section, baselines or (RANDOM,), board)
     ]
 
 
@@ -66,7 +65,7 @@ def scores(board: Board) -> list[str]:
     """Return all rows of each task in one line, best first: `kscl: 41.2 AP. Random weights: …`."""
     found = []
     for section in with_all_labels(board):
-        rows, label = section.rows, section.label(section.protocol.headline)
+        rows, label = section.rows, section.headline_label
         if 2 < len(rows) <= IN_ONE_SENTENCE:  # two are in the sentence about their difference
             parts = [_score(row, section) for row in rows]
             parts[0] += f" {label}"
@@ -79,7 +78,7 @@ def _score(row: Row, section: Section) -> str:
     if longer > 1:
         name = row.entry.method if row.is_pretrained else "Random"
         name += f", trained {longer:.3g} times as long"
-    low = " (too low to compare)" if row.results[section.protocol].too_low else ""
+    low = " (too low to compare)" if section.result(row).too_low else ""
     return f"{name.replace('random', 'Random', 1)}: {section.headline(row).mean:.1f}{low}"
 
 
@@ -87,7 +86,7 @@ def warnings(board: Board) -> list[str]:
     """Return what makes numbers unusable or doubtful, one sentence each."""
     found = []
     for section in with_all_labels(board):  # few labels are meant to give low scores
-        low = [row for row in section.rows if row.results[section.protocol].too_low]
+        low = [row for row in section.rows if section.result(row).too_low]
         who = [f"{short_name(row, board.rows)}, whose {_lowest(row, section)}, is" for row in low]
         who = ["every row is"] if len(low) == len(section.rows) else who
         found += [
@@ -131,36 +130,26 @@ def baselines_to_choose(board: Board, baselines: Sequence[str] = ()) -> list[str
     return [f"Several rows have random weights, so none is the baseline. Choose one: {listed}."]
 
 
-def _of_section(
-    section: Section, protocol: str, baselines: Sequence[str], board: Board
-) -> Iterator[Answer]:
+def _of_section(section: Section, baselines: Sequence[str], board: Board) -> Iterator[Answer]:
     named = [named_rows(section.rows, baseline) for baseline in baselines]
     # A name may fit no row here, or several, which the comparison refuses by name.
     chosen = [rows[0] for rows in named if len(rows) == 1]
+    order = sorted(chosen, key=lambda row: row.is_pretrained)
     for to in chosen:
+        before = order[: order.index(to) + 1]  # of two baselines, the later one is compared
         for row in section.rows:
-            if _is_asked(row, to, chosen):
-                yield _answer(section, protocol, row, to, board)
+            if row not in before:
+                yield _answer(section, row, to, board)
 
 
-def _is_asked(row: Row, to: Row, baselines: Sequence[Row]) -> bool:
-    """Return whether a row is compared: of two baselines, the pretrained or the later one is."""
-    order = [id(baseline) for baseline in baselines]
-    if id(row) not in order:
-        return True
-    if row.is_pretrained != to.is_pretrained:
-        return row.is_pretrained
-    return order.index(id(row)) > order.index(id(to))
-
-
-def _answer(section: Section, protocol: str, row: Row, to: Row, board: Board) -> Answer:
-    label = section.label(section.protocol.headline)
+def _answer(section: Section, row: Row, to: Row, board: Board) -> Answer:
+    label = section.headline_label
     one, other = (section.headline(it).values for it in (row, to))
     who, whom = _name(row, section), _name(to, section)
     found = difference(section, row, to)
     test, seeds = found.test, min(found.seeds)
     shows = test is not None and test.shows
-    low = [r for r in (row, to) if r.results[section.protocol].too_low]
+    low = [r for r in (row, to) if section.result(r).too_low]
     gain = -found.mean if section.protocol.lower_is_better else found.mean
     better = row if gain > 0 else to
     if len(low) == 2:
@@ -189,7 +178,7 @@ def _answer(section: Section, protocol: str, row: Row, to: Row, board: Board) ->
         single = [r for r in (row, to) if len(section.headline(r).values) == 1]
         sentence += f" {ONE_FILE if all(_is_one_file(r, section) for r in single) else ONE_SEED}"
     return Answer(
-        protocol=protocol,
+        protocol=section.name,
         metric=section.protocol.headline,
         row=row_name(row),
         baseline=row_name(to),
@@ -205,7 +194,7 @@ def _answer(section: Section, protocol: str, row: Row, to: Row, board: Board) ->
 def _is_one_file(row: Row, section: Section) -> bool:
     """Return whether a row is a file without a seed, such as a download, in several trials."""
     is_file = section.headline(row).replicates == (THE_FILE,)
-    return is_file and row.results[section.protocol].n_finetune > 1
+    return is_file and section.result(row).n_finetune > 1
 
 
 def _over_images(found: Difference) -> str:
@@ -229,7 +218,7 @@ def _verdict(
 
 
 def _lowest(row: Row, section: Section) -> str:
-    low = row.results[section.protocol].too_low
+    low = section.result(row).too_low
     return f"lowest {low[0].label} {low[1]:.1f}" if low else ""
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from statistics import fmean
 
-from kscl.benchmark.leaderboard.reading import RecordFile, image_count, inside, number
+from kscl.benchmark.leaderboard.reading import image_count, inside, number
 from kscl.benchmark.leaderboard.rows import Row
 from kscl.registry import Registry
 
@@ -52,32 +53,21 @@ def column(
     return register
 
 
-@column("mean_rank", label="mean rank kept", hint="Mean number of basis vectors kept per image")
-def mean_rank(row: Row) -> Value:
-    """Return how many of its K directions a subspace keeps."""
-    return row.figure("mean_rank")
-
-
-@column(
+column("mean_rank", label="mean rank kept", hint="Mean number of basis vectors kept per image")(
+    methodcaller("figure", "mean_rank")
+)
+column(
     "minutes_per_epoch",
     label="min/epoch",
     hint="Minutes of pretraining per pass over the images",
     lowest_first=True,
-)
-def minutes_per_epoch(row: Row) -> Value:
-    """Return the time of an epoch."""
-    return row.figure("minutes_per_epoch")
-
-
-@column(
+)(methodcaller("figure", "minutes_per_epoch"))
+column(
     "views_per_second",
     label="views/s",
     digits=0,
     hint="Augmented views through the encoders per second, small ones included",
-)
-def views_per_second(row: Row) -> Value:
-    """Return the throughput of pretraining."""
-    return row.figure("views_per_second")
+)(methodcaller("figure", "views_per_second"))
 
 
 @column(
@@ -117,7 +107,6 @@ def shown(value: float | None, digits: int) -> str:
 # every record, the others where the machine tells.
 
 COSTS = {"minutes": "min", "memory": "GiB", "gpu_memory": "GPU GiB"}
-RECORDED = {"memory": "peak_memory_gib", "gpu_memory": "peak_gpu_memory_gib"}
 WHAT_COSTS_ARE = (
     "Minutes are means over the runs of a stage, peak memory is the highest of them: GiB of the "
     "main process, and of one GPU. What was not recorded is empty. Costs of different machines are "
@@ -129,10 +118,12 @@ def costs(row: Row) -> dict[str, float]:
     """Return `STAGE_COST` → its mean over the runs of the stage (a peak: the highest)."""
     found: dict[str, float] = {}
     for stage in _stages([row]):
-        files = [file for file in row.records if file.record.task.stage == stage]
-        for cost in COSTS:
-            if values := _values(files, cost):
-                found[f"{stage}_{cost}"] = max(values) if "memory" in cost else fmean(values)
+        records = [file.record for file in row.records if file.record.task.stage == stage]
+        found[f"{stage}_minutes"] = fmean(record.seconds / 60 for record in records)
+        for peak in ("memory", "gpu_memory"):
+            given = (number(inside(it.details, "costs", f"peak_{peak}_gib")) for it in records)
+            if values := [value for value in given if value is not None]:
+                found[f"{stage}_{peak}"] = max(values)
     return found
 
 
@@ -157,10 +148,3 @@ def _stages(rows: Sequence[Row]) -> list[str]:
     records = [file.record for row in rows for file in row.records]
     found = sorted({(r.kind != "pretrain", r.task.title, r.task.stage) for r in records})
     return list(dict.fromkeys(stage for _, _, stage in found))
-
-
-def _values(files: Sequence[RecordFile], cost: str) -> list[float]:
-    if cost == "minutes":
-        return [file.record.seconds / 60 for file in files]
-    given = [number(inside(file.record.details, "costs", RECORDED[cost])) for file in files]
-    return [value for value in given if value is not None]

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import numpy as np
 
 from kscl.benchmark.leaderboard.columns import cost_cells, cost_labels
-from kscl.benchmark.leaderboard.entries import SAME_FOR_ALL_SEEDS
 from kscl.benchmark.leaderboard.reading import image_count, number, per_class
 from kscl.benchmark.leaderboard.reading import text as words_of
-from kscl.benchmark.leaderboard.rows import Board, Measure, Result, Row, Section
+from kscl.benchmark.leaderboard.rows import Board, Result, Row, Section, letter
 from kscl.benchmark.leaderboard.statistics import LEVEL, PairTest, t_interval
 from kscl.benchmark.leaderboard.tables import (
     IDENTITY,
     compact,
     identity,
+    interval,
     percent,
     row_name,
-    section_name,
     short,
     table,
     text,
     without_empty_columns,
 )
-from kscl.config import leaves_without, one_line
+from kscl.config import one_line
 from kscl.errors import KsclError
 from kscl.records import hits
 from kscl.records.record import Json, Record
@@ -76,7 +74,7 @@ def differences(board: Board, baseline: str) -> str:
 
     The baseline is a method, with what tells it from other rows of that method: kscl@2,K=5,40%.
     """
-    parts, is_there = [], False
+    parts, fitting = [], 0
     for section in board.sections:
         found = named_rows(section.rows, baseline)
         if len(found) > 1:
@@ -87,8 +85,8 @@ def differences(board: Board, baseline: str) -> str:
             )
         if not found:
             continue
-        is_there = True
-        column = text(f"{section.label(section.protocol.headline)} − {baseline}'s")
+        fitting += 1
+        column = text(f"{section.headline_label} − {baseline}'s")
         lines = [
             [*identity(row), *difference_cells(difference(section, row, found[0]))]
             for row in section.rows
@@ -96,8 +94,8 @@ def differences(board: Board, baseline: str) -> str:
         ]
         if lines:
             shown = compact([*IDENTITY, column, *INTERVALS], lines)
-            parts += [f"Under {text(section_name(section))}:", shown]
-    if not is_there:
+            parts += [f"Under {text(section.name)}:", shown]
+    if not fitting:
         rows = named_rows(board.rows, baseline.partition("@")[0])
         names = list(map(row_name, rows)) or sorted({row.entry.method for row in board.rows})
         there = "; ".join(names)
@@ -141,15 +139,15 @@ def _words(settings: str) -> set[str]:
 
 def difference(section: Section, row: Row, to: Row) -> Difference:
     """Return how a row differs from another one, by the metric that ranks them."""
-    one, other = (it.results[section.protocol] for it in (row, to))
     ours, theirs = section.headline(row), section.headline(to)
+    paired = [ours.by_seed[it] - theirs.by_seed[it] for it in ours.by_seed if it in theirs.by_seed]
     return Difference(
         mean=fmean(ours.values) - fmean(theirs.values),
         test=section.test(row, to),
-        by_seed=_by_seed(ours, theirs),
-        by_image=_by_image(section, one, other),
+        by_seed=t_interval(paired),
+        by_image=_by_image(section, section.result(row), section.result(to)),
         seeds=(len(ours.values), len(theirs.values)),
-        shared=len(set(ours.replicates) & set(theirs.replicates)),
+        shared=len(paired),
     )
 
 
@@ -159,21 +157,14 @@ def difference_cells(found: Difference) -> list[str]:
     all_shared = found.seeds == (found.shared, found.shared)
     return [
         f"{found.mean:+.2f}",
-        shown_interval(found.welch) or ONE_SEED,
-        shown_interval(found.by_seed) or ONE_SEED,
-        shown_interval(found.by_image),
+        interval(found.welch, "+.2f") or ONE_SEED,
+        interval(found.by_seed, "+.2f") or ONE_SEED,
+        interval(found.by_image, "+.2f"),
         seeds if all_shared else f"{seeds}, {found.shared} shared",
     ]
 
 
-def _by_seed(one: Measure, other: Measure) -> tuple[float, float] | None:
-    ours = dict(zip(one.replicates, one.values, strict=True))
-    theirs = dict(zip(other.replicates, other.values, strict=True))
-    shared = [seed for seed in ours if seed in theirs]
-    return t_interval([ours[seed] - theirs[seed] for seed in shared]) if shared else None
-
-
-def _by_image(section: Section, one: Result, other: Result) -> tuple[float, float] | None:
+def _by_image(section: Section, one: Result, other: Result) -> Interval | None:
     """Pair results under one protocol, whose test images are the same in the same order."""
     metric = section.protocol.headline
     per_image = section.about[metric].per_image
@@ -196,12 +187,12 @@ def _mean_over_seeds(
     """Return the mean of an array that every record must have, each pretraining seed once."""
     by_replicate: dict[str, list[np.ndarray]] = {}
     lengths: set[int] = set()
-    for trial in result.trials:
-        known = [it for file in trial.records if (it := read(file.record)) is not None]
+    for (replicate, _), files in result.trials.items():
+        known = [it for file in files if (it := read(file.record)) is not None]
         lengths |= {len(array) for array in known}
-        if len(known) < len(trial.records) or len(lengths) > 1:
+        if len(known) < len(files) or len(lengths) > 1:
             return None
-        by_replicate.setdefault(trial.replicate, []).append(np.mean(known, axis=0))
+        by_replicate.setdefault(replicate, []).append(np.mean(known, axis=0))
     return np.mean([np.mean(trials, axis=0) for trials in by_replicate.values()], axis=0)
 
 
@@ -219,11 +210,6 @@ def _resampled(record: Record, metric: str) -> np.ndarray | None:
     return np.array(given, float)
 
 
-def shown_interval(bounds: Interval | None) -> str:
-    """Return both ends of an interval with their signs; empty if there is none."""
-    return "" if bounds is None else f"{bounds[0]:+.2f} to {bounds[1]:+.2f}"
-
-
 # Rows side by side
 
 
@@ -232,7 +218,7 @@ def comparison(board: Board, names: Sequence[str]) -> str:
 
     Names of rows are long, so letters stand for them and the tables stay narrow.
     """
-    rows = dict(zip(_letters(), _rows(board, names), strict=False))
+    rows = {letter(i).upper(): row for i, row in enumerate(_rows(board, names))}
     parts = ["\n".join(f"- {letter}: {_name(row)}" for letter, row in rows.items())]
     together = [
         section
@@ -240,13 +226,10 @@ def comparison(board: Board, names: Sequence[str]) -> str:
         if sum(section.protocol in row.results for row in rows.values()) > 1
     ]
     for section in together:
-        parts += [f"## {text(section_name(section))}", *_section(section, rows)]
-    if together:
-        parts.append(EXPLANATION)
-    else:
-        parts.append("No two of these rows were measured under the same protocol.")
-    parts += ["## Settings that differ", _differing_settings(rows)]
-    parts += ["## Costs", _costs(rows)]
+        parts += [f"## {text(section.name)}", *_section(section, rows)]
+    alone = "No two of these rows were measured under the same protocol."
+    parts += [EXPLANATION if together else alone]
+    parts += ["## Settings that differ", _differing_settings(rows), "## Costs", _costs(rows)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -298,12 +281,6 @@ def _name(row: Row) -> str:
     return text(row_name(row))
 
 
-def _letters() -> Iterator[str]:
-    """Yield A, B, … Z, AA and so on."""
-    for length in itertools.count(1):
-        yield from map("".join, itertools.product(string.ascii_uppercase, repeat=length))
-
-
 def _section(section: Section, rows: Mapping[str, Row]) -> list[str]:
     having = {of: row for of, row in rows.items() if section.protocol in row.results}
     means = {of: f"{section.headline(row).mean:.2f}" for of, row in having.items()}
@@ -315,7 +292,7 @@ def _section(section: Section, rows: Mapping[str, Row]) -> list[str]:
         found = difference_cells(difference(section, having[other], having[first]))
         lines.append([other, means[other], *(word or NOT_RECORDED for word in found)])
     header = ["row", label, f"− {first}", *INTERVALS]
-    results = {of: row.results[section.protocol] for of, row in having.items()}
+    results = {of: section.result(row) for of, row in having.items()}
     return [table(*without_empty_columns(header, lines)), *_classes(results, metric, label)]
 
 
@@ -343,7 +320,7 @@ def _classes(results: dict[str, Result], metric: str, label: str) -> list[str]:
 
 
 def _differing_settings(rows: Mapping[str, Row]) -> str:
-    values = {of: _config(row) for of, row in rows.items()}
+    values = {of: row.settings for of, row in rows.items()}
     configs = [config for config in values.values() if config is not None]
     keys = sorted({key for config in configs for key in config})
     lines = []
@@ -369,9 +346,3 @@ def _costs(rows: Mapping[str, Row]) -> str:
     cells = zip(*(cost_cells(row, [*labels]) for row in rows.values()), strict=True)
     lines = [[label, *found] for label, found in zip(labels.values(), cells, strict=True)]
     return table(["cost", *rows], [line for line in lines if any(line[1:])])
-
-
-def _config(row: Row) -> dict[str, object] | None:
-    if not row.pretrainings:
-        return None
-    return leaves_without(row.pretrainings[0].record.config.values, SAME_FOR_ALL_SEEDS)

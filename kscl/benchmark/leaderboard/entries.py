@@ -1,17 +1,16 @@
-"""Entries: what a row of the board compares, which records belong to it, and what sets it apart."""
+"""Entries: what a row of the board compares, and which records belong to it."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
 from kscl.benchmark.leaderboard.reading import RecordFile, inside, mapping, number, text
-from kscl.config import config_hash, leaves_without
+from kscl.config import config_hash
 from kscl.keys import PRETRAIN
-from kscl.records.record import LONGER, Json, Record
+from kscl.records.record import LONGER, Json, Record, digest
 
 SAME_FOR_ALL_SEEDS = (*PRETRAIN.without_effect, "SEED")
 VARIED = ("METHOD.NUM_SHOTS", "METHOD.RHO")  # the two settings that the plots are drawn against
@@ -19,11 +18,6 @@ VARIED = ("METHOD.NUM_SHOTS", "METHOD.RHO")  # the two settings that the plots a
 DESCRIBING = ("method", "similarity", "arch", "kwargs", "epochs", "num_shots", "rho", "remember")
 
 THE_FILE = "the file"  # the replicate of weights that no seed is known of
-MAX_SETTINGS = 2  # that set a row apart from one that looks the same
-IN_COLUMNS = (
-    *("LABEL", "METHOD.NUM_SHOTS", "METHOD.RHO"),
-    *("BACKBONE.NAME", "BACKBONE.KWARGS.channels", "SOLVER.EPOCHS"),
-)
 
 # Arguments of timm networks that change how wide or deep they are, beside `channels`.
 SIZES = ("width", "base_width", "embed_dim", "dims", "depth", "depths", "layers")
@@ -52,21 +46,17 @@ class Entry:
     @property
     def order(self) -> tuple[object, ...]:
         """Return a key that sorts entries in the same order on every machine."""
-        return (
-            *(self.method, self.backbone, self.width),
-            *(-1.0 if value is None else value for value in (self.epochs, self.shots, self.rho)),
-            *(self.config, self.data),
-            *([self.longer] if self.longer > 1 else []),
-        )
+        known = (-1.0 if value is None else value for value in self.shown)
+        longer = [self.longer] if self.longer > 1 else []
+        return *known, self.config, self.data, *longer
 
     @property
     def key(self) -> str:
         """Return a short name that the same entry has on every board, as in links to a page."""
-        return _digest({"entry": list(self.order)})[:8]
+        return digest({"entry": list(self.order)})[:8]
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """Where one record belongs: an entry, and one replicate of it."""
 
     entry: Entry
@@ -75,40 +65,40 @@ class Link:
 
 def links(files: Sequence[RecordFile]) -> list[Link]:
     """Return where each record belongs; the latest of several pretrainings that made one file."""
-    found: dict[str, Link] = {}
-    made: dict[str, Link] = {}
+    own: dict[str, Link] = {}  # of pretrainings, by their record
+    made: dict[str | None, Link] = {}
     # What all evaluations of one unknown backbone, trained equally long, say about it.
     words: dict[tuple[str, float], Json] = {}
     for file in files:
         record = file.record
         if record.kind == "pretrain":
-            found[file.id] = Link(pretrained(record), f"seed {record.seed}")
-            sha = made_backbone(record)
-            if sha:
-                made[sha] = found[file.id]
-        else:
-            described = mapping(record.details.get("backbone"))
-            known = {key: value for key, value in described.items() if value is not None}
-            if "arch_kwargs" in known:  # as a certificate calls them
-                known.setdefault("kwargs", known["arch_kwargs"])
-            name = {"name": record.name}
-            words[_weights(file)] = {**name, **known, **words.get(_weights(file), {})}
-    replicates: dict[Link, set[str]] = {}  # the backbones of each
-    for file in files:
-        if file.id not in found:
-            backbone, longer = key = _weights(file)
-            if backbone in made:
-                link = made[backbone]
-                found[file.id] = replace(link, entry=replace(link.entry, longer=longer))
-                continue
-            found[file.id] = _described(file, backbone, words[key])
-            if "epochs" in words[key]:
-                replicates.setdefault(found[file.id], set()).add(backbone)
-    for file in files:
-        # Several files of one method and seed differ in settings unknown here: not one trial.
-        if len(replicates.get(found[file.id], ())) > 1:
-            found[file.id] = _described(file, _backbone(file), words[_weights(file)], apart=True)
-    return [found[file.id] for file in files]
+            own[file.id] = Link(pretrained(record), f"seed {record.seed}")
+            made[made_backbone(record)] = own[file.id]
+            continue
+        described = mapping(record.details.get("backbone"))
+        known = {key: value for key, value in described.items() if value is not None}
+        if "arch_kwargs" in known:  # as a certificate calls them
+            known.setdefault("kwargs", known["arch_kwargs"])
+        is_named = text(known.get("method")) and number(known.get("seed")) is None
+        if is_named and not record.inputs.get("backbone"):
+            known["seed"] = record.seed  # from scratch: the trial's own seed made the weights
+        words[_weights(file)] = {"name": record.name} | known | words.get(_weights(file), {})
+    unknown = {weights: said for weights, said in words.items() if weights[0] not in made}
+    found = {weights: _described(*weights, said) for weights, said in unknown.items()}
+    # Several files of one method and seed differ in settings unknown here: not one trial.
+    alike = Counter(found[weights] for weights, said in unknown.items() if "epochs" in said)
+    for weights, said in unknown.items():
+        if alike[found[weights]] > 1:
+            found[weights] = _described(*weights, said, apart=True)
+
+    def link(file: RecordFile) -> Link:
+        backbone, longer = weights = _weights(file)
+        if backbone in made:
+            entry, replicate = made[backbone]
+            return Link(replace(entry, longer=longer), replicate)
+        return found[weights]
+
+    return [own[file.id] if file.id in own else link(file) for file in files]
 
 
 def made_backbone(record: Record) -> str | None:
@@ -116,35 +106,24 @@ def made_backbone(record: Record) -> str | None:
     return text(inside(record.details, "outputs", "backbone"))
 
 
-def _backbone(file: RecordFile) -> str:
-    """Return the backbone that was evaluated; a record that names none has one to itself."""
-    return text(file.record.inputs.get("backbone")) or file.id
-
-
-def _longer(file: RecordFile) -> float:
-    """Return how many times as long as its protocol says an evaluation was trained."""
-    return number(file.record.details.get(LONGER)) or 1.0
-
-
 def _weights(file: RecordFile) -> tuple[str, float]:
-    return _backbone(file), _longer(file)
+    """Return the backbone that was evaluated, and how many times as long as the protocol says.
+
+    A record that names no backbone has one to itself.
+    """
+    longer = number(file.record.details.get(LONGER)) or 1.0
+    return file.record.inputs.get("backbone") or file.id, longer
 
 
 def pretrained(record: Record) -> Entry:
     """Return the entry that a pretraining belongs to."""
     values = record.config.values
-    shots = number(inside(values, "METHOD", "NUM_SHOTS"))
-    return Entry(
-        method=label(record),
-        backbone=text(inside(values, "BACKBONE", "NAME")) or "",
-        width=_width(inside(values, "BACKBONE", "KWARGS")),
-        epochs=_epochs(record),
-        shots=None if shots is None else int(shots),
-        rho=_rho(values, "METHOD", "NUM_SHOTS", "SIMILARITY", "RHO", "REMEMBER"),
-        config=_settings(record),
-        data=fingerprints(record),
-        family=config_hash(values, (*SAME_FOR_ALL_SEEDS, *VARIED)),
-    )
+    network = mapping(values.get("BACKBONE"))
+    words = {key.lower(): value for key, value in mapping(values.get("METHOD")).items()}
+    words |= {"method": label(record), "epochs": _epochs(record)}
+    words |= {"arch": network.get("NAME"), "kwargs": network.get("KWARGS")}
+    family = config_hash(values, (*SAME_FOR_ALL_SEEDS, *VARIED))
+    return _entry(words, _settings(record), family, fingerprints(record))
 
 
 def processes(record: Record) -> int:
@@ -162,7 +141,7 @@ def _settings(record: Record) -> str:
 def _epochs(record: Record) -> float | None:
     """Return the epochs that were asked for, or those that SOLVER.MAX_STEPS came to."""
     solver = inside(record.config.values, "SOLVER")
-    trained = number(inside(record.details, "epochs"))
+    trained = number(record.details.get("epochs"))
     if number(inside(solver, "MAX_STEPS")) and trained is not None:
         return round(trained, 1)
     return number(inside(solver, "EPOCHS"))
@@ -173,34 +152,39 @@ def label(record: Record) -> str:
     return text(record.config.values.get("LABEL")) or record.name
 
 
-def _described(
-    file: RecordFile, backbone: str, words: Mapping[str, Any], apart: bool = False
-) -> Link:
+def _described(backbone: str, longer: float, words: Json, apart: bool = False) -> Link:
     """Return the entry of a backbone that no pretraining record made, from what is said of it.
 
     If it is to be `apart`, it has an entry to itself.
     """
     method, seed = text(words.get("method")), number(words.get("seed"))
-    shots = number(words.get("num_shots"))
     settings = {key: _plain(words[key]) for key in DESCRIBING if key in words}
-    if seed is None and method is not None and backbone == file.id:
-        seed = file.record.seed  # from scratch: the trial's own seed made the weights
     if seed is None or method is None or apart:
         # Nothing says that two such files are replicates of one another.
         settings["file"] = backbone
-    entry = Entry(
-        method=method or str(words["name"]),
+    family = {key: value for key, value in settings.items() if key not in ("num_shots", "rho")}
+    named = words | {"method": method or words["name"]}
+    entry = _entry(named, _digest(settings), _digest(family), longer=longer)
+    return Link(entry, THE_FILE if seed is None else f"seed {seed:g}")
+
+
+def _entry(words: Json, config: str, family: str, data: str = "", longer: float = 1.0) -> Entry:
+    """Return an entry from what is said of its backbone: see `details["backbone"]`."""
+    shots = number(words.get("num_shots"))
+    several = words.get("num_shots") != 1 or bool(words.get("remember"))
+    cuts = words.get("similarity") in ("projection", None) and several
+    return Entry(
+        method=words["method"],
         backbone=text(words.get("arch")) or "",
         width=_width(words.get("kwargs")),
         epochs=number(words.get("epochs")),
         shots=None if shots is None else int(shots),
-        rho=_rho(words, "num_shots", "similarity", "rho", "remember"),
-        config=_digest(settings),
-        data="",
-        family=_digest({k: v for k, v in settings.items() if k not in ("num_shots", "rho")}),
-        longer=_longer(file),
+        rho=number(words.get("rho")) if cuts else None,
+        config=config,
+        data=data,
+        family=family,
+        longer=longer,
     )
-    return Link(entry, f"seed {seed:g}" if seed is not None else THE_FILE)
 
 
 def _width(kwargs: object) -> str:
@@ -212,21 +196,9 @@ def _width(kwargs: object) -> str:
     return ", ".join(f"{key} {given[key]}" for key in SIZES if given.get(key) is not None)
 
 
-def _rho(values: object, *keys: str) -> float | None:
-    """Return ρ if there is more than one key to cut.
-
-    `keys` lead to K, the similarity, ρ and the remembered epochs, from inner sections.
-    """
-    *way, shots, similarity, rho, remember = keys
-    section = inside(values, *way)
-    several = inside(section, shots) != 1 or bool(inside(section, remember))
-    cuts = inside(section, similarity) in ("projection", None) and several
-    return number(inside(section, rho)) if cuts else None
-
-
 def fingerprints(record: Record) -> str:
     """Return one short hash of all the data that a run saw."""
-    hashes = {role: print_["hash"] for role, print_ in sorted(record.data.items())}
+    hashes = {role: print_["hash"] for role, print_ in record.data.items()}
     return _digest(hashes) if hashes else ""
 
 
@@ -237,51 +209,4 @@ def _plain(value: object) -> object:
 
 
 def _digest(value: Json) -> str:
-    canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
-
-
-def tags(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
-    """Return for each row the settings in which it differs from rows like it, or a short hash.
-
-    A longer training than the protocol's is always among them.
-    """
-    alike: dict[tuple[object, ...], list[int]] = {}
-    for i, (entry, _) in enumerate(rows):
-        alike.setdefault((entry.shown, entry.longer), []).append(i)
-    found = [f"trained {e.longer:.3g}× as long" if e.longer > 1 else "" for e, _ in rows]
-    for indices in alike.values():
-        if len(indices) > 1:
-            words = _distinguishing([rows[i] for i in indices])
-            for i, word in zip(indices, words, strict=True):
-                found[i] = ", ".join(filter(None, (word, found[i])))
-    return found
-
-
-def _distinguishing(rows: Sequence[tuple[Entry, Sequence[RecordFile]]]) -> list[str]:
-    settings = [
-        {
-            **leaves_without(files[0].record.config.values, SAME_FOR_ALL_SEEDS),
-            "PROCESSES": processes(files[0].record),
-        }
-        if files
-        else {}
-        for _, files in rows
-    ]
-    keys = sorted({key for values in settings for key in values}.difference(IN_COLUMNS))
-    differing = [key for key in keys if len({repr(values.get(key)) for values in settings}) > 1]
-    short = {key: key.rpartition(".")[2].lower().replace("_", " ") for key in differing}
-    words = [
-        ", ".join(f"{short[key]} {values[key]}" for key in differing if key in values)
-        for values in settings
-    ]
-    if len(differing) > MAX_SETTINGS or max(map(len, words)) > 60:
-        words = [f"settings {entry.config[:6]}" for entry, _ in rows]
-    if len(set(words)) < len(rows):
-        words = [
-            ", ".join(filter(None, (word, f"data {entry.data[:6]}" if entry.data else "")))
-            for word, (entry, _) in zip(words, rows, strict=True)
-        ]
-    if len(set(words)) < len(rows):  # several files about which nothing is known
-        words = [f"settings {entry.config[:6]}" for entry, _ in rows]
-    return words
+    return digest(value)[:16]

@@ -14,7 +14,7 @@ from kscl.benchmark.leaderboard.differences import named_rows
 from kscl.benchmark.leaderboard.reported import Reported
 from kscl.benchmark.leaderboard.rows import Board, Measure, Result, Row, Section
 from kscl.benchmark.leaderboard.statistics import ALPHA, LEVEL, THE_TEST
-from kscl.benchmark.leaderboard.tables import backbone, section_names
+from kscl.benchmark.leaderboard.tables import backbone
 from kscl.records.record import Json
 
 VERSION = 1
@@ -83,7 +83,7 @@ def as_csv(board: Board, baselines: Sequence[str] = ()) -> str:
 
 
 def _csv_line(row: Row, section: Section) -> Json:
-    result = row.results[section.protocol]
+    result = section.result(row)
     line = _protocol(section) | {
         "source": "measured",
         "method": row.entry.method,
@@ -159,14 +159,14 @@ def as_json(board: Board, title: str, answer: Json | None = None) -> str:
         "protocols": [
             {
                 **_protocol(section),
-                "name": name,
+                "name": section.name,
                 "definition": section.definition,
                 "headline": section.protocol.headline,
                 "columns": list(section.metrics),
                 "rows": [indices[id(row)] for row in section.rows],
                 "reported": [vars(row) for row in section.reported],
             }
-            for section, name in zip(board.sections, section_names(board.sections), strict=True)
+            for section in board.sections
         ],
         "summary": mean_ranks_of(board),
         "problems": board.problems,
@@ -189,7 +189,7 @@ def _row(row: Row, board: Board) -> Json:
         "warnings": row.warnings,
         "pretraining": [file.id for file in row.pretrainings],
         "results": [
-            {"protocol": i, **_result(row.results[section.protocol])}
+            {"protocol": i, **_result(section.result(row))}
             for i, section in enumerate(board.sections)
             if section.protocol in row.results
         ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def groups(board: Board) -> list[Group]:
     """Return the protocols that were measured with all labels and with a part of them."""
     found: dict[str, Group] = {}
     for section in board.sections:
-        if isinstance(section.definition, Mapping) and _labels(section):
+        if _labels(section):
             definition = dict(section.definition)
             fraction = float(definition.pop(FRACTION_IN_PROTOCOL, 1))
             protocol = section.protocol
@@ -157,12 +157,12 @@ def _saved(group: Group, row: Row, to: Row, title: str) -> Saved:
     labels, measures = list(curve), list(curve.values())
     full = labels[-1]
     found = reached(labels, [sign * it.mean for it in measures], sign * goal.mean)
-    by_seed = [dict(zip(it.replicates, it.values, strict=True)) for it in measures]
+    by_seed = [it.by_seed for it in measures]
     seeds = [seed for seed in by_seed[-1] if all(seed in values for values in by_seed)]
     curves = sign * np.array([[values[seed] for values in by_seed] for seed in seeds])
     ends = interval(labels, curves, [sign * value for value in goal.values])
     part = None if ends is None else tuple(end and end / full for end in ends)
-    label = section.label(section.protocol.headline)
+    label = section.headline_label
     said = f"{title}: {short_name(row, section.rows)} "
     target = f"{short_name(to, section.rows)}'s full-data {label} ({goal.mean:.1f})"
     if found is None:
@@ -213,7 +213,7 @@ def labels_tables(board: Board) -> list[str]:
             cells = [_curve(group, row).get(it) for it in numbers]
             shown = [number_and_spread(it.mean, it.std) if it else "" for it in cells]
             lines.append([*identity(row), *shown])
-        label = full.label(full.protocol.headline)
+        label = full.headline_label
         said = f"{text(full.protocol.id)}: {label} by number of labeled images:"
         header = [*IDENTITY, *(f"{it:,}" for it in numbers)]
         found += [said, table(*without_empty_columns(header, lines))]
@@ -256,7 +256,7 @@ def _draw_group(panel: Any, group: Group, saved: Sequence[Saved]) -> None:
     panel.set_xticks(ticks, [f"{it:,}" for it in ticks])
     panel.minorticks_off()
     panel.set_xlabel("labeled images")
-    panel.set_ylabel(full.label(full.protocol.headline))
+    panel.set_ylabel(full.headline_label)
     panel.set_title(full.protocol.id, fontsize=8, color="0.4")
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8, loc="lower right")  # curves rise

@@ -101,12 +101,12 @@ def number(value: object) -> float | None:
     return value if abs(value) < LARGE and math.isfinite(value) else None
 
 
-def interval(record: Record, metric: str, is_headline: bool) -> tuple[float, float] | None:
+def interval(record: Record, metric: str) -> tuple[float, float] | None:
     """Return the evaluator's own interval of a metric; a bare pair is of the headline metric."""
     given = record.details.get("confidence_interval")
     if isinstance(given, dict):
         given = given.get(metric)
-    elif not is_headline:
+    elif metric != record.task.headline.name:
         return None
     if not isinstance(given, list) or len(given) != 2:
         return None

@@ -7,6 +7,7 @@ protocol are ever compared, so numbers of two protocols never share a column or 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from kscl.benchmark.leaderboard.entries import Entry, Link, links, made_backbone, tags
+from kscl.benchmark.leaderboard.entries import (
+    SAME_FOR_ALL_SEEDS,
+    Entry,
+    links,
+    made_backbone,
+    processes,
+)
 from kscl.benchmark.leaderboard.reading import (
     RecordFile,
     image_count,
@@ -40,15 +47,23 @@ from kscl.benchmark.leaderboard.statistics import (
     standings,
     t_interval,
 )
+from kscl.config import leaves_without
 from kscl.errors import KsclError
 from kscl.records.fingerprint import fingerprint
 from kscl.records.provenance import source_hash
-from kscl.records.record import Metric, TaskInfo
+from kscl.records.record import Json, Metric, Record, TaskInfo
 from kscl.records.spread import std
 from kscl.runtime.files import sha256_of
 
 FROM_SCRATCH = "from scratch"  # the method of detectors that had no backbone's weights
 BACKBONE_FILE = "backbone.safetensors"
+MAX_DIFFERENCES = 3  # settings that tell two protocols of one id apart
+MAX_NAME = 80  # characters; one longer name would widen its column in every row
+MAX_SETTINGS = 2  # that set a row apart from one that looks the same
+IN_COLUMNS = (
+    *("LABEL", "METHOD.NUM_SHOTS", "METHOD.RHO"),
+    *("BACKBONE.NAME", "BACKBONE.KWARGS.channels", "SOLVER.EPOCHS"),
+)
 
 OVER_SEEDS = "over pretraining seeds"
 OVER_TRIALS = "over trials on one backbone"
@@ -65,21 +80,16 @@ WHAT_MEAN_RANKS_ARE = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class ProtocolKey:
     """Under what a result is ranked: results meet only if all of it is equal."""
 
+    title: str  # of the task; first, so that classifiers sort before detectors
     kind: str
     id: str
     hash: str  # of all that defines it, the data included
-    title: str  # of the task
     headline: str  # the metric that ranks
     lower_is_better: bool
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """Return a key that sorts protocols: classifiers before detectors."""
-        return self.title, self.kind, self.id, self.hash, self.headline, self.lower_is_better
 
 
 @dataclass(frozen=True)
@@ -95,31 +105,24 @@ class Measure:
     interval_is: str = ""
     standing: Standing = UNTESTED
 
-
-@dataclass
-class TrialRecords:
-    """The records of one trial: one backbone evaluated with one seed, perhaps repeatedly."""
-
-    replicate: str
-    records: list[RecordFile]
-
-    def mean(self, metric: str) -> float | None:
-        """Return the mean of a metric over the records that have it."""
-        values = [r.record.metrics[metric] for r in self.records if metric in r.record.metrics]
-        return fmean(values) if values else None
+    @property
+    def by_seed(self) -> dict[str, float]:
+        """Return the value of every replicate."""
+        return dict(zip(self.replicates, self.values, strict=True))
 
 
 @dataclass
 class Result:
     """One entry under one protocol."""
 
-    trials: list[TrialRecords]
+    # (replicate, seed) → the records of one backbone evaluated with one seed, perhaps repeatedly
+    trials: dict[tuple[str, str], list[RecordFile]] = field(default_factory=dict)
     measures: dict[str, Measure] = field(default_factory=dict)
 
     @property
     def n_pretrain(self) -> int:
         """Return the number of pretraining seeds."""
-        return len({trial.replicate for trial in self.trials})
+        return len({replicate for replicate, _ in self.trials})
 
     @property
     def n_finetune(self) -> int:
@@ -129,7 +132,7 @@ class Result:
     @property
     def records(self) -> list[RecordFile]:
         """Return the records of all trials."""
-        return [file for trial in self.trials for file in trial.records]
+        return [file for files in self.trials.values() for file in files]
 
     @property
     def warnings(self) -> list[str]:
@@ -150,7 +153,7 @@ class Result:
         return min(found, key=lambda pair: pair[1]) if found else None
 
 
-@dataclass
+@dataclass(eq=False)  # a key of dicts
 class Row:
     """One entry with its pretrainings and its results."""
 
@@ -167,6 +170,13 @@ class Row:
         return [*self.pretrainings, *(file for records in evaluations for file in records)]
 
     @property
+    def settings(self) -> dict[str, Any] | None:
+        """Return the settings of its pretrainings but for the seed; None without pretraining."""
+        if not self.pretrainings:
+            return None
+        return leaves_without(self.pretrainings[0].record.config.values, SAME_FOR_ALL_SEEDS)
+
+    @property
     def parameters(self) -> float | None:
         """Return the number of parameters of the backbone, if a record has it."""
         counts = (
@@ -179,10 +189,10 @@ class Row:
     @property
     def is_pretrained(self) -> bool:
         """Return whether its weights are neither random nor trained with the detector alone."""
-        scratch = self.entry.method == FROM_SCRATCH
-        return bool(self.pretrainings) or not (
-            scratch or any(is_random(file.record) for file in self.records)
+        is_random_or_scratch = self.entry.method == FROM_SCRATCH or any(
+            is_random(file.record) for file in self.records
         )
+        return bool(self.pretrainings) or not is_random_or_scratch
 
     @property
     def warnings(self) -> list[str]:
@@ -201,40 +211,50 @@ class Row:
         return not self.warnings and self.results[protocol].too_low is None
 
 
-@dataclass
+@dataclass(eq=False)  # a key of dicts
 class Section:
     """One protocol: its rows, best first, and what others published under its name."""
 
     protocol: ProtocolKey
-    definition: Any
+    definition: Json
     rows: list[Row]
     reported: list[Reported]
+    name: str = ""  # id, hash, and what tells it from other protocols of its id
+    letter: str = ""  # tells the columns of several protocols of one kind apart
 
     @property
     def results(self) -> list[Result]:
         """Return the results of its rows."""
-        return [row.results[self.protocol] for row in self.rows]
+        return [self.result(row) for row in self.rows]
+
+    def result(self, row: Row) -> Result:
+        """Return the result of one of its rows."""
+        return row.results[self.protocol]
 
     def headline(self, row: Row) -> Measure:
         """Return the measure that ranks a row."""
-        return row.results[self.protocol].measures[self.protocol.headline]
+        return self.result(row).measures[self.protocol.headline]
 
-    def compared(self, metric: str) -> tuple[list[Row], Pairs]:
-        """Return the rows that have a metric, and the tests of every two of them."""
-        having = [row for row in self.rows if metric in row.results[self.protocol].measures]
-        return having, compare_all(
-            [row.results[self.protocol].measures[metric].values for row in having]
-        )
+    @property
+    def headline_label(self) -> str:
+        """Return the column name of the metric that ranks."""
+        return self.label(self.protocol.headline)
 
     @cached_property
-    def _headline_pairs(self) -> tuple[dict[int, int], Pairs]:
-        having, pairs = self.compared(self.protocol.headline)
-        return {id(row): i for i, row in enumerate(having)}, pairs
+    def comparisons(self) -> dict[str, tuple[dict[Row, int], Pairs]]:
+        """Return for every described metric the tests of every two rows, and the rows' places."""
+        found = {}
+        for metric in self.about:
+            measures = {row: self.result(row).measures.get(metric) for row in self.rows}
+            values = {row: measure.values for row, measure in measures.items() if measure}
+            places = {row: i for i, row in enumerate(values)}
+            found[metric] = places, compare_all([*values.values()])
+        return found
 
     def test(self, row: Row, to: Row) -> PairTest | None:
         """Return the test of two rows by the headline; None if one of them has a single seed."""
-        indices, pairs = self._headline_pairs
-        return pairs.test(indices[id(row)], indices[id(to)])
+        places, pairs = self.comparisons[self.protocol.headline]
+        return pairs.test(places[row], places[to])
 
     @cached_property
     def about(self) -> dict[str, Metric]:
@@ -309,11 +329,12 @@ def build_board(
             row.stale = list(dict.fromkeys(changes))
     sections = [
         _section(protocol, rows, with_reported)
-        for protocol in sorted({p for row in rows for p in row.results}, key=lambda p: p.order)
+        for protocol in sorted({protocol for row in rows for protocol in row.results})
     ]
+    _set_names(sections)
     # In the order of the first protocol that they were measured under, best first.
-    ranks = [{id(row): i for i, row in enumerate(section.rows)} for section in sections]
-    rows.sort(key=lambda row: [rank.get(id(row), len(rows)) for rank in ranks])
+    ranks = [{row: i for i, row in enumerate(section.rows)} for section in sections]
+    rows.sort(key=lambda row: [rank.get(row, len(rows)) for rank in ranks])
     names = [str(folder) for folder in folders]
     ranked = mean_ranks(rows, sections)
     return Board(rows, sections, ranked, reading.problems, len(reading.records), names)
@@ -329,73 +350,100 @@ def described(files: Iterable[RecordFile]) -> dict[str, Metric]:
 
 
 def _rows(records: Sequence[RecordFile]) -> list[Row]:
-    rows: dict[Entry, Row] = {}
-    trials: dict[tuple[Entry, ProtocolKey], dict[tuple[str, str], TrialRecords]] = {}
-    for file, found in zip(records, links(records), strict=True):
-        row = rows.setdefault(found.entry, Row(found.entry))
+    found: dict[Entry, Row] = {}
+    for file, (entry, replicate) in zip(records, links(records), strict=True):
+        row = found.setdefault(entry, Row(entry))
         if file.record.kind == "pretrain":
             row.pretrainings.append(file)
             continue
-        of_row = trials.setdefault((found.entry, _protocol(file)), {})
-        trial = of_row.setdefault(_trial_key(file, found), TrialRecords(found.replicate, []))
-        trial.records.append(file)
-    for (entry, protocol), found_trials in sorted(trials.items(), key=lambda i: i[0][1].order):
-        result = Result([found_trials[key] for key in sorted(found_trials, key=_trial_order)])
-        result.measures = dict(_measures(result, protocol))
-        rows[entry].results[protocol] = result
-    for row in rows.values():
+        seed, draw = file.record.seed, file.record.details.get("draw", "")
+        # Detectron2's seed -1 means "any": two such runs are two trials.
+        trial = f"{seed} {draw}".strip() if seed >= 0 else file.id
+        result = row.results.setdefault(_protocol(file.record), Result())
+        result.trials.setdefault((replicate, trial), []).append(file)
+    rows = sorted(found.values(), key=lambda row: row.entry.order)
+    for row in rows:
         row.pretrainings.sort(key=lambda file: file.record.seed)
-    ordered = sorted(rows.values(), key=lambda row: row.entry.order)
-    for row, tag in zip(ordered, tags([(r.entry, r.pretrainings) for r in ordered]), strict=True):
-        row.tag = tag
-    return ordered
+        row.results = dict(sorted(row.results.items()))
+        for result in row.results.values():
+            result.trials = dict(sorted(result.trials.items(), key=_trial_order))
+            result.measures = dict(_measures(result))
+    _set_tags(rows)
+    return rows
 
 
-def _protocol(file: RecordFile) -> ProtocolKey:
-    record, protocol = file.record, file.record.protocol
-    headline = next(metric for metric in record.task.metrics if metric.headline)
-    ranked = (record.task.title, headline.name, headline.lower_is_better)
-    return ProtocolKey(record.kind, protocol.id, protocol.hash, *ranked)
+def _protocol(record: Record) -> ProtocolKey:
+    headline, it = record.task.headline, record.protocol
+    ranks = headline.name, headline.lower_is_better
+    return ProtocolKey(record.task.title, record.kind, it.id, it.hash, *ranks)
 
 
-def _trial_key(file: RecordFile, found: Link) -> tuple[str, str]:
-    seed, draw = file.record.seed, file.record.details.get("draw", "")
-    # Detectron2's seed -1 means "any": two such runs are two trials.
-    return found.replicate, f"{seed} {draw}".strip() if seed >= 0 else file.id
+def _trial_order(trial: tuple[tuple[str, str], object]) -> list[tuple[int, str]]:
+    return [(len(part), part) for part in trial[0]]  # seed 9 before seed 10
 
 
-def _trial_order(key: tuple[str, str]) -> tuple[int, str, int, str]:
-    replicate, trial = key
-    return len(replicate), replicate, len(trial), trial  # seed 9 before seed 10
+def _set_tags(rows: Sequence[Row]) -> None:
+    """Give every row the settings in which it differs from rows like it, or a short hash.
+
+    A longer training than the protocol's is always among them.
+    """
+    alike: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        longer = row.entry.longer
+        row.tag = f"trained {longer:.3g}× as long" if longer > 1 else ""
+        alike.setdefault((*row.entry.shown, longer), []).append(row)
+    for same in alike.values():
+        if len(same) > 1:
+            for row, words in zip(same, _distinguishing(same), strict=True):
+                row.tag = ", ".join(filter(None, (words, row.tag)))
 
 
-def _measures(result: Result, protocol: ProtocolKey) -> Iterator[tuple[str, Measure]]:
+def _distinguishing(rows: Sequence[Row]) -> list[str]:
+    settings = [dict(row.settings or {}) for row in rows]
+    for row, values in zip(rows, settings, strict=True):
+        if row.pretrainings:
+            values["PROCESSES"] = processes(row.pretrainings[0].record)
+    keys = sorted({key for values in settings for key in values}.difference(IN_COLUMNS))
+    differing = [key for key in keys if len({repr(values.get(key)) for values in settings}) > 1]
+    short = {key: key.rpartition(".")[2].lower().replace("_", " ") for key in differing}
+    hashes = [f"settings {row.entry.config[:6]}" for row in rows]
+    words = [
+        ", ".join(f"{short[key]} {values[key]}" for key in differing if key in values)
+        for values in settings
+    ]
+    if len(differing) > MAX_SETTINGS or max(map(len, words)) > 60:
+        words = hashes
+    if len(set(words)) < len(rows):
+        data = [f"data {row.entry.data[:6]}" if row.entry.data else "" for row in rows]
+        words = [", ".join(filter(None, both)) for both in zip(words, data, strict=True)]
+    # Nothing may be known of several files.
+    return words if len(set(words)) == len(rows) else hashes
+
+
+def _measures(result: Result) -> Iterator[tuple[str, Measure]]:
     """Yield every metric of a result: means over seeds, their spread and interval."""
     names = {name for file in result.records for name in file.record.metrics}
     about = described(result.records)
     for metric in [*about, *sorted(names.difference(about))]:
         by_replicate: dict[str, list[float]] = {}
-        for trial in result.trials:
-            if (value := trial.mean(metric)) is not None:
-                by_replicate.setdefault(trial.replicate, []).append(value)
+        for (replicate, _), files in result.trials.items():
+            metrics = (file.record.metrics for file in files)
+            if known := [values[metric] for values in metrics if metric in values]:
+                by_replicate.setdefault(replicate, []).append(fmean(known))
         if not by_replicate:
             continue
-        values = tuple(fmean(trials) for trials in by_replicate.values())
-        measure = Measure(values, tuple(by_replicate), fmean(values))
-        trials_of_one = next(iter(by_replicate.values()))
+        values = tuple(map(fmean, by_replicate.values()))
+        trials = next(iter(by_replicate.values()))
+        more: Json = {}
         if len(values) > 1:
             ends = _in_percent(t_interval(values), values)
-            measure = replace(measure, std=std(values), std_is=OVER_SEEDS)
-            measure = replace(measure, interval=ends, interval_is=OVER_SEEDS)
-        elif len(trials_of_one) > 1:
-            measure = replace(measure, std=std(trials_of_one), std_is=OVER_TRIALS)
-        else:
-            per_image = metric in about and about[metric].per_image
-            is_headline = metric == protocol.headline
-            ends = _sampling_interval(result.records, metric, values[0], is_headline, per_image)
-            if ends:
-                measure = replace(measure, interval=ends, interval_is=TEST_SAMPLING)
-        yield metric, measure
+            more = {"std": std(values), "std_is": OVER_SEEDS}
+            more |= {"interval": ends, "interval_is": OVER_SEEDS}
+        elif len(trials) > 1:
+            more = {"std": std(trials), "std_is": OVER_TRIALS}
+        elif ends := _sampling_interval(result, metric, values[0]):
+            more = {"interval": ends, "interval_is": TEST_SAMPLING}
+        yield metric, Measure(values, tuple(by_replicate), fmean(values), **more)
 
 
 def _in_percent(
@@ -407,17 +455,15 @@ def _in_percent(
     return max(0.0, ends[0]), min(100.0, ends[1])
 
 
-def _sampling_interval(
-    files: Sequence[RecordFile], metric: str, value: float, is_headline: bool, per_image: bool
-) -> tuple[float, float] | None:
+def _sampling_interval(result: Result, metric: str, value: float) -> tuple[float, float] | None:
     """Return the interval over draws of test images: the evaluator's own, or from their number.
 
     The mean of a trial that was recorded several times has none of its own.
     """
-    first = files[0].record
-    given = interval(first, metric, is_headline) if len(files) == 1 else None
-    n = image_count(first)
-    return bootstrap_interval(value, n) if given is None and n and per_image else given
+    first, *more = (file.record for file in result.records)
+    given = None if more else interval(first, metric)
+    n, about = image_count(first), described(result.records).get(metric)
+    return bootstrap_interval(value, n) if not given and n and about and about.per_image else given
 
 
 def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) -> Section:
@@ -430,14 +476,47 @@ def _section(protocol: ProtocolKey, rows: Sequence[Row], with_reported: bool) ->
     definition = mine[0].results[protocol].records[0].record.protocol.definition
     reported = reported_rows(protocol.id) if with_reported else []
     section = Section(protocol, definition, sorted(mine, key=order), reported)
-    for metric, about in section.about.items():
-        having, pairs = section.compared(metric)
-        ranked = [i for i, row in enumerate(having) if row.is_ranked(protocol)]
-        found = standings(pairs, ranked, about.lower_is_better)
-        for row, standing in zip(having, found, strict=True):
+    for metric, (places, pairs) in section.comparisons.items():
+        ranked = [i for row, i in places.items() if row.is_ranked(protocol)]
+        found = standings(pairs, ranked, section.about[metric].lower_is_better)
+        for row, standing in zip(places, found, strict=True):
             measures = row.results[protocol].measures
             measures[metric] = replace(measures[metric], standing=standing)
     return section
+
+
+def _set_names(sections: Sequence[Section]) -> None:
+    """Name every section; protocols of one id by the settings that they do not share, too."""
+    alike: dict[tuple[str, str], list[dict[str, str]]] = {}
+    settings = []
+    for section in sections:
+        it = section.protocol
+        own = leaves_without(section.definition, ("data",))  # without the fingerprints of its data
+        settings.append({key: str(value) for key, value in own.items()})
+        alike.setdefault((it.kind, it.id), []).append(settings[-1])
+    kinds = [section.protocol.kind for section in sections]
+    for i, (section, mine) in enumerate(zip(sections, settings, strict=True)):
+        it = section.protocol
+        others = alike[it.kind, it.id]
+        differing = (
+            f"{name} {value}"
+            for name, value in mine.items()
+            if any(other.get(name) != value for other in others)
+        )
+        said = cut(", ".join(itertools.islice(differing, MAX_DIFFERENCES)))
+        section.name = " · ".join(filter(None, (cut(it.id), it.hash, said)))
+        section.letter = letter(kinds[:i].count(it.kind)) if kinds.count(it.kind) > 1 else ""
+
+
+def cut(name: str) -> str:
+    """Return a name without the end of a very long one."""
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+
+
+def letter(index: int) -> str:
+    """Return a, b, … z, aa, ab and so on."""
+    more, rest = divmod(index, 26)
+    return (letter(more - 1) if more else "") + chr(ord("a") + rest)
 
 
 # Mean ranks say less than any of their parts: ranks forget by how much rows differ, protocols count
@@ -453,43 +532,33 @@ def mean_ranks(rows: Sequence[Row], sections: Sequence[Section]) -> list[MeanRan
     usable = [(s, of) for s, of in zip(sections, all_ranked, strict=True) if len(of) > 1]
     if len(usable) < 2 or len(rows) > MAX_RANKED_ROWS:
         return []
-    chance = np.random.default_rng(SEED)
-    picks: dict[tuple[int, tuple[str, ...]], np.ndarray] = {}  # of the seeds of a row
-    plain: dict[int, list[float]] = {}
-    drawn: dict[int, list[np.ndarray]] = {}
-    for section, ranked in usable:
-        measures = [section.headline(row) for row in ranked]
-        means = []
-        for row, measure in zip(ranked, measures, strict=True):
-            # The same seeds are drawn under every protocol that has them: they are the units.
-            key, count = (id(row), measure.replicates), len(measure.values)
-            if key not in picks:
-                picks[key] = chance.integers(count, size=(DRAWS, count))
-            means.append(np.asarray(measure.values)[picks[key]].mean(axis=1))
-        sign = 1 if section.protocol.lower_is_better else -1
-        ranks = _ranks(sign * np.array([[measure.mean for measure in measures]]))[0]
-        redrawn = _ranks(sign * np.stack(means, axis=1))
-        for i, row in enumerate(ranked):
-            plain.setdefault(id(row), []).append(float(ranks[i]))
-            drawn.setdefault(id(row), []).append(redrawn[:, i])
-    found = []
-    for row in rows:
-        if id(row) in plain:
-            of_row = plain[id(row)]
-            several = any(result.n_pretrain > 1 for result in row.results.values())
-            bounds = [50 * (1 - LEVEL), 50 * (1 + LEVEL)]
-            low, high = np.percentile(np.mean(drawn[id(row)], axis=0), bounds)
-            ends = (float(low), float(high)) if several else None
-            found.append(MeanRank(row, float(np.mean(of_row)), len(of_row), ends))
-    return sorted(found, key=lambda it: (-it.protocols, it.mean_rank))
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Return ranks (draws, rows), lowest first; equal values share the mean of their ranks."""
     from scipy.stats import rankdata  # takes half a second to import, and few boards need it
 
-    ranks: np.ndarray = rankdata(values, axis=1)
-    return ranks
+    chance = np.random.default_rng(SEED)
+    picks: dict[tuple[Row, tuple[str, ...]], np.ndarray] = {}  # of the seeds of a row
+    by_row: dict[Row, list[np.ndarray]] = {}
+    for section, ranked in usable:
+        columns = []
+        for row in ranked:
+            # The same seeds are drawn under every protocol that has them: they are the units.
+            measure = section.headline(row)
+            key, count = (row, measure.replicates), len(measure.values)
+            if key not in picks:
+                picks[key] = chance.integers(count, size=(DRAWS, count))
+            drawn = np.asarray(measure.values)[picks[key]].mean(axis=1)
+            columns.append(np.append(measure.mean, drawn))
+        sign = 1 if section.protocol.lower_is_better else -1
+        ranks = rankdata(sign * np.stack(columns), axis=0)  # (rows, 1 + DRAWS); equals share theirs
+        for row, of_row in zip(ranked, ranks, strict=True):
+            by_row.setdefault(row, []).append(of_row)
+    found = []
+    for row in rows:
+        if row in by_row:
+            mean, *drawn = np.mean(by_row[row], axis=0).tolist()
+            several = any(result.n_pretrain > 1 for result in row.results.values())
+            low, high = np.percentile(drawn, [50 * (1 - LEVEL), 50 * (1 + LEVEL)]).tolist()
+            found.append(MeanRank(row, mean, len(by_row[row]), (low, high) if several else None))
+    return sorted(found, key=lambda it: (-it.protocols, it.mean_rank))
 
 
 # A row is stale if code, data or backbone file differ from what was recorded. Only hashes count; a

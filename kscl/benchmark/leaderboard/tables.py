@@ -35,12 +35,11 @@ from kscl.benchmark.leaderboard.rows import (
     WHAT_MEAN_RANKS_ARE,
     Board,
     MeanRank,
-    Measure,
     Row,
     Section,
+    cut,
 )
 from kscl.benchmark.leaderboard.statistics import THE_TEST
-from kscl.config import leaves_without
 from kscl.engine.cost import PASSES_OF_MOCO, forward_passes
 from kscl.errors import KsclError
 from kscl.records.record import Record
@@ -56,8 +55,6 @@ TEXT_COLUMNS = (
 )
 SPECIAL = r"[\\`*_{}\[\]|~#!]"  # starts markup in Markdown unless a backslash is before it
 CLAUSE_END = r"[.:;,](?=\s|$)| \("
-MAX_DIFFERENCES = 3  # settings that tell two protocols of one id apart
-MAX_NAME = 80  # characters; one longer name would widen its column in every row
 
 SHORT_LEGEND = (
     "Mean ± standard deviation over pretraining seeds. **Bold**: the best row of the column's "
@@ -95,11 +92,6 @@ def percent(rho: float | None) -> str:
     return "" if rho is None else f"{100 * rho:g}%"
 
 
-def cut(name: str) -> str:
-    """Return a name without the end of a very long one."""
-    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
-
-
 def backbone(row: Row) -> str:
     """Return the network; one of another width than its name says with its channels and size."""
     it, count = row.entry, row.parameters
@@ -111,20 +103,14 @@ def backbone(row: Row) -> str:
 
 def row_name(row: Row) -> str:
     """Return a row in words: its method, and in parentheses all of its settings."""
-    return _named(row, filter(None, _settings(row)))
+    return _named(row, _settings(row))
 
 
 def short_name(row: Row, rows: Sequence[Row]) -> str:
     """Return the method, and what tells it from other rows of the same method among these."""
     alike = [_settings(other) for other in rows if other.entry.method == row.entry.method]
-    return _named(
-        row,
-        (
-            word
-            for place, word in enumerate(_settings(row))
-            if word and any(other[place] != word for other in alike)
-        ),
-    )
+    columns = zip(_settings(row), zip(*alike, strict=True), strict=True)
+    return _named(row, (word for word, all_ in columns if {word} != {*all_}))
 
 
 def _settings(row: Row) -> list[str]:
@@ -139,7 +125,7 @@ def _settings(row: Row) -> list[str]:
 
 
 def _named(row: Row, settings: Iterable[str]) -> str:
-    said = ", ".join(settings)
+    said = ", ".join(filter(None, settings))
     return f"{cut(row.entry.method)} ({said})" if said else cut(row.entry.method)
 
 
@@ -151,81 +137,24 @@ def identity(row: Row) -> list[str]:
     return [text(cut(method)), text(cut(backbone(row))), *numbers]
 
 
-def interval(measure: Measure | None, digits: int = 2) -> str:
-    """Return the interval of a measure, if it has one."""
-    if measure is None or measure.interval is None:
-        return ""
-    low, high = measure.interval
-    return f"{low:.{digits}f} to {high:.{digits}f}"
-
-
-def count_range(numbers: Sequence[int]) -> str:
-    """Return one number where all are equal, and the lowest and highest otherwise."""
-    if not numbers:
-        return ""
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low}–{high}"
+def interval(ends: tuple[float, float] | None, form: str = ".2f") -> str:
+    """Return both ends of an interval; empty if there is none."""
+    return "" if ends is None else f"{ends[0]:{form}} to {ends[1]:{form}}"
 
 
 def counts(row: Row) -> list[str]:
-    """Return the numbers of pretraining seeds and of trials, over the protocols of a row."""
+    """Return the numbers of pretraining seeds and of trials: over protocols, lowest and highest."""
     results = row.results.values()
-    seeds = [it.n_pretrain for it in results] or [len({f.record.seed for f in row.pretrainings})]
-    return [count_range(seeds), count_range([it.n_finetune for it in results])]
-
-
-def section_names(sections: Sequence[Section]) -> list[str]:
-    """Return the name of each section; what tells it from others of its id is added."""
+    seeds = {it.n_pretrain for it in results} or {len({f.record.seed for f in row.pretrainings})}
     return [
-        " · ".join(filter(None, (section_name(section), _what_differs(section, sections))))
-        for section in sections
+        "–".join(map(str, sorted({min(numbers), max(numbers)}))) if numbers else ""
+        for numbers in (seeds, {it.n_finetune for it in results})
     ]
 
 
-def section_name(section: Section) -> str:
-    """Return the protocol of a section as it is shown: its id and its hash."""
-    return f"{cut(section.protocol.id)} · {section.protocol.hash}"
-
-
-def _what_differs(section: Section, sections: Sequence[Section]) -> str:
-    """Return the settings that protocols of the same id do not share, as `KNN.K 20`."""
-
-    def settings(of: Section) -> dict[str, str]:
-        own = leaves_without(of.definition, ("data",))  # without the fingerprints of its data
-        return {key: str(value) for key, value in own.items()}
-
-    mine, key = settings(section), (section.protocol.kind, section.protocol.id)
-    others = [
-        settings(other)
-        for other in sections
-        if other is not section and (other.protocol.kind, other.protocol.id) == key
-    ]
-    found = [
-        f"{name} {value}"
-        for name, value in mine.items()
-        if any(other.get(name) != value for other in others)
-    ]
-    return cut(", ".join(found[:MAX_DIFFERENCES]))
-
-
-def section_letters(sections: Sequence[Section]) -> list[str]:
-    """Return a letter for each protocol whose kind has several, to tell their columns apart."""
-    kinds = [section.protocol.kind for section in sections]
-    return [
-        _letter(kinds[:i].count(kind)) if kinds.count(kind) > 1 else ""
-        for i, kind in enumerate(kinds)
-    ]
-
-
-def _letter(index: int) -> str:
-    """Return a, b, … z, aa, ab and so on."""
-    more, rest = divmod(index, 26)
-    return (_letter(more - 1) if more else "") + chr(ord("a") + rest)
-
-
-def metric_labels(section: Section, letter: str = "") -> list[str]:
+def metric_labels(section: Section, with_letter: bool = False) -> list[str]:
     """Return the column names of a section's metrics."""
-    suffix = f" ({letter})" if letter else ""
+    suffix = f" ({section.letter})" if with_letter and section.letter else ""
     return [cut(section.label(metric)) + suffix for metric in section.metrics]
 
 
@@ -245,13 +174,17 @@ def _values(row: Row, section: Section) -> list[str]:
     return cells
 
 
+def _figures(row: Row) -> list[str]:
+    return [text(it.cell(row)) for it in COLUMNS.values()]
+
+
 def marks(row: Row, section: Section) -> list[str]:
     """Return what a reader should know of a row's standing."""
     headline = section.headline(row)
     verdict: str = headline.standing.verdict
     if verdict == "not tested" and len(headline.values) == 1:
         verdict = "not tested: one pretraining seed"
-    said = (*row.warnings, *row.results[section.protocol].warnings)
+    said = (*row.warnings, *section.result(row).warnings)
     return [verdict, *map(text, said), *(["stale"] if row.stale else [])]
 
 
@@ -295,16 +228,15 @@ def compact(header: Sequence[str], rows: Sequence[Sequence[str]], but: Sequence[
 
 def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence[str] = ()) -> str:
     """Return the whole board in Markdown, with parts before and after the tables."""
-    parts = [f"# {text(title)}", *first, _summary(board), "## Overview", overview(board), LEGEND]
-    names, letters = section_names(board.sections), section_letters(board.sections)
-    if board.sections:
-        columns = (
-            f"- {', '.join(metric_labels(section, letter))}: {text(of)}"
-            for section, letter, of in zip(board.sections, letters, names, strict=True)
-        )
-        parts.append("\n".join(columns))
-    for section, of in zip(board.sections, names, strict=True):
-        parts += [f"## {text(of)}", _section_table(section)]
+    overview = compact(*overview_cells(board))
+    parts = [f"# {text(title)}", *first, _summary(board), "## Overview", overview, LEGEND]
+    columns = [
+        f"- {', '.join(metric_labels(section, with_letter=True))}: {text(section.name)}"
+        for section in board.sections
+    ]
+    parts += ["\n".join(columns)] if columns else []
+    for section in board.sections:
+        parts += [f"## {text(section.name)}", _section_table(section)]
         if section.reported:
             parts += [
                 "Reported elsewhere (published figures: not ranked, not tested):",
@@ -323,30 +255,17 @@ def markdown(board: Board, title: str, first: Sequence[str] = (), last: Sequence
     return "\n\n".join(parts) + "\n"
 
 
-def overview(board: Board) -> str:
-    """Return the table over all protocols."""
-    return compact(*overview_cells(board))
-
-
 def overview_cells(board: Board) -> tuple[list[str], list[list[str]]]:
     """Return header and rows: one row per entry; every metric column has exactly one protocol."""
-    letters = section_letters(board.sections)
-    metrics = [
-        label
-        for section, letter in zip(board.sections, letters, strict=True)
-        for label in metric_labels(section, letter)
-    ]
+    metrics = [label for section in board.sections for label in metric_labels(section, True)]
     lines = []
     for row in board.rows:
         values = [cell for section in board.sections for cell in _values(row, section)]
-        mark = [text(_first_warning(row)), "stale" if row.stale else ""]
-        figures = [text(it.cell(row)) for it in COLUMNS.values()]
+        mark = ", ".join(filter(None, [text(_first_warning(row)), "stale" * bool(row.stale)]))
         method, *settings = identity(row)
-        rest = [*settings, *figures, *counts(row), ", ".join(filter(None, mark))]
-        lines.append([method, *values, *rest])
-    method, *settings = IDENTITY
+        lines.append([method, *values, *settings, *_figures(row), *counts(row), mark])
     labels = [it.label for it in COLUMNS.values()]
-    return [method, *metrics, *settings, *labels, *COUNTS, "mark"], lines
+    return ["method", *metrics, *IDENTITY[1:], *labels, *COUNTS, "mark"], lines
 
 
 def chosen_columns(board: Board, columns: Sequence[str]) -> str:
@@ -372,19 +291,19 @@ def cost_table(rows: Sequence[Row]) -> str:
 
 
 def _summary(board: Board) -> str:
-    records = "1 record" if board.records == 1 else f"{board.records:,} records"
-    rows = "1 row" if len(board.rows) == 1 else f"{len(board.rows):,} rows"
-    count = len(board.sections)
-    protocols = "1 protocol" if count == 1 else f"{count} protocols"
+    numbers = {"row": len(board.rows), "record": board.records, "protocol": len(board.sections)}
+    rows, records, protocols = (
+        f"{number:,} {what}{'s' * (number != 1)}" for what, number in numbers.items()
+    )
     left_out = f"; {len(board.problems)} files not counted" if board.problems else ""
     return f"{rows} from {records} under {protocols}{left_out}."
 
 
 def _summary_table(ranks: Sequence[MeanRank]) -> str:
-    lines = []
-    for it in ranks:
-        ends = f"{it.interval[0]:.2f} to {it.interval[1]:.2f}" if it.interval else ""
-        lines.append([*identity(it.row), f"{it.mean_rank:.2f}", ends, str(it.protocols)])
+    lines = [
+        [*identity(it.row), f"{it.mean_rank:.2f}", interval(it.interval), str(it.protocols)]
+        for it in ranks
+    ]
     return compact([*IDENTITY, "mean rank", "95% interval", "protocols"], lines)
 
 
@@ -395,18 +314,18 @@ def _section_table(section: Section) -> str:
     digits = section.about[section.protocol.headline].digits
     lines = []
     for row in section.rows:
-        result, headline = row.results[section.protocol], section.headline(row)
+        result, headline = section.result(row), section.headline(row)
         rank, p = headline.standing.rank, headline.standing.p
         sampled = " †" if headline.interval_is == TEST_SAMPLING else ""
         (method, *settings), (value, *values) = identity(row), _values(row, section)
         lines.append(
             [
                 *(method, value),
-                interval(headline, digits) + sampled,
+                interval(headline.interval, f".{digits}f") + sampled,
                 "< 0.001" if p is not None and p < 0.001 else shown(p, 3),
                 "" if rank is None else str(rank),
                 *(*values, *settings),
-                *(text(it.cell(row)) for it in COLUMNS.values()),
+                *_figures(row),
                 *(str(result.n_pretrain), str(result.n_finetune)),
                 ", ".join(marks(row, section)),
             ]
@@ -427,11 +346,10 @@ def _reported_table(section: Section) -> str:
         numbers = [short(row.epochs), short(row.shots), percent(row.rho)]
         about = "; ".join(filter(None, (row.setting, row.note)))
         costs = [short(row.minutes_per_epoch), short(row.trials)]
-        names = [text(row.method), text(row.backbone)]
-        return [names[0], *values, names[1], *numbers, *costs, text(row.source), text(about)]
+        settings = [text(row.backbone), *numbers, *costs, text(row.source), text(about)]
+        return [text(row.method), *values, *settings]
 
-    method, *settings = IDENTITY
-    header = [method, *metric_labels(section), *settings, "min/epoch", "n", "source", "note"]
+    header = ["method", *metric_labels(section), *IDENTITY[1:], "min/epoch", "n", "source", "note"]
     return compact(header, [cells(row) for row in section.reported])
 
 
@@ -494,12 +412,12 @@ def all_scorers(board: Board) -> str:
             columns |= {text(f"{other} {metric}"): f"{other}/{metric}" for metric in shared}
         lines = []
         for row in section.rows:
-            measures = row.results[section.protocol].measures
+            measures = section.result(row).measures
             found = [measures.get(metric) for metric in columns.values()]
             cells = [number_and_spread(it.mean, it.std) if it else "" for it in found]
             lines.append([*identity(row), *cells])
         drawn = compact([*IDENTITY, *columns], lines)
-        parts.append(f"By all scorers, under {text(section_name(section))}:\n\n{drawn}")
+        parts.append(f"By all scorers, under {text(section.name)}:\n\n{drawn}")
     return "\n\n".join(parts)
 
 
@@ -547,7 +465,10 @@ def origin(board: Board) -> str:
     for record in records:
         by_kind[record.kind] = by_kind.get(record.kind, 0.0) + record.seconds
     times = ", ".join(f"{kind} {clock(seconds)}" for kind, seconds in by_kind.items())
-    running = running_time(_span(record) for record in records)
+    ends = [datetime.fromisoformat(record.created).timestamp() for record in records]
+    running = running_time(
+        (end - record.seconds, end) for record, end in zip(records, ends, strict=True)
+    )
     return (
         f"From {len(records)} records; seeds {', '.join(seeds)}; code {', '.join(commits)}; "
         f"{', '.join(machines)}. Running time {clock(running)}; summed over the stages, some of "
@@ -566,11 +487,6 @@ def running_time(spans: Iterable[tuple[float, float]]) -> float:
         total += max(0.0, end - max(start, reached))
         reached = max(reached, end)
     return total
-
-
-def _span(record: Record) -> tuple[float, float]:
-    end = datetime.fromisoformat(record.created).timestamp()
-    return end - record.seconds, end
 
 
 def _commit(record: Record) -> str:

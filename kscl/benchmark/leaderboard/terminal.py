@@ -11,7 +11,7 @@ from tabulate import tabulate
 from kscl.benchmark.leaderboard.columns import costs, shown
 from kscl.benchmark.leaderboard.reading import RANDOM
 from kscl.benchmark.leaderboard.rows import Board, Row, Section
-from kscl.benchmark.leaderboard.tables import backbone, percent, section_letters, short
+from kscl.benchmark.leaderboard.tables import backbone, percent, short
 from kscl.errors import printable
 from kscl.records.spread import number_and_spread
 
@@ -82,13 +82,12 @@ def _columns(board: Board) -> list[_Column]:
         _Column("ρ", lambda row: percent(row.entry.rho), 2, is_setting=True),
         _Column("epochs", lambda row: short(row.entry.epochs), 5, is_setting=True),
     ]
-    for section, letter in zip(board.sections, section_letters(board.sections), strict=True):
+    for section in board.sections:
         for name, metric in section.about.items():
             # AP50 says whether a detector works at all, so it stands beside AP.
             if name in section.metrics and (metric.headline or metric.working_from is not None):
                 worth = 8 if metric.headline else 3
-                label = _label(section, name, letter)
-                columns.append(_Column(label, _value(section, name), worth))
+                columns.append(_Column(_label(section, name), _value(section, name), worth))
     return [*columns, _Column("min", lambda row: shown(costs(row).get("pretrain_minutes"), 1), 4)]
 
 
@@ -131,14 +130,14 @@ def _protocols(sections: Sequence[Section], labels: Sequence[str]) -> str:
     """Return which protocol the headlines with a letter are measured under."""
     named = [
         f"{label} is {_cut(section.protocol.id)}"
-        for section, letter in zip(sections, section_letters(sections), strict=True)
-        if letter and (label := _label(section, section.protocol.headline, letter)) in labels
+        for section in sections
+        if section.letter and (label := _label(section, section.protocol.headline)) in labels
     ]
     return f"{', '.join(named)}." if named else ""
 
 
-def _label(section: Section, metric: str, letter: str) -> str:
-    return _cut(section.label(metric)) + (f" ({letter})" if letter else "")
+def _label(section: Section, metric: str) -> str:
+    return _cut(section.label(metric)) + (f" ({section.letter})" if section.letter else "")
 
 
 def _method(row: Row) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kscl.benchmark.leaderboard.columns import costs
 from kscl.benchmark.leaderboard.rows import OVER_SEEDS, Board, Measure, Row, Section
-from kscl.benchmark.leaderboard.tables import percent, section_names
+from kscl.benchmark.leaderboard.tables import percent
 from kscl.errors import KsclError
 
 Point = tuple[float, Measure]  # minutes of pretraining, and the headline metric
@@ -25,7 +25,6 @@ def draw_time(board: Board, output: Path, title: str) -> None:
     from matplotlib.figure import Figure  # slow to import
 
     canvas = Figure(figsize=(5.2 * len(panels), 3.9), layout="constrained")
-    names = dict(zip(map(id, board.sections), section_names(board.sections), strict=True))
     canvas.suptitle(title)
     axes = canvas.subplots(1, len(panels), squeeze=False)[0]
     for panel, (section, lines) in zip(axes, panels, strict=True):
@@ -34,8 +33,8 @@ def draw_time(board: Board, output: Path, title: str) -> None:
         for row in section.rows:
             if not row.pretrainings:
                 _draw_reference(panel, row.entry.method, section.headline(row).mean)
-        panel.set_title(names[id(section)], fontsize=8, color="0.4")
-        panel.set_ylabel(section.label(section.protocol.headline))
+        panel.set_title(section.name, fontsize=8, color="0.4")
+        panel.set_ylabel(section.headline_label)
         panel.set_xscale("log", base=2)  # lengths of training are often twice each other
         panel.set_xlabel("minutes of pretraining")
         panel.xaxis.set_major_formatter("{x:g}")

@@ -28,15 +28,9 @@ from kscl.benchmark.leaderboard.reading import (
     text,
 )
 from kscl.benchmark.leaderboard.reported import Reported
-from kscl.benchmark.leaderboard.rows import WHAT_MEAN_RANKS_ARE, Board, Result, Row, Section
+from kscl.benchmark.leaderboard.rows import WHAT_MEAN_RANKS_ARE, Board, Result, Row, Section, cut
 from kscl.benchmark.leaderboard.statistics import THE_TEST
-from kscl.benchmark.leaderboard.tables import (
-    counts,
-    cut,
-    section_letters,
-    section_names,
-    short_name,
-)
+from kscl.benchmark.leaderboard.tables import counts, short_name
 from kscl.config import leaves_without
 from kscl.records.record import Json, Metric, file_and_line
 
@@ -108,21 +102,20 @@ def _paragraphs(sentences: Sequence[str], style: str = "") -> str:
 def _pictures(board: Board) -> str:
     """Return what the best rows and random weights predict on test images, by protocol."""
     parts = []
-    for section, name in zip(board.sections, section_names(board.sections), strict=True):
+    for section in board.sections:
         found = [
             (row, shown)
             for row, result in zip(section.rows, section.results, strict=True)
             if (shown := _picture(result.records, "pictures"))
         ]
         baseline = [pair for pair in found[PICTURED_ROWS:] if pair[0].entry.method == RANDOM]
-        label = section.label(section.protocol.headline)
         if found:
-            parts.append(f"<h3>{html.escape(name)}</h3>")
+            parts.append(f"<h3>{html.escape(section.name)}</h3>")
         for row, shown in (*found[:PICTURED_ROWS], *baseline[:1]):
-            words = f"{short_name(row, section.rows)}: {label} {section.headline(row).mean:.1f}"
+            score = f"{section.headline_label} {section.headline(row).mean:.1f}"
             parts.append(
-                f"<figure><figcaption>{html.escape(words)}</figcaption>"
-                f'<img src="{shown}" alt="The predictions beside the truth"></figure>'
+                f"<figure><figcaption>{html.escape(f'{short_name(row, section.rows)}: {score}')}"
+                f'</figcaption><img src="{shown}" alt="The predictions beside the truth"></figure>'
             )
     title = "<h2>Predictions on test images, beside the truth</h2>"
     return f'<section id="pictures">{title}{"".join(parts)}</section>' if parts else ""
@@ -163,12 +156,7 @@ class _Pool(dict[str, int]):
 def page_data(board: Board, folder: Path) -> Json:
     """Return what the page's program reads: the rows with everything behind them, each once."""
     pool = _Pool()
-    names, letters = section_names(board.sections), section_letters(board.sections)
     folders = dict.fromkeys(_from_here(folder).rstrip("/") for folder in board.folders)
-    protocols = [
-        {"name": names[i], "letter": letters[i], **_protocol(section, i, board, pool)}
-        for i, section in enumerate(board.sections)
-    ]
     return {
         "columns": [
             {key: value for key, value in vars(it).items() if key != "value"}
@@ -177,7 +165,10 @@ def page_data(board: Board, folder: Path) -> Json:
         "costs": cost_labels(board.rows),
         "folders": shlex.join(folders),
         "intervals": EXPLANATION,
-        "protocols": protocols,
+        "protocols": [
+            {"name": section.name, "letter": section.letter, **_protocol(section, i, board, pool)}
+            for i, section in enumerate(board.sections)
+        ],
         "rows": [_row(row, board, Path(os.path.realpath(folder)), pool) for row in board.rows],
         "mean_ranks": mean_ranks_of(board),
         "pool": [json.loads(item) for item in pool],

@@ -23,7 +23,7 @@ from kscl.benchmark.leaderboard.differences import differences
 from kscl.benchmark.leaderboard.exports import as_csv
 from kscl.benchmark.leaderboard.page import ANSWERS_SHOWN, page
 from kscl.benchmark.leaderboard.rows import build_board
-from kscl.benchmark.leaderboard.tables import markdown, overview
+from kscl.benchmark.leaderboard.tables import compact, markdown, overview_cells
 from kscl.commands.leaderboard import main
 from kscl.records.hits import to_text
 from kscl.records.record import Metric, Protocol, TaskInfo, record_id
@@ -36,6 +36,10 @@ from tests.helpers.leaderboard_records import (
     sha,
     write_all,
 )
+
+
+def overview_of(board) -> str:
+    return compact(*overview_cells(board))
 
 
 def joined(shown: str) -> str:
@@ -392,7 +396,7 @@ def test_a_detector_that_is_too_low_is_never_best_though_another_one_is_not(tmp_
     board = build_board([tmp_path], check_stale=False, with_reported=False)
     assert board.problems == []
     assert verdicts_of(board) == {"kscl": "not tested", "random": "not tested"}
-    assert "**" not in overview(board)
+    assert "**" not in overview_of(board)
     (answer,) = answers(board)
     assert "cannot be compared" in answer.sentence
     assert "the lowest AP50 4.5 of kscl is too low" in answer.sentence
@@ -450,7 +454,7 @@ def test_one_line_per_task_compares_all_that_one_could_do_instead(tmp_path):
     said = "Detector: imagenet: 44.1 AP. kscl: 30.5. Random, trained 2.5 times as long: 29.1. "
     assert scores(board) == [f"{said}Random weights: 20.4."]
     (section,) = board.sections  # a longer training has the protocol of the others
-    assert "trained 2.5× as long" in overview(board)
+    assert "trained 2.5× as long" in overview_of(board)
     assert len(section.rows) == 4
     compared = {answer.row.split()[0]: answer for answer in answers(board)}
     assert set(compared) == {"kscl", "imagenet", "random_longer"}

@@ -13,7 +13,7 @@ import pytest
 from kscl.benchmark.leaderboard.exports import as_csv, as_json
 from kscl.benchmark.leaderboard.page import page, page_data
 from kscl.benchmark.leaderboard.rows import Board, build_board
-from kscl.benchmark.leaderboard.tables import markdown, overview, section_names
+from kscl.benchmark.leaderboard.tables import compact, markdown, overview_cells
 from kscl.commands.leaderboard import FORMATS, main
 from kscl.records.record import Protocol, make_record
 from tests.helpers.commands import tool
@@ -43,19 +43,23 @@ def board(tmp_path_factory) -> Board:
     return build_board([folder], check_stale=False)
 
 
+def overview_of(board: Board) -> str:
+    return compact(*overview_cells(board))
+
+
 def cells_of(table: str) -> list[list[str]]:
     lines = [line for line in table.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
 
 
 def test_the_overview_has_one_row_a_contender_and_one_protocol_a_column(board):
-    header, _, *rows = cells_of(overview(board))
+    header, _, *rows = cells_of(overview_of(board))
     assert header[:11] == [
         *("method", "top-1 (a)", "top-5 (a)", "top-1 (b)", "top-5 (b)", "kNN"),
         *("AP (a)", "AP50 (a)", "AP75 (a)", "AP (b)", "AP50 (b)"),
     ]
     assert header[12:15] == ["epochs", "K", "ρ"]
-    assert overview(board).endswith("\n\nAll rows: backbone resnet50.")
+    assert overview_of(board).endswith("\n\nAll rows: backbone resnet50.")
     assert header[15:] == ["mean rank kept", "min/epoch", "views/s", "n_pretrain", "n_finetune"]
     assert len(rows) == len(board.rows) == 7
     assert all(len(row) == len(header) for row in rows)
@@ -118,7 +122,7 @@ def test_one_long_name_does_not_widen_the_table_for_all(tmp_path):
         for i, name in enumerate(("a", "b" * 10_000))
     ]
     board = build_board([write_all(tmp_path, records)], check_stale=False)
-    assert max(map(len, overview(board).splitlines())) < 500
+    assert max(map(len, overview_of(board).splitlines())) < 500
 
 
 @pytest.mark.parametrize("rows", [1, 2, 40])
@@ -283,5 +287,5 @@ def test_protocols_of_one_name_are_told_apart_by_the_settings_that_differ(tmp_pa
         for k in (20, 200)
     ]
     board = build_board([write_all(tmp_path, made)])
-    names = sorted(section_names(board.sections), key=len)
+    names = sorted((section.name for section in board.sections), key=len)
     assert [name.rsplit(" · ", 1)[1] for name in names] == ["k 20", "k 200"]
