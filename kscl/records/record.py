@@ -397,7 +397,7 @@ def wrong_places(content: object, wanted: Any, name: str = "") -> Iterator[str]:
     elif not isinstance(content, kind):
         yield f"{name} is {shown(content)}, not {WORDS[kind]}"
     elif dataclasses.is_dataclass(wanted):
-        hints, prefix = _hints(wanted), f"{name}." if name else ""
+        hints, prefix = _hints(typing.cast(type, wanted)), f"{name}." if name else ""
         for key, hint in hints.items():
             if key in content:
                 yield from wrong_places(content[key], hint, f"{prefix}{key}")
@@ -407,8 +407,8 @@ def wrong_places(content: object, wanted: Any, name: str = "") -> Iterator[str]:
             f"{prefix}{one_line(key)} is not a field" for key in content if key not in hints
         )
     elif (of_item := typing.get_args(wanted)[-1]) is not Any:
-        for key, value in content.items() if isinstance(content, dict) else enumerate(content):
-            yield from wrong_places(value, of_item, f"{name}.{one_line(str(key))}")
+        for at, value in content.items() if isinstance(content, dict) else enumerate(content):
+            yield from wrong_places(value, of_item, f"{name}.{one_line(str(at))}")
 
 
 def is_too_deep(content: object, levels: int = MAX_DEPTH) -> bool:

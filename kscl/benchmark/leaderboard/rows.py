@@ -532,8 +532,6 @@ def mean_ranks(rows: Sequence[Row], sections: Sequence[Section]) -> list[MeanRan
     usable = [(s, of) for s, of in zip(sections, all_ranked, strict=True) if len(of) > 1]
     if len(usable) < 2 or len(rows) > MAX_RANKED_ROWS:
         return []
-    from scipy.stats import rankdata  # takes half a second to import, and few boards need it
-
     chance = np.random.default_rng(SEED)
     picks: dict[tuple[Row, tuple[str, ...]], np.ndarray] = {}  # of the seeds of a row
     by_row: dict[Row, list[np.ndarray]] = {}
@@ -548,7 +546,10 @@ def mean_ranks(rows: Sequence[Row], sections: Sequence[Section]) -> list[MeanRan
             drawn = np.asarray(measure.values)[picks[key]].mean(axis=1)
             columns.append(np.append(measure.mean, drawn))
         sign = 1 if section.protocol.lower_is_better else -1
-        ranks = rankdata(sign * np.stack(columns), axis=0)  # (rows, 1 + DRAWS); equals share theirs
+        values = sign * np.stack(columns)  # (rows, 1 + DRAWS)
+        this, other = values[:, None], values[None]
+        # Lowest first; equal values share the mean of their ranks.
+        ranks = (this > other).sum(1) + ((this == other).sum(1) + 1) / 2
         for row, of_row in zip(ranked, ranks, strict=True):
             by_row.setdefault(row, []).append(of_row)
     found = []

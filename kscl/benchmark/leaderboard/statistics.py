@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.special import bdtr, stdtr, stdtrit
 
 from kscl.records.spread import std
 
@@ -106,10 +106,9 @@ def bootstrap_interval(percent: float, n: int, level: float = LEVEL) -> tuple[fl
 
     Resampling n right or wrong answers gives a binomial count, so its percentiles are exact.
     """
-    from scipy.stats import binom  # takes half a second to import, and few boards need it
-
     fraction = min(max(percent / 100, 0.0), 1.0)
-    low, high = binom.ppf([(1 - level) / 2, (1 + level) / 2], n, fraction)
+    below = bdtr(np.arange(n + 1), n, fraction)  # P(at most k are right)
+    low, high = np.searchsorted(below, [(1 - level) / 2, (1 + level) / 2])
     return 100 * float(low) / n, 100 * float(high) / n
 
 
