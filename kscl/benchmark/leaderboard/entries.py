@@ -163,7 +163,7 @@ def _described(backbone: str, longer: float, words: Json, apart: bool = False) -
         # Nothing says that two such files are replicates of one another.
         settings["file"] = backbone
     family = {key: value for key, value in settings.items() if key not in ("num_shots", "rho")}
-    named = words | {"method": method or words["name"]}
+    named = words | {"method": method or str(words["name"])}
     entry = _entry(named, _digest(settings), _digest(family), longer=longer)
     return Link(entry, THE_FILE if seed is None else f"seed {seed:g}")
 

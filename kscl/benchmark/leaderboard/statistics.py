@@ -6,12 +6,13 @@ another pretraining would turn out, so they are averaged before anything is comp
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy.special import bdtr, stdtr, stdtrit
+from scipy.special import betainc, stdtr, stdtrit
 
 from kscl.records.spread import std
 
@@ -107,9 +108,12 @@ def bootstrap_interval(percent: float, n: int, level: float = LEVEL) -> tuple[fl
     Resampling n right or wrong answers gives a binomial count, so its percentiles are exact.
     """
     fraction = min(max(percent / 100, 0.0), 1.0)
-    below = bdtr(np.arange(n + 1), n, fraction)  # P(at most k are right)
-    low, high = np.searchsorted(below, [(1 - level) / 2, (1 + level) / 2])
-    return 100 * float(low) / n, 100 * float(high) / n
+    # P(at most `right` are right) is an incomplete beta function, for any n.
+    low, high = (
+        bisect_left(range(n), part, key=lambda right: betainc(n - right, right + 1, 1 - fraction))
+        for part in ((1 - level) / 2, (1 + level) / 2)
+    )
+    return 100 * low / n, 100 * high / n
 
 
 def compare_all(groups: Sequence[Sequence[float]]) -> Pairs:

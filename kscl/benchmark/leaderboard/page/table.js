@@ -114,7 +114,7 @@ function plainColumn(key, label, format, hint) {
 }
 
 function rankColumn(protocol) {
-  const value = (row) => headlineOf(row, protocol).rank ?? null;
+  const value = (row) => headlineOf(row, protocol)?.rank ?? null;
   return {
     key: "rank", label: "rank", ascending: true, value,
     hint: "Rows that the test cannot distinguish from the best remaining one share its rank",
