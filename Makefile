@@ -114,8 +114,8 @@ format: setup  ## put the code into the project's format
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: setup  ## measure every figure that has a bound; writes bench.json (under 20 minutes)
-	$(PY) tools/benchmark.py
+bench: setup  ## measure every figure that has a bound; writes bench.json and docs/performance.md (under 20 minutes)
+	$(PY) tools/benchmark.py --insert docs/performance.md bench
 
 growth: setup  ## draw how time and memory grow with images, shots, queue and ranks, into docs/growth.png (5 minutes)
 	$(PY) -W ignore -m tests.benchmarks.growth docs/growth.png

@@ -18,9 +18,11 @@ from typing import Any
 
 import tests.benchmarks
 from kscl import cli
+from kscl.benchmark.leaderboard.tables import insert, table, text
 from kscl.errors import KsclError
 from kscl.records.provenance import code_version, library_versions
 from kscl.runtime.files import write_atomically
+from kscl.runtime.logs import clock
 from kscl.runtime.machine import hardware
 from tests.benchmarks import harness
 from tests.benchmarks.harness import FIGURES, Figure, SkippedError
@@ -87,6 +89,28 @@ def measured(figure: Figure) -> Row:
     return {**found, "seconds": round(time.perf_counter() - begun, 1)}
 
 
+def as_document(rows: Sequence[Row], about: dict[str, Any]) -> str:
+    """Return all figures as a Markdown table, with the machine and the commit below it."""
+    lines = [
+        [
+            f"`{row['name']}`",
+            text(row["what"]),
+            f"{row['value']:.3g}{row['unit']}" if "value" in row else "",
+            text(row["bound"]),
+            row["status"],
+        ]
+        for row in rows
+    ]
+    machine, code = about["hardware"], about["code"]
+    changed = " with changes" if code["dirty"] else ""
+    return (
+        f"{table(['figure', 'what', 'value', 'bound', 'status'], lines)}\n\n"
+        f"Measured on {machine['cores']} cores of {text(machine['cpu'])} with torch "
+        f"{about['libraries']['torch']}, code {(code['commit'] or '')[:9]}{changed}, in "
+        f"{clock(sum(row['seconds'] for row in rows))}."
+    )
+
+
 @cli.command
 def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser(__doc__ or "", EXAMPLES)
@@ -95,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("bench.json"), help="default: %(default)s"
     )
+    cli.add_insert(parser)
     arguments = parser.parse_args(argv)
     load_figures()
     chosen = [figure for name, figure in sorted(FIGURES.items()) if arguments.only in name]
@@ -115,4 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     count = Counter(row["status"] for row in rows)
     print(", ".join(f"{number} {status}" for status, number in count.items()), end="; ")
     print(f"written to {arguments.output}")
+    if arguments.insert:
+        path, mark = arguments.insert
+        insert(Path(path), mark, as_document(rows, about))
     return 1 if count["missed"] or count["failed"] else 0
