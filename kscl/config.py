@@ -286,14 +286,14 @@ class _Merge:
             self.problems.append(f"{where}: {self.unknown(name)}")
         else:
             try:
-                section[last] = self.typed(self.schema.keys[name], value)
+                section[last] = self.typed(self.schema.keys[name], known, value)
             except TypeError as error:
                 self.problems.append(f"{where}: {name} takes {error}, not {value!r}.")
                 return
         self.origin[name] = where
 
-    def typed(self, declared: Key, value: Any) -> Any:
-        """Return the value as the key's type, or the value that it names."""
+    def typed(self, declared: Key, known: Any, value: Any) -> Any:
+        """Return the value as the type of the key, which is `known` so far, or the value it names."""
         names, default = declared.named, declared.default
         if isinstance(value, str) and value in names:
             return copy.deepcopy(names[value])
@@ -304,7 +304,9 @@ class _Merge:
         if declared.optional and value is None:
             return None
         try:
-            wanted = [] if declared.optional and default is None else default
+            wanted = default
+            if default is None:
+                wanted = [] if declared.optional else known
             return as_type_of(wanted, value, self.schema.check_items)
         except TypeError as error:
             choice = f" or one of {', '.join(names)}" if names else ""

@@ -104,6 +104,11 @@ def weigh_in_mean(keys: Tensor, weight: Tensor) -> Tensor:
     return keys * weight[:, :, None]
 
 
+def one_vector(num_shots: int, rho: float) -> int:
+    """Return the rank of a similarity that keeps one direction."""
+    return 1
+
+
 # Queries (M, D), slots (L, N, D), ranks (N,), τ and the queries' own entries (M,) to two (M,).
 LogSum = Callable[[Tensor, Tensor, Tensor, float, Tensor | None], tuple[Tensor, Tensor]]
 
@@ -152,7 +157,7 @@ MEAN_COSINE = Similarity(
     own=own_cosine,
     every=cosine,
     blend=blend_directions,
-    max_rank=lambda num_shots, rho: 1,
+    max_rank=one_vector,
     signed=True,
     fused=partial(log_sum_of_negatives, signed=True),
     weigh=weigh_in_mean,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -95,10 +96,13 @@ def sha256_of(path: Path) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in the folder survive a power failure."""
+    """Make a rename in the folder survive a power failure, where the file system can."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems
+            raise
     finally:
         os.close(handle)
 

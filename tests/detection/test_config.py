@@ -50,6 +50,14 @@ def test_the_head_ends_in_one_norm_of_the_backbones_kind():
         build_model(cfg)
 
 
+def test_a_setting_without_a_default_keeps_the_type_it_was_given():
+    words = ["SOLVER.WEIGHT_DECAY_BIAS", "0.5", "SOLVER.WEIGHT_DECAY_BIAS"]
+    value = load_detection_config(None, [*words, "1"]).SOLVER.WEIGHT_DECAY_BIAS
+    assert (value, type(value)) == (1.0, float)
+    with pytest.raises(KsclError, match=r"SOLVER\.WEIGHT_DECAY_BIAS"):
+        load_detection_config(None, [*words, "much"])
+
+
 def test_a_config_file_is_data(tmp_path):
     path = tmp_path / "evil.yaml"
     path.write_text(f"OUTPUT_DIR: !!python/object/apply:os.mkdir ['{tmp_path}/ran']\n")

@@ -21,6 +21,12 @@ from tests.helpers.networks.learners import DIM, make, one_step, run, views_of, 
 pytestmark = pytest.mark.portable
 
 
+def test_running_statistics_need_batch_norm() -> None:
+    words = ["KEY_ENCODER.BATCH_NORM", "eval", "PROJECTOR.TYPE", "mlp", "INPUT.SIZE", "32"]
+    with pytest.raises(KsclError, match=r"KEY_ENCODER\.BATCH_NORM"):
+        build_method(load_config(None, [*words, "BACKBONE.NAME", "test_vit"]), 64)
+
+
 class TestSteps:
     def test_accumulated_batches_are_stored_together_after_the_step(self) -> None:
         learner = make(num_shots=2, rho=1.0, momentum=0.5)

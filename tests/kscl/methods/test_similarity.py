@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -25,6 +26,11 @@ from tests.helpers.networks.learners import TAU, make, one_step, views_of
 
 def test_configs_offer_what_there_is() -> None:
     assert PRETRAIN.keys["METHOD.SIMILARITY"].choices is SIMILARITIES
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_what_holds_a_similarity_can_be_pickled(name: str) -> None:
+    assert pickle.loads(pickle.dumps(SIMILARITIES[name])).fit is SIMILARITIES[name].fit
 
 
 @pytest.mark.parametrize("name", SIMILARITIES)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 import pytest
 
@@ -17,6 +19,20 @@ def test_a_folder_gets_its_name_when_it_is_complete(tmp_path):
         assert not (tmp_path / "new" / "set").exists()
     assert (tmp_path / "new" / "set" / "file").read_text() == "whole"
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_is_written_where_folders_cannot_be_synced(tmp_path, monkeypatch, number):
+    sync = os.fsync
+
+    def refuse_folders(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(number, os.strerror(number))
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse_folders)
+    write_atomically(tmp_path / "file", b"whole")
+    assert (tmp_path / "file").read_bytes() == b"whole"
 
 
 @pytest.mark.parametrize("replace", [True, False])
