@@ -6,16 +6,15 @@ KSCL = $(PY) -W ignore -m kscl
 PYTEST = $(PY) -W ignore::FutureWarning -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 SUITE = $(KSCL) run configs/suites
-FIGURE = $(KSCL) board output/small/cifar10_equal_time --no-reported \
-    --title "CIFAR-10, 2,000 images: linear top-1 against time" \
-    --figure docs/accuracy_time.png --output-dir output/small/cifar10_equal_time/figure
-# A short table of a submission: its name in results/, the columns, the document and the mark there.
-short_table = $(KSCL) board results/$(1).records.jsonl --no-stale-check --no-reported \
-    --output-dir output/tables --columns "method,epochs,K,pretrain min,$(2)" --insert $(3) $(4)
-comma = ,
+# Run a suite of small/ and make its records the submission of the same name.
+define submitted
+	$(SUITE)/small/$(1).yaml
+	rm -f results/$(1).records.jsonl
+	$(KSCL) submit output/small/$(1) --name $(1) --new-protocol
+endef
 newest = $$(ls -td output/small/$(1)/seed0/pretrain-* | head -n 1)
 
-.PHONY: help setup demo readme docs evidence evidence-long screen board test test-all test-portable test-slow test-gpu gpu-acceptance test-slurm test-versions golden attack lint format bench growth doctor lock clean
+.PHONY: help setup demo pages docs evidence screen board test test-all test-portable test-slow test-gpu gpu-acceptance test-slurm test-versions golden attack lint format bench growth doctor lock clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' Makefile | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -27,44 +26,34 @@ setup:  ## make .venv with the pinned versions and Detectron2 (the other targets
 demo: setup  ## the whole chain on a drawn data set, down to the leaderboard
 	$(KSCL) demo
 
-readme: setup  ## put the tables of the submissions into README and RESULTS, and a picture of the page into the docs
-	$(call short_table,demo,top-1$(comma)AP (a)$(comma)AP (b),README.md,shapes)
-	$(call short_table,cifar10_equal_time,top-1,RESULTS.md,summary_cifar10)
-	$(call short_table,demo,top-1$(comma)AP (a)$(comma)AP (b),RESULTS.md,summary_shapes)
-	$(call short_table,bccd,AP50$(comma)AP,RESULTS.md,summary_bccd)
-	$(KSCL) board results/demo.records.jsonl --no-stale-check --no-reported --output-dir output/tables \
-	    --title "Drawn shapes"
-	$(PY) -m tests.helpers.page.browser output/tables/leaderboard.html docs/leaderboard.png
+pages: setup  ## put the records of results/ into README, RESULTS and docs: tables, boards and figures
+	$(PY) -W ignore -m tests.helpers.result_pages
 
 docs: setup  ## write docs/config.md and docs/suite.md from the declared keys, and build the site (output/site)
 	$(PY) -W ignore -m tests.helpers.config_reference
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
-evidence: setup  ## the finalists at equal time, on three sets, into docs/results/ (114 minutes, resumes if stopped)
+evidence: setup  ## make all of results/ again, and the tables and figures from it (under 2 hours, resumes if stopped)
 	$(KSCL) prepare cifar10 --root datasets
-	$(SUITE)/small/cifar10_equal_time.yaml --insert docs/results/cifar10.md cifar10
-	$(FIGURE)
-	$(KSCL) visualize training $(call newest,cifar10_equal_time/kscl_k5) \
-	    $(call newest,cifar10_equal_time/kscl_k3_weak) --names "K=5" "K=3, weaker keys" --output docs/eigenvalues.png
-	$(SUITE)/small/shapes_detection.yaml --insert docs/results/shapes.md shapes
-	$(SUITE)/demo.yaml
-	$(MAKE) datasets/BCCD
-	$(SUITE)/small/bccd_detection.yaml --insert docs/results/bccd.md bccd
+	$(call submitted,cifar10_epochs)
+	$(call submitted,cifar10_time)
+	$(call submitted,shapes)
+	$(MAKE) datasets/bccd
+	$(call submitted,bccd)
+	$(KSCL) visualize training $(call newest,cifar10_epochs/kscl_k5) $(call newest,cifar10_epochs/kscl_k5_rho90) \
+	    --names "ρ = 40%" "ρ = 90%" --output docs/eigenvalues.png
 	for picture in 00007 00200; do $(KSCL) visualize basis --checkpoint $(call newest,bccd/kscl) \
 	    --image datasets/BCCD/JPEGImages/BloodImage_$$picture.jpg --output docs/basis_$$picture.png; done
+	$(MAKE) reproduced pages
 
-evidence-long: setup  ## the same for longer trainings on CIFAR-10 and the shapes (about an hour, resumes if stopped)
-	$(KSCL) prepare cifar10 --root datasets
-	$(SUITE)/small/cifar10_long.yaml --insert docs/results/cifar10.md cifar10_long
-	$(FIGURE)
-	$(SUITE)/small/shapes_lengths.yaml --insert docs/results/shapes.md shapes_lengths
+reproduced: setup  ## make three of the submitted numbers again, here and as an old CPU would
+	$(PY) -W ignore -m tests.helpers.reproduced
 
-screen: setup  ## which settings are worth more seeds, on held-out images (an hour, resumes if stopped)
+screen: setup  ## which settings are worth more seeds, on held-out images (half an hour, resumes if stopped)
 	$(KSCL) prepare cifar10 --root datasets
-	$(KSCL) shapes --output-dir datasets/shapes_screen --seed 77 --num-classes 5 --unlabeled 2000
 	$(SUITE)/small/screen_cifar10.yaml --insert docs/results/screening.md screen_cifar10
+	$(SUITE)/small/screen_cifar10_again.yaml --insert docs/results/screening.md screen_cifar10_again
 	$(SUITE)/small/screen_shapes.yaml --insert docs/results/screening.md screen_shapes
-	$(SUITE)/small/tune_shapes.yaml --insert docs/results/screening.md tune_shapes
 
 board: setup  ## check the submissions in results/ and make their leaderboard
 	$(KSCL) check-submission
@@ -73,6 +62,9 @@ board: setup  ## check the submissions in results/ and make their leaderboard
 datasets/BCCD:
 	git clone --depth 1 https://github.com/Shenggan/BCCD_Dataset datasets/BCCD_Dataset
 	ln -s BCCD_Dataset/BCCD datasets/BCCD
+
+datasets/bccd: datasets/BCCD
+	$(KSCL) prepare own --images datasets/BCCD/JPEGImages --annotations datasets/BCCD/Annotations --output-dir $@
 
 test: setup  ## unit and contract tests and one small chain (under 7 minutes on two cores)
 	$(PYTEST) -m "not full and not slow and not gpu"

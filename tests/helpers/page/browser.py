@@ -1,13 +1,9 @@
-"""A real Chromium, headless, with a profile of its own and nobody to talk to.
-
-python -m tests.helpers.page.browser PAGE PNG    takes a picture of a page
-"""
+"""A real Chromium, headless, with a profile of its own and nobody to talk to."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,12 +65,7 @@ def requests(driver: Any) -> list[str]:
     ]
 
 
-def main() -> None:
-    page, picture = map(Path, sys.argv[1:])
+def photograph(page: Path, picture: Path) -> None:
     with chromium() as driver:
         open_page(driver, page)
         driver.save_screenshot(str(picture))
-
-
-if __name__ == "__main__":
-    main()
