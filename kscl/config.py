@@ -293,7 +293,7 @@ class _Merge:
         self.origin[name] = where
 
     def typed(self, declared: Key, known: Any, value: Any) -> Any:
-        """Return the value as the type of the key, which is `known` so far, or the value it names."""
+        """Return the value as the type of the key, so far `known`, or the value that it names."""
         names, default = declared.named, declared.default
         if isinstance(value, str) and value in names:
             return copy.deepcopy(names[value])

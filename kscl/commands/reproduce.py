@@ -26,7 +26,7 @@ from kscl.errors import KsclError
 from kscl.main import python_words
 
 EXAMPLES = """  kscl reproduce output/demo/kscl/seed0/linear-1a2b3c4d/record.json
-  kscl reproduce results/demo.records.jsonl:3 --dry-run
+  kscl reproduce results/shapes.records.jsonl:3 --dry-run
   kscl reproduce results/x.records.jsonl:7 --set knn.DATA.TRAIN=photos
 """
 

@@ -76,8 +76,8 @@ class KSCL(Kscl, Method):
         self._batch_norms = batch_norms(self.encoder)
         if self.averaged_norm and self.key_encoder is not None and not self._batch_norms:
             raise KsclError(
-                f"KEY_ENCODER.BATCH_NORM is eval, but {self.cfg.BACKBONE.NAME} with its projector has no "
-                "BatchNorm. Set it to train."
+                f"KEY_ENCODER.BATCH_NORM is eval, but {self.cfg.BACKBONE.NAME} with its projector "
+                "has no BatchNorm. Set it to train."
             )
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self._steps = 0  # host-side copy; avoids a device sync

@@ -238,7 +238,9 @@ def read_record(path: str | Path) -> Record:
     try:
         contents = _contents(file_and_line(Path(path))[0])
         if Path(path) not in contents:
-            raise RecordError(f"There is no such line: it has {len(contents)} records; :1 is the first.")
+            raise RecordError(
+                f"There is no such line: it has {len(contents)} records; :1 is the first."
+            )
         return parse_record(_from_json(contents[Path(path)]))
     except RecordError as error:
         raise RecordError(f"{printable(str(path))}: {error}") from error

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 
 import pytest
 
-from kscl.commands import leaderboard
 from kscl.main import VERBS, python_words
+from tests.helpers import result_pages
 from tests.helpers.commands import ROOT, run
-
-RESULTS = "results/demo.records.jsonl"
 
 # What makes each command quick; everything else is as the README has it.
 SMOKE = {
@@ -112,16 +111,17 @@ def test_every_table_is_what_the_records_give(tmp_path):
         assert made.read_text() == committed.read_text(), table.document
 
 
-@pytest.mark.parametrize(("document", "mark", "end"), PROSE)
-def test_what_is_said_of_a_table_has_its_numbers(document, mark, end):
-    text = (ROOT / document).read_text()
-    (table, prose) = re.findall(rf"<!-- board {mark} -->(.*?)<!-- end .*? -->(.*?){end}", text, re.S)[0]
-    means = [float(mean) for mean in re.findall(r"(\d+\.\d\d) ±", table)]
+@pytest.mark.parametrize("table", result_pages.TABLES, ids=lambda it: it.mark)
+def test_what_is_said_below_a_table_has_numbers_of_its_board(table):
+    """Means, their differences, intervals and whatever else the board has."""
+    text = (ROOT / table.document).read_text()
+    ((shown, said),) = re.findall(
+        rf"<!-- board {table.mark} -->(.*?)<!-- end .*? -->(.*?)(?:^!\[|^#|<!--)", text, re.S | re.M
+    )
+    means = [float(mean) for mean in re.findall(r"(\d+\.\d\d) ±", shown)]
     known = {f"{value:.1f}" for one in means for value in (one, *(abs(one - two) for two in means))}
-    known |= set(re.findall(r"\d+\.\d+", known_to(mark)))
-    said = re.findall(r"\d+\.\d+", prose)
-    assert said
-    assert set(said) <= known
+    known |= set(re.findall(r"\d+\.\d+", result_pages.whole(table.submission)))
+    assert set(re.findall(r"\d+\.\d", said)) <= known
 
 
 def linked_files() -> list[str]:
