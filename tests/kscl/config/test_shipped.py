@@ -38,6 +38,7 @@ RECIPES = {
     "kscl_k3_rho40_r50_200ep": {"METHOD.NUM_SHOTS": 3, "METHOD.RHO": 0.4, "SOLVER.EPOCHS": 200},
     "kscl_k5_rho90_r50_200ep": {"METHOD.NUM_SHOTS": 5, "METHOD.RHO": 0.9, "SOLVER.EPOCHS": 200},
     "kscl_k1_r50_200ep": MOCO | {"METHOD.SIMILARITY": "projection"},
+    "kscl_fast_r50_200ep": MOCO | {"METHOD.SIMILARITY": "projection", "METHOD.REMEMBER": 4},
     "moco_v2_r50_200ep": MOCO,
     "moco_v2_r50_800ep": MOCO | {"SOLVER.EPOCHS": 800},
     "moco_v1_r50_200ep": MOCO
