@@ -121,7 +121,7 @@ def test_what_is_said_below_a_table_has_numbers_of_its_board(table):
     means = [float(mean) for mean in re.findall(r"(\d+\.\d\d) ±", shown)]
     known = {f"{value:.1f}" for one in means for value in (one, *(abs(one - two) for two in means))}
     known |= set(re.findall(r"\d+\.\d+", result_pages.whole(table.submission)))
-    assert set(re.findall(r"\d+\.\d", said)) <= known
+    assert set(re.findall(r"\d+\.\d+", said)) <= known
 
 
 def linked_files() -> list[str]:

@@ -74,7 +74,10 @@ TABLES = (
 )
 BOARDS = (
     Whole(CIFAR10, "cifar10_epochs", ("moco_v2", "kscl@15,K=1")),
-    Whole(CIFAR10, "cifar10_time", ("moco_v2", "simclr@42.5")),
+    Whole(
+        *(CIFAR10, "cifar10_time"),
+        ("moco_v2", "simclr@42.5", "simclr@85", "moco_v2_as_remembered", "kscl_k1_as_remembered"),
+    ),
     Whole(SHAPES, "shapes", ("moco_v2", "random")),
     Whole(BCCD, "bccd", ("random", "random_longer")),
 )

@@ -24,7 +24,7 @@ def draw_time(board: Board, output: Path, title: str) -> None:
         )
     from matplotlib.figure import Figure  # slow to import
 
-    canvas = Figure(figsize=(5.2 * len(panels), 3.9), layout="constrained")
+    canvas = Figure(figsize=(7.4 * len(panels), 3.9), layout="constrained")
     canvas.suptitle(title)
     axes = canvas.subplots(1, len(panels), squeeze=False)[0]
     for panel, (section, lines) in zip(axes, panels, strict=True):
@@ -39,7 +39,7 @@ def draw_time(board: Board, output: Path, title: str) -> None:
         panel.set_xlabel("minutes of pretraining")
         panel.xaxis.set_major_formatter("{x:g}")
         panel.grid(alpha=0.3, which="both")
-        panel.legend(fontsize=8)
+        panel.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))  # hides no point
     output.parent.mkdir(parents=True, exist_ok=True)
     canvas.savefig(output, dpi=140)
 
