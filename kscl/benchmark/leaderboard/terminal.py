@@ -16,7 +16,7 @@ from kscl.errors import printable
 from kscl.records.spread import number_and_spread
 
 WIDTH = 100  # columns
-LINES = 21  # of all that is returned; the caller adds where the files are
+LINES = 20  # of all that is returned; the caller adds where the files are, and equal time
 MAX_ROWS = 8
 NAME = 28  # characters of a method's or a backbone's name
 MARKS = {"best": " *", "not distinguishable": " ≈"}

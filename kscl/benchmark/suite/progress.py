@@ -216,9 +216,5 @@ def report_seconds(seconds: Mapping[str, float]) -> str:
         f"{seconds[slowest]:.1f} ({slowest}, {over:+.0%})."
     )
     if over > TOLERATED:
-        text += (
-            f"\nWarning: the time is not equal. {slowest} took {over:.0%} longer than "
-            f"{fastest}. If other work ran beside some of them, the steps may still be right; if "
-            "not, measure again with kscl equal-time and run the suite again."
-        )
+        text += "\nWarning: unequal. Unless other work ran beside it, run kscl equal-time again."
     return text
