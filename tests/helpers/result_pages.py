@@ -164,14 +164,15 @@ def whole(submission: str) -> str:
 
 def write(root: Path = ROOT) -> None:
     """Write every table and board into the documents below `root`."""
-    explained: set[str] = set()
+    explained: set[object] = set()
     for table in TABLES:
         board = board_of(table.submission)
         with patch.dict(COLUMNS, COLUMNS_OF_PAPER):
             shown = chosen_columns(of_methods(board, table), table.columns.split(","))
         legend = [] if table.document in explained else [f"{SHORT_LEGEND}."]
-        explained.add(table.document)
-        insert(root / table.document, table.mark, "\n\n".join([shown, *legend, origin(board)]))
+        told = [] if (table.document, table.submission) in explained else [origin(board)]
+        explained |= {table.document, (table.document, table.submission)}
+        insert(root / table.document, table.mark, "\n\n".join([shown, *legend, *told]))
     for it in BOARDS:
         board = board_of(it.submission)
         compared = find(board, it.baselines).compared
