@@ -18,11 +18,11 @@ from kscl.main import python_words
 from kscl.records.record import RECORDS_FILE, Record, find_records
 from tests.helpers.commands import ROOT
 
-# submission, label and kind of an evaluation; of seed 0
+# submission, name and kind of an evaluation, of seed 0; a detector's name is that of its folder
 CHOSEN = (
     ("cifar10_epochs", "kscl", "linear"),
     ("cifar10_time", "moco_v2", "linear"),
-    ("shapes", "kscl", "detection"),
+    ("shapes", "seed0", "detection"),
 )
 CPUS = {"this CPU": {}, "ATEN_CPU_CAPABILITY=default": {"ATEN_CPU_CAPABILITY": "default"}}
 
